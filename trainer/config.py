@@ -1,0 +1,272 @@
+"""What a run is: a recipe and flags, resolved to one frozen TrainConfig. Imports no TensorFlow.
+
+A flag wins over the recipe, the recipe over the default. `resolve` is the entry; `deploy` asks the same function
+at the desk, so that nothing is sent which the trainer would refuse.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from trainer.errors import UserError
+from trainer.settings import coerce_all, nearest, setting, value_type
+
+RECIPES = Path(__file__).parent / "recipes"
+
+# Names that stand for a dotted path; a user's own `package.module:function` is taken as it is.
+MODELS = {"wgan_gp": "trainer.models.wgan_gp:build"}
+DATA_SOURCES = {"digits": "trainer.data.digits:load"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
+
+    recipe: str = setting("", "name or path of the recipe", group="run")
+    job_dir: str = setting("", "folder that the run writes to, and resumes from", group="run")
+    callbacks: str = setting("", "package.module:function that returns a list of Keras callbacks", group="run")
+
+    model: str = setting("wgan_gp", "a model's name, or package.module:function of your own", group="model")
+    image_size: int = setting(
+        32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, group="model"
+    )
+    channels: int = setting(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3, group="model")
+    width: int = setting(32, "filters of the widest-image layer; deeper ones double it", minimum=1, group="model")
+    latent_dim: int = setting(128, "length of a generator's noise vector", minimum=1, group="model")
+
+    data: str = setting("digits", "a data source's name, or package.module:function of your own", group="data")
+
+    global_batch_size: int = setting(
+        64, "examples of one batch, over all replicas", unit="examples", minimum=1, group="training"
+    )
+    epochs: int | None = setting(None, "length of the run (or give steps)", unit="epochs", minimum=1, group="training")
+    steps: int | None = setting(None, "length of the run (or give epochs)", unit="steps", minimum=1, group="training")
+    learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
+    critic_steps: int = setting(5, "critic updates before each generator update", minimum=1, group="training")
+    gradient_penalty_weight: float = setting(10.0, "weight of the critic's gradient penalty", minimum=0, group="training")
+    ema_decay: float = setting(
+        0.999, "decay a step of the generator's averaged weights; 0: no averaging", minimum=0, maximum=0.999999,
+        group="training",
+    )
+    seed: int = setting(0, "fixes weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
+
+    strategy: str = setting(
+        "auto", "how replicas work together", choices=("auto", "one_device", "mirrored"), group="devices"
+    )
+    replicas: int = setting(
+        0, "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made", unit="devices",
+        minimum=0, maximum=64, group="devices",
+    )
+    expect_devices: int = setting(
+        0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0, group="devices"
+    )
+    precision: str = setting(
+        "float32", "arithmetic of the layers",
+        choices=("float32", "mixed_bfloat16", "mixed_float16", "float64"), group="devices",
+    )
+    jit_compile: bool = setting(False, "compile the gradient computation with XLA", group="devices")
+    sync_batch_norm: bool = setting(True, "batch norm over all replicas' rows", group="devices")
+    steps_per_loop: int = setting(
+        0, "most steps in one call to the device; 0 lets it grow to about 3 seconds", unit="steps", minimum=0,
+        group="devices",
+    )
+
+    checkpoint_every_steps: int = setting(
+        500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0, group="output"
+    )
+    keep_checkpoints: int = setting(3, "newest checkpoints to keep", minimum=1, group="output")
+    report_every_steps: int = setting(
+        50, "report losses and speed this often, and at the end", unit="steps", minimum=1, group="output"
+    )
+    sample_every_steps: int = setting(
+        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0, group="output"
+    )
+    tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
+    tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
+
+    def rows_per_replica(self, replicas: int) -> int:
+        """Rows of each global batch that one of `replicas` works on; UserError where the batch does not divide."""
+        rows, left_over = divmod(self.global_batch_size, replicas)
+        if left_over:
+            lower = self.global_batch_size - left_over
+            near = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
+            raise UserError(
+                f"global_batch_size={self.global_batch_size} does not divide over {replicas} replicas: take {near}"
+            )
+        return rows
+
+
+# Settings that a resumed run may change without becoming another run.
+MAY_CHANGE = frozenset({
+    "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
+    "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
+    "tensorboard", "tuning_metric",
+})  # fmt: skip
+
+
+def _gan_images(config: TrainConfig) -> None:
+    size = config.image_size
+    if size % 8 or not 16 <= size <= 256:
+        lower = min(max(size // 8 * 8, 16), 248)
+        raise UserError(
+            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {lower} or {lower + 8}"
+        )
+
+
+# What a named model asks of the settings, checked before TensorFlow is loaded.
+MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {"wgan_gp": _gan_images}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One command line, understood: the settings, and whether only to print them."""
+
+    config: TrainConfig
+    print_config: bool = False
+
+
+def resolve(arguments: Sequence[str]) -> Request:
+    """Flags over recipe over defaults; UserError where something does not fit, SystemExit(0) for --help."""
+    flags = _parse_flags(arguments)
+    print_config = flags.pop("print_config", "false")
+    recipe = flags.get("recipe", "")
+    from_recipe = _read_recipe(recipe) if recipe else {}
+    from_flags = coerce_all(TrainConfig, flags, "flags")
+    _one_length(from_recipe, f"recipe {recipe}")
+    _one_length(from_flags, "flags")
+    if from_flags.keys() & {"steps", "epochs"}:
+        from_recipe = {key: value for key, value in from_recipe.items() if key not in ("steps", "epochs")}
+    config = TrainConfig(**{**from_recipe, **from_flags})
+    if config.steps is None and config.epochs is None:
+        config = dataclasses.replace(config, epochs=1)
+    check(config)
+    return Request(config, print_config == "true")
+
+
+def check(config: TrainConfig) -> None:
+    """The rules between settings and those of the named model; UserError where one is broken."""
+    if config.channels == 2:
+        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+    _known_name("model", config.model, MODELS)
+    _known_name("data", config.data, DATA_SOURCES)
+    if config.strategy == "one_device" and config.replicas > 1:
+        raise UserError(f"strategy=one_device and replicas={config.replicas} contradict each other: drop one of them")
+    if config.replicas:
+        config.rows_per_replica(config.replicas)
+    if config.model in MODEL_RULES:
+        MODEL_RULES[config.model](config)
+
+
+def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
+    if ":" not in name and name not in known:
+        raise UserError(
+            f"{kind}={name}: no such {kind}{nearest(name, known)} "
+            f"Known: {', '.join(known)}, or package.module:function of your own"
+        )
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """The settings as a recipe that gives the same run again."""
+    settings = {key: value for key, value in dataclasses.asdict(config).items() if value is not None and key != "recipe"}
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _read_recipe(name: str) -> dict[str, Any]:
+    path = Path(name) if name.endswith((".yaml", ".yml")) or "/" in name else RECIPES / f"{name}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = recipe_names()
+        raise UserError(
+            f"recipe={name}: no such recipe{nearest(name, known)} Known: {', '.join(known)}, or the path of a .yaml file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe={name}: cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"recipe={name}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"recipe={name}: a recipe is a list of 'setting: value' lines, this is {type(content).__name__}")
+    return coerce_all(TrainConfig, content, f"recipe {name}")
+
+
+def _one_length(values: Mapping[str, Any], origin: str) -> None:
+    if values.get("steps") is not None and values.get("epochs") is not None:
+        raise UserError(
+            f"{origin}: steps={values['steps']} and epochs={values['epochs']} both say how long to train: drop one"
+        )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (write --name=value)")
+
+
+def _parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    parser = _build_parser()
+    found, unknown = parser.parse_known_args([_underscored(argument) for argument in arguments])
+    if unknown:
+        name = unknown[0].split("=")[0].lstrip("-")
+        if not unknown[0].startswith("--"):
+            raise UserError(f"{unknown[0]!r} is not a flag: write --name=value")
+        known = [field.name for field in dataclasses.fields(TrainConfig)] + ["print_config", "help"]
+        raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
+    return vars(found)
+
+
+def _underscored(argument: str) -> str:
+    """`--job-dir=a-b` -> `--job_dir=a-b`."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m trainer.task",
+        description="Train a Keras model on one device, on several GPUs or on several machines. "
+        f"Recipes: {', '.join(recipe_names())}.",
+        epilog="Exit codes: 0 done; 2 you must change something; 75 interrupted, run the same command again; "
+        "1 a fault of ours or of the platform.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(TrainConfig):
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        groups[group].add_argument(f"--{field.name}", help=_help(field), **_shape(field))
+    parser.add_argument("--print_config", nargs="?", const="true", help="print the resolved settings and stop")
+    return parser
+
+
+def _shape(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    kind, _ = value_type(field)
+    if kind is bool:
+        return {"nargs": "?", "const": "true", "metavar": "BOOL"}
+    return {"metavar": {int: "INT", float: "NUMBER", str: "TEXT"}[kind]}
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    rules = field.metadata
+    parts = [rules["meaning"]]
+    if rules["choices"]:
+        parts.append(f"one of {', '.join(rules['choices'])}")
+    if rules["unit"]:
+        parts.append(f"in {rules['unit']}")
+    default = "none" if field.default in (None, "") else field.default
+    if isinstance(default, bool):
+        default = str(default).lower()
+    return f"{'; '.join(parts)} (default: {default})".replace("%", "%%")
+
+

@@ -1,0 +1,1 @@
+"""One device or many: the strategy, the step that replicas share, the sum of their gradients."""

@@ -1,0 +1,25 @@
+"""An exponential moving average of weights, kept alike on every replica."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
+    """averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
+
+    The lower d of the first steps keeps the random initial weights out of the average. Called in replica context.
+    """
+    count = tf.cast(step, tf.float32)
+    keep = tf.minimum(decay, (1.0 + count) / (10.0 + count))
+
+    def on_all_replicas(strategy: Any, keep: Any) -> None:
+        for average, variable in zip(averages, variables, strict=True):
+            strategy.extended.update(average.value, _move, args=(variable.value, keep), group=False)
+
+    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(keep,))
+
+
+def _move(average: Any, value: Any, keep: Any) -> Any:
+    return average.assign_add((value - average) * tf.cast(1.0 - keep, average.dtype))

@@ -1,0 +1,44 @@
+"""Images between a network's range [-1, 1] and the grey levels [0, 255] that people see."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+def from_uint8(images: Any) -> Any:
+    """Grey levels [0, 255] -> [-1, 1], in the tensor's own float type."""
+    return images / 127.5 - 1.0
+
+
+def to_uint8(images: Any) -> Any:
+    """[-1, 1] -> uint8 grey levels, rounded to the nearest."""
+    return tf.cast(tf.clip_by_value(tf.round((images + 1.0) * 127.5), 0.0, 255.0), tf.uint8)
+
+
+def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> Any:
+    """The fixed noise of sample grids: (count, latent_dim), a function of seed, row and column only."""
+    drawn = tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox")
+    return tf.cast(drawn, dtype)
+
+
+def grid(images: UInt8Array, margin: int = 2) -> UInt8Array:
+    """(count, height, width, channels) -> one picture, as near to a square of images as `count` allows."""
+    count, height, width, channels = images.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    picture = np.full((rows * (height + margin) + margin, columns * (width + margin) + margin, channels), 255, np.uint8)
+    for index, image in enumerate(images):
+        top = margin + index // columns * (height + margin)
+        left = margin + index % columns * (width + margin)
+        picture[top : top + height, left : left + width] = image
+    return picture
+
+
+def encode_png(picture: UInt8Array) -> bytes:
+    """(height, width, 1 or 3) uint8 -> the bytes of a PNG file."""
+    return bytes(tf.io.encode_png(picture).numpy())

@@ -1,0 +1,26 @@
+"""Finds a function by its dotted path: a model, a data source or callbacks, ours or the user's own."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from trainer.errors import UserError
+
+
+def load_function(path: str, setting: str) -> Callable[..., Any]:
+    """`package.module:function` -> the function; UserError, naming the setting, where it cannot be had."""
+    module_name, colon, name = path.partition(":")
+    if not (colon and module_name and name):
+        raise UserError(f"{setting}={path}: write it as package.module:function")
+    if os.getcwd() not in sys.path:  # a console script does not look beside the user, `python -m` does
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{setting}={path}: cannot import {module_name} ({error})") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{setting}={path}: {module_name} has no function {name}")
+    return function  # type: ignore[no-any-return]

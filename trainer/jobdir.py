@@ -1,0 +1,114 @@
+"""The job directory: which file lies where, and whose run it holds."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config import MAY_CHANGE, TrainConfig
+from trainer.errors import UserError
+from trainer.storage import local_path, make_writable, write_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDir:
+    """Where one run writes. `root` holds run.json, stats.jsonl, result.json and samples/."""
+
+    root: Path
+    checkpoints: Path
+    logs: Path
+    model: Path
+
+    @property
+    def run_file(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def result_file(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def stats_file(self) -> Path:
+        return self.root / "stats.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples"
+
+    def read_result(self) -> dict[str, Any]:
+        """The last run's result.json, or {} where there is none."""
+        return _read_json(self.result_file)
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Replaces result.json."""
+        write_json(self.result_file, result)
+
+
+def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> JobDir:
+    """The job directory of this run: made, proved writable, and not another run's; UserError otherwise.
+
+    `--job_dir` wins; without it the folders that Vertex AI names (AIP_*) are used.
+    """
+    job_dir = _locate(config, environment)
+    make_writable(job_dir.root, "job_dir")
+    _refuse_another_run(job_dir, config)
+    job_dir.samples.mkdir(exist_ok=True)
+    return job_dir
+
+
+def _locate(config: TrainConfig, environment: Mapping[str, str]) -> JobDir:
+    if config.job_dir:
+        root = local_path(config.job_dir, "job_dir")
+        return JobDir(root, root / "checkpoints", root / "logs", root / "model")
+    model = environment.get("AIP_MODEL_DIR")
+    if not model:
+        raise UserError("job_dir is missing: say where to write with --job_dir=FOLDER, for example --job_dir=runs/first")
+    root = local_path(model, "AIP_MODEL_DIR").parent
+    checkpoints = environment.get("AIP_CHECKPOINT_DIR") or str(root / "checkpoints")
+    logs = environment.get("AIP_TENSORBOARD_LOG_DIR") or str(root / "logs")
+    return JobDir(
+        root,
+        local_path(checkpoints, "AIP_CHECKPOINT_DIR"),
+        local_path(logs, "AIP_TENSORBOARD_LOG_DIR"),
+        local_path(model, "AIP_MODEL_DIR"),
+    )
+
+
+def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
+    before = _read_json(job_dir.run_file).get("config")
+    if not isinstance(before, dict):
+        return
+    now = dataclasses.asdict(config)
+    differing = [key for key in now if key not in MAY_CHANGE and key in before and before[key] != now[key]]
+    if differing:
+        shown = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} here" for key in differing[:5])
+        raise UserError(
+            f"job_dir={job_dir.root} holds another run ({shown}): give another --job_dir, or the settings of that run"
+        )
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object whole, with numbers that JSON cannot hold (NaN) as null."""
+    write_whole(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}): remove it, or give another --job_dir") from None
+    return content if isinstance(content, dict) else {}

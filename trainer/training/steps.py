@@ -1,0 +1,82 @@
+"""Many steps in one call to the device: the tf.function that runs a model's train_step on every replica."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.distribution.step import StepContext, in_step
+from trainer.distribution.strategy import Replicas
+
+
+@dataclass(frozen=True)
+class StepLogs:
+    """What `count` steps returned: one row a step, summed over replicas; and Keras metrics over the whole call."""
+
+    names: tuple[str, ...]
+    values: npt.NDArray[np.float64]  # (count, len(names))
+    metrics: dict[str, float]
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def means(self) -> dict[str, float]:
+        """Mean over the steps of every scalar; metrics that Keras keeps win over scalars of the same name."""
+        means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
+        return {**means, **self.metrics}
+
+    def first_not_finite(self) -> int | None:
+        """Index of the first step with a NaN or an infinite scalar."""
+        bad = np.flatnonzero(~np.isfinite(self.values).all(axis=1))
+        return int(bad[0]) if len(bad) else None
+
+
+class StepRunner:
+    """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields."""
+
+    def __init__(self, model: keras.Model, replicas: Replicas, seed: int):
+        self.model, self.replicas, self.seed = model, replicas, seed
+        self._names: tuple[str, ...] = ()
+        self._run = tf.function(self._run_steps)
+
+    def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
+        """Steps `first_step` to `first_step + count`, counted from 0. Nothing is read back before the last is done."""
+        metrics = self.model.metrics
+        if metrics:
+            self.model.reset_metrics()
+        values = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64)).numpy()
+        kept = {name: float(value) for name, value in self.model.get_metrics_result().items()} if metrics else {}
+        return StepLogs(self._names, values, kept)
+
+    def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
+        strategy = self.replicas.strategy
+        rows = tf.TensorArray(tf.float64, size=tf.cast(count, tf.int32), element_shape=(None,))
+        for i in tf.range(count):
+            batch = next(iterator)
+            on_each = strategy.run(self._replica_step, args=(batch, first_step + i))
+            total = tf.add_n(list(strategy.experimental_local_results(on_each)))
+            rows = rows.write(tf.cast(i, tf.int32), total)
+        return rows.stack()
+
+    def _replica_step(self, batch: Any, step: Any) -> Any:
+        """One step on this replica's part of `batch`; its scalars as one vector, in the order of self._names."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rows = self.replicas.rows
+        context = StepContext(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
+        with in_step(context):
+            logs = self.model.train_step(self._rows_of(batch, replica))
+        self._names = tuple(sorted(logs))
+        return tf.stack([tf.cast(logs[name], tf.float64) for name in self._names])
+
+    def _rows_of(self, batch: Any, replica: Any) -> Any:
+        images, *labels = batch if isinstance(batch, tuple) else (batch,)
+        several = hasattr(self.model, "batches_per_step")
+        # Taken on the host, so that only this replica's uint8 rows travel to its device.
+        with tf.device("CPU:0"):
+            mine = [part[replica] if several else part[replica, 0] for part in (images, *labels)]
+        pixels = tf.cast(mine[0], keras.config.floatx())
+        return pixels if several or not labels else (pixels, mine[1])
