@@ -47,9 +47,14 @@ class TrainConfig:
     steps: int | None = setting(None, "length of the run (or give epochs)", unit="steps", minimum=1, group="training")
     learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
     critic_steps: int = setting(5, "critic updates before each generator update", minimum=1, group="training")
-    gradient_penalty_weight: float = setting(10.0, "weight of the critic's gradient penalty", minimum=0, group="training")
+    gradient_penalty_weight: float = setting(
+        10.0, "weight of the critic's gradient penalty", minimum=0, group="training"
+    )
     ema_decay: float = setting(
-        0.999, "decay a step of the generator's averaged weights; 0: no averaging", minimum=0, maximum=0.999999,
+        0.999,
+        "decay a step of the generator's averaged weights; 0: no averaging",
+        minimum=0,
+        maximum=0.999999,
         group="training",
     )
     seed: int = setting(0, "fixes weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
@@ -58,20 +63,29 @@ class TrainConfig:
         "auto", "how replicas work together", choices=("auto", "one_device", "mirrored"), group="devices"
     )
     replicas: int = setting(
-        0, "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made", unit="devices",
-        minimum=0, maximum=64, group="devices",
+        0,
+        "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made",
+        unit="devices",
+        minimum=0,
+        maximum=64,
+        group="devices",
     )
     expect_devices: int = setting(
         0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0, group="devices"
     )
     precision: str = setting(
-        "float32", "arithmetic of the layers",
-        choices=("float32", "mixed_bfloat16", "mixed_float16", "float64"), group="devices",
+        "float32",
+        "arithmetic of the layers",
+        choices=("float32", "mixed_bfloat16", "mixed_float16", "float64"),
+        group="devices",
     )
     jit_compile: bool = setting(False, "compile the gradient computation with XLA", group="devices")
     sync_batch_norm: bool = setting(True, "batch norm over all replicas' rows", group="devices")
     steps_per_loop: int = setting(
-        0, "most steps in one call to the device; 0 lets it grow to about 3 seconds", unit="steps", minimum=0,
+        0,
+        "most steps in one call to the device; 0 lets it grow to about 3 seconds",
+        unit="steps",
+        minimum=0,
         group="devices",
     )
 
@@ -83,7 +97,11 @@ class TrainConfig:
         50, "report losses and speed this often, and at the end", unit="steps", minimum=1, group="output"
     )
     sample_every_steps: int = setting(
-        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0, group="output"
+        250,
+        "write a sample grid this often, and at the end; 0: only at the end",
+        unit="steps",
+        minimum=0,
+        group="output",
     )
     tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
     tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
@@ -171,7 +189,9 @@ def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
 
 def to_yaml(config: TrainConfig) -> str:
     """The settings as a recipe that gives the same run again."""
-    settings = {key: value for key, value in dataclasses.asdict(config).items() if value is not None and key != "recipe"}
+    settings = {
+        key: value for key, value in dataclasses.asdict(config).items() if value is not None and key != "recipe"
+    }
     return yaml.safe_dump(settings, sort_keys=False)
 
 
@@ -187,14 +207,16 @@ def _read_recipe(name: str) -> dict[str, Any]:
     except FileNotFoundError:
         known = recipe_names()
         raise UserError(
-            f"recipe={name}: no such recipe{nearest(name, known)} Known: {', '.join(known)}, or the path of a .yaml file"
+            f"recipe={name}: no such recipe{nearest(name, known)} Known: {', '.join(known)}, or a .yaml file"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"recipe={name}: cannot be read: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"recipe={name}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"recipe={name}: a recipe is a list of 'setting: value' lines, this is {type(content).__name__}")
+        raise UserError(
+            f"recipe={name}: a recipe is a list of 'setting: value' lines, this is {type(content).__name__}"
+        )
     return coerce_all(TrainConfig, content, f"recipe {name}")
 
 
@@ -268,5 +290,3 @@ def _help(field: dataclasses.Field[Any]) -> str:
     if isinstance(default, bool):
         default = str(default).lower()
     return f"{'; '.join(parts)} (default: {default})".replace("%", "%%")
-
-

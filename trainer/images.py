@@ -27,7 +27,12 @@ def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> An
 
 
 def grid(images: UInt8Array, margin: int = 2) -> UInt8Array:
-    """(count, height, width, channels) -> one picture, as near to a square of images as `count` allows."""
+    """(count, height, width, channels) -> one picture, as near to a square of images as `count` allows.
+
+    Small images are enlarged by a whole factor to some 64 pixels.
+    """
+    factor = max(1, 64 // images.shape[1])
+    images = images.repeat(factor, axis=1).repeat(factor, axis=2)
     count, height, width, channels = images.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)

@@ -23,4 +23,4 @@ def load_function(path: str, setting: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")
-    return function  # type: ignore[no-any-return]
+    return function

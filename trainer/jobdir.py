@@ -64,7 +64,9 @@ def _locate(config: TrainConfig, environment: Mapping[str, str]) -> JobDir:
         return JobDir(root, root / "checkpoints", root / "logs", root / "model")
     model = environment.get("AIP_MODEL_DIR")
     if not model:
-        raise UserError("job_dir is missing: say where to write with --job_dir=FOLDER, for example --job_dir=runs/first")
+        raise UserError(
+            "job_dir is missing: say where to write with --job_dir=FOLDER, for example --job_dir=runs/first"
+        )
     root = local_path(model, "AIP_MODEL_DIR").parent
     checkpoints = environment.get("AIP_CHECKPOINT_DIR") or str(root / "checkpoints")
     logs = environment.get("AIP_TENSORBOARD_LOG_DIR") or str(root / "logs")
@@ -91,16 +93,17 @@ def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object whole, with numbers that JSON cannot hold (NaN) as null."""
-    write_whole(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """`value` with every NaN and infinity in it as None."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -25,7 +25,9 @@ def make_writable(folder: Path, name: str) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise UserError(f"{name}={folder}: cannot write there ({error.strerror}): give a folder that you may write to") from None
+        raise UserError(
+            f"{name}={folder}: cannot write there ({error.strerror}): give a folder that you may write to"
+        ) from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -72,10 +72,11 @@ def row_order(schedule: Schedule, first_step: int) -> tf.data.Dataset:
 def _permutations(schedule: Schedule, epoch: Any, count: int) -> Any:
     """The first `count` rows of one permutation, or of several where one step reads more than there are examples."""
     rounds = math.ceil(count / schedule.examples)
+    first_seed = tf.constant(schedule.seed + (_ORDER_STREAM << 40), tf.int64)
     shuffled = [
         tf.random.experimental.stateless_shuffle(
             tf.range(schedule.examples),
-            seed=tf.stack([tf.constant(schedule.seed, tf.int64), epoch * rounds + round_]) + [_ORDER_STREAM << 40, 0],
+            seed=tf.stack([first_seed, epoch * rounds + round_]),
             alg="philox",
         )
         for round_ in range(rounds)

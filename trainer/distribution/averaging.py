@@ -11,8 +11,8 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
 
     The lower d of the first steps keeps the random initial weights out of the average. Called in replica context.
     """
-    count = tf.cast(step, tf.float32)
-    keep = tf.minimum(decay, (1.0 + count) / (10.0 + count))
+    count = tf.cast(step, tf.float64)
+    keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))
 
     def on_all_replicas(strategy: Any, keep: Any) -> None:
         for average, variable in zip(averages, variables, strict=True):

@@ -30,4 +30,12 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = load_function(MODELS.get(config.model, config.model), "model")(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(f"model={config.model}: it returned {type(model).__name__}, not a keras.Model")
+    if model.compiled:
+        _build_compiled(model, dataset)
     return model
+
+
+def _build_compiled(model: keras.Model, dataset: Dataset) -> None:
+    """Makes the variables of a compiled model's optimizer and metrics now, as `fit` does: in a step it is too late."""
+    images = dataset.images[:1].astype(keras.config.floatx())
+    model._symbolic_build(data_batch=images if dataset.labels is None else (images, dataset.labels[:1]))

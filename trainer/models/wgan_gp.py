@@ -17,7 +17,9 @@ from trainer.distribution.gradients import apply_gradients, prepare
 from trainer.distribution.step import StepContext, current_step
 from trainer.images import from_uint8, to_uint8
 
-_KERNEL = 4  # a multiple of the stride: no checkerboard (Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard)
+_KERNEL = (
+    4  # a multiple of the stride: no checkerboard (Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard)
+)
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -32,7 +34,8 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def filters(config: TrainConfig) -> list[int]:
     """Filters of each resolution, widest image first: halved while even and above 4 pixels, at most 8 x width."""
-    size, result = config.image_size, []
+    size = config.image_size
+    result: list[int] = []
     while size % 2 == 0 and size > 4:
         size //= 2
         result.append(config.width * min(2 ** len(result), 8))
@@ -105,7 +108,7 @@ class WGANGP(keras.Model):
         critic: keras.Model,
         *,
         compile_generator: bool,
-    ):
+    ) -> None:
         super().__init__(name="wgan_gp")
         self.generator, self.generator_average, self.critic = generator, generator_average, critic
         self.ema_decay = config.ema_decay
@@ -117,22 +120,22 @@ class WGANGP(keras.Model):
         self.critic_optimizer = _adam(config, critic)
         self.generator_optimizer = _adam(config, generator)
         # Traced once for all critic updates of a step. XLA takes no all-reduce: a synchronised generator stays outside.
-        self._critic_gradients = tf.function(self.critic_gradients, jit_compile=config.jit_compile or None)
+        self._critic_gradients = tf.function(
+            self.critic_gradients, jit_compile=config.jit_compile or None, autograph=False
+        )
         self._generator_gradients = (
-            tf.function(self.generator_gradients, jit_compile=True)
+            tf.function(self.generator_gradients, jit_compile=True, autograph=False)
             if config.jit_compile and compile_generator
             else self.generator_gradients
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """data: (critic_steps, rows, height, width, channels) pixels in [0, 255]. Returns sums over the global batch."""
+        """data: (critic_steps, rows, height, width, channels) pixels in [0, 255]. Returns the losses."""
         step = current_step()
         reals = from_uint8(data)
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-        updates = [
-            self.update_critic(step, reals[i], noise[:, i], mix[:, i]) for i in range(self.batches_per_step)
-        ]
+        updates = [self.update_critic(step, reals[i], noise[:, i], mix[:, i]) for i in range(self.batches_per_step)]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
         logs["generator_loss"] = self.update_generator(step, noise[:, -1])
         averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables

@@ -5,32 +5,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+
 from trainer.errors import UserError
-from trainer.training.progress import Progress, Window
-from trainer.training.steps import StepLogs, StepRunner
+from trainer.progress import Progress, StepLogs
+from trainer.training.steps import StepRunner
 
 CALL_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something done after every `every` steps and after the last one; 0: only after the last."""
+    """Something done after every `every` steps (0: never) and, with `at_end`, after the last one."""
 
     every: int
     act: Callable[[Progress], None]
+    at_end: bool = True
 
     def next_after(self, step: int, total: int) -> int:
-        """The first step after `step` at which it is due."""
+        """The first step after `step` where it cuts a call, at most `total`."""
         return min((step // self.every + 1) * self.every, total) if self.every else total
 
     def due(self, progress: Progress) -> bool:
-        return progress.finished or bool(self.every and progress.step % self.every == 0)
+        """Whether to act now."""
+        return (self.at_end and progress.finished) or bool(self.every and progress.step % self.every == 0)
 
 
 class CallSize:
     """How many steps the next call takes: doubled from one, until a call lasts as long as it may."""
 
-    def __init__(self, most_steps: int, most_seconds: float = CALL_SECONDS):
+    def __init__(self, most_steps: int, most_seconds: float = CALL_SECONDS) -> None:
         self._most_steps, self._most_seconds = most_steps, most_seconds
         self._allowed = 1
 
@@ -40,8 +44,9 @@ class CallSize:
 
     def learn(self, count: int, seconds: float) -> None:
         """A timed call of `count` steps took `seconds`."""
-        fitting = int(self._most_seconds / max(seconds / count, 1e-9))
-        self._allowed = max(1, min(2 * count if count >= self._allowed else self._allowed, fitting))
+        fitting = int(self._most_seconds * count / max(seconds, 1e-9))
+        grown = 2 * count if count >= self._allowed else self._allowed
+        self._allowed = max(1, min(grown, fitting))
 
 
 def train(
@@ -49,46 +54,45 @@ def train(
     iterator: Any,
     progress: Progress,
     events: Sequence[Event],
+    callbacks: keras.callbacks.CallbackList,
+    on_call: Callable[[Progress, StepLogs], None],
     call_size: CallSize,
-    on_call: Callable[[Progress, StepLogs], bool],
 ) -> None:
-    """Runs `progress` to its end. `on_call` hears of every call and says whether to stop; `events` come at their steps.
+    """Runs until `progress` is finished or a Keras callback sets `model.stop_training`.
 
-    Raises UserError when a loss is NaN or infinite, naming the step.
+    `on_call` hears of every call to the device, `events` come at their steps, batch hooks of `callbacks` once a call
+    with the step reached. UserError, naming the step, when a scalar is NaN or infinite.
     """
     while not progress.finished:
         boundary = min(event.next_after(progress.step, progress.total_steps) for event in events)
         count = call_size(boundary - progress.step)
+        callbacks.on_train_batch_begin(progress.step)
         began = time.monotonic()
         logs = run_steps(iterator, progress.step, count)
         seconds = time.monotonic() - began
         _refuse_not_finite(logs, progress.step)
-        timed = progress.training_seconds > 0  # the first call traces the graph
-        _advance(progress, logs, seconds, timed)
-        if timed:
+        progress.advance(logs, seconds)
+        if progress.call_timed:
             call_size.learn(count, seconds)
-        if on_call(progress, logs):
+        on_call(progress, logs)
+        callbacks.on_train_batch_end(progress.step, logs.means())
+        _act(events, progress)
+        if run_steps.model.stop_training and not progress.finished:
             progress.total_steps = progress.step
-        for event in events:
-            if event.due(progress):
-                event.act(progress)
+            _act([event for event in events if not (event.every and progress.step % event.every == 0)], progress)
 
 
-def _advance(progress: Progress, logs: StepLogs, seconds: float, timed: bool) -> None:
-    progress.step += logs.count
-    progress.training_seconds += seconds
-    progress.latest = logs.means()
-    if timed:
-        progress.timed_steps += logs.count
-        progress.timed_seconds += seconds
+def _act(events: Sequence[Event], progress: Progress) -> None:
+    for event in events:
+        if event.due(progress):
+            event.act(progress)
 
 
 def _refuse_not_finite(logs: StepLogs, first_step: int) -> None:
     bad = logs.first_not_finite()
-    if bad is None:
-        return
-    broken = [name for name, value in zip(logs.names, logs.values[bad], strict=True) if value - value != 0]
-    raise UserError(
-        f"step {first_step + bad + 1}: {', '.join(broken)} is NaN or infinite: lower learning_rate, or try "
-        "--precision=float32; what was written so far is kept"
-    )
+    if bad is not None:
+        index, names = bad
+        raise UserError(
+            f"step {first_step + index + 1}: {', '.join(names)} is NaN or infinite: lower learning_rate, or try "
+            "--precision=float32; what was written before is kept"
+        )

@@ -1,47 +1,24 @@
 """Many steps in one call to the device: the tf.function that runs a model's train_step on every replica."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
-
-
-@dataclass(frozen=True)
-class StepLogs:
-    """What `count` steps returned: one row a step, summed over replicas; and Keras metrics over the whole call."""
-
-    names: tuple[str, ...]
-    values: npt.NDArray[np.float64]  # (count, len(names))
-    metrics: dict[str, float]
-
-    @property
-    def count(self) -> int:
-        return len(self.values)
-
-    def means(self) -> dict[str, float]:
-        """Mean over the steps of every scalar; metrics that Keras keeps win over scalars of the same name."""
-        means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
-        return {**means, **self.metrics}
-
-    def first_not_finite(self) -> int | None:
-        """Index of the first step with a NaN or an infinite scalar."""
-        bad = np.flatnonzero(~np.isfinite(self.values).all(axis=1))
-        return int(bad[0]) if len(bad) else None
+from trainer.progress import StepLogs
 
 
 class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields."""
 
-    def __init__(self, model: keras.Model, replicas: Replicas, seed: int):
+    def __init__(self, model: keras.Model, replicas: Replicas, seed: int) -> None:
         self.model, self.replicas, self.seed = model, replicas, seed
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
+        # Keras itself leaves train_step as it is: a model that needs AutoGraph would not work in `fit` either.
+        self._step = tf.autograph.experimental.do_not_convert(self._replica_step)
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Steps `first_step` to `first_step + count`, counted from 0. Nothing is read back before the last is done."""
@@ -57,7 +34,7 @@ class StepRunner:
         rows = tf.TensorArray(tf.float64, size=tf.cast(count, tf.int32), element_shape=(None,))
         for i in tf.range(count):
             batch = next(iterator)
-            on_each = strategy.run(self._replica_step, args=(batch, first_step + i))
+            on_each = strategy.run(self._step, args=(batch, first_step + i))
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
             rows = rows.write(tf.cast(i, tf.int32), total)
         return rows.stack()

@@ -1,0 +1,53 @@
+# make train      the main job on the digits that come with the package
+# make test       the tests (under 10 minutes on 2 cores)
+# make test-all   and the slow ones, and the oldest Python and TensorFlow that we promise
+# make lint       ruff and mypy
+# make bench      the benchmarks, against peers in the same run
+# Each makes the virtual environment that it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOB_DIR ?= runs/digits
+RUN := $(VENV)/bin/python
+
+.PHONY: train test test-all test-floor lint bench clean
+
+train: $(VENV)/.installed
+	$(RUN) -m trainer.task --recipe=wgan_gp_digits --job_dir=$(JOB_DIR) $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(RUN) -m pytest -m "not slow" $(ARGS)
+
+test-all: test test-floor
+	$(RUN) -m pytest -m slow $(ARGS)
+
+test-floor: $(VENV)/.installed-dev
+	$(RUN) tests/floor.py
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.wgan_gp
+	$(RUN) -m benchmarks.startup
+	$(RUN) -m benchmarks.memory
+
+clean:
+	rm -rf $(VENV) .venv-floor build dist *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than 3.10: install a newer one, or say make PYTHON=python3.12 …"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3-venv)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: setup.py | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: setup.py | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.installed

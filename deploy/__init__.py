@@ -1,0 +1,1 @@
+"""What runs at the desk: submits training jobs and compares tiers. Never imports TensorFlow."""

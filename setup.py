@@ -1,0 +1,27 @@
+"""What `pip install` and a Vertex AI training container need to know of this package."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('__version__ = "')[1].split('"')[0]
+
+setup(
+    name="vertex-trainer",
+    version=VERSION,
+    description="Train Keras models on one device, several GPUs or several machines of Vertex AI, "
+    "with the same numbers everywhere",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
+    package_data={"trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"], "deploy": ["py.typed"]},
+    # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
+    install_requires=["tensorflow>=2.17", "pyyaml>=6", "h5py", "rich"],
+    extras_require={
+        "local": ["tensorboard"],
+        "dev": ["pytest", "hypothesis", "mypy", "ruff", "types-PyYAML"],
+    },
+)

@@ -1,0 +1,38 @@
+"""Four logical CPU devices for every test of this process, and settings small enough to run in seconds."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer.config import TrainConfig, resolve
+
+SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
+
+
+def pytest_configure() -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+    tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
+
+
+@pytest.fixture(autouse=True)
+def _float32_again() -> Iterator[None]:
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
+    """A WGAN-GP that trains in a second: `small_config("--replicas=2")`."""
+
+    def make(*flags: str) -> TrainConfig:
+        return resolve([*SMALL, f"--job_dir={tmp_path / 'job'}", *flags]).config
+
+    return make

@@ -1,0 +1,117 @@
+"""The commands that a user types, each in a process of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=6",
+]  # fmt: skip
+
+
+def run(*arguments: str, module: str = "trainer.task", **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
+    return subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-m", module, *arguments],
+        cwd=ROOT, env={**clean, **environment}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_run_on_two_replicas_prints_its_decisions_and_nothing_else(tmp_path: Path) -> None:
+    done = run(*SMALL, f"--job_dir={tmp_path}", "--replicas=2", "--report_every_steps=3")
+    assert (done.returncode, done.stderr) == (0, "")
+    patterns = [
+        r"global batch 8 = 2 replicas x 4 on CPU:0, CPU:1",
+        r"starts from scratch",
+        r"step 3/6  epoch 0\.0  critic_loss .* images/s  .* GiB  .* left",
+        r"step 6/6  epoch 0\.1  critic_loss .* images/s  .* GiB",
+        r"done: 6 steps; the model is in .*/model",
+    ]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(patterns)
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line), line
+    again = run(*SMALL, f"--job_dir={tmp_path}", "--replicas=2", "--report_every_steps=3")
+    assert again.returncode == 0
+    assert "finished already at step 6" in again.stdout
+
+
+def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
+    metrics = tmp_path / "hypertune" / "output.metrics"
+    done = run(
+        *SMALL, "--tuning_metric=critic_loss",
+        CLOUD_ML_JOB_ID="1", AIP_MODEL_DIR=f"{tmp_path}/base/model/", CLOUD_ML_HP_METRIC_FILE=str(metrics),
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert {json.loads(line)["severity"] for line in done.stdout.splitlines()} == {"INFO"}
+    assert (tmp_path / "base" / "model" / "model.keras").is_file()
+    assert json.loads(metrics.read_text())["global_step"] == "6"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+        (["--recipe=wgan_gp_digits", "--stepz=3"], "unknown flag --stepz; did you mean 'steps'?"),
+        ([*SMALL, "--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
+        ([*SMALL, "--image_size=30"], "a multiple of 8 from 16 to 256: take 24 or 32"),
+        ([*SMALL, "--steps=-5"], "steps must be at least 1"),
+        ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
+        ([*SMALL, "--expect_devices=1"], "of accelerators none is visible"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line: str) -> None:
+    job_dir = [] if any(flag.startswith("--job_dir") for flag in flags) else [f"--job_dir={tmp_path}"]
+    done = run(*flags, *job_dir)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert line in done.stdout
+    assert done.stdout.startswith("error: ")
+    assert done.stdout.count("\n") == 1
+
+
+def test_another_recipes_job_dir_is_refused(tmp_path: Path) -> None:
+    assert run(*SMALL, f"--job_dir={tmp_path}").returncode == 0
+    other = tmp_path / "other.yaml"
+    other.write_text("data: digits\nimage_size: 16\nsteps: 6\n")
+    done = run(f"--recipe={other}", f"--job_dir={tmp_path}")
+    assert done.returncode == 2
+    assert "holds another run (recipe: 'wgan_gp_digits' there" in done.stdout
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    flags = [*SMALL, f"--job_dir={tmp_path}", "--report_every_steps=1", "--steps_per_loop=1", "--steps=100000"]
+    command = [sys.executable, "-m", "trainer.task", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 5/"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+        assert process.wait(timeout=60) == 75
+    saved = re.search(r"state saved at step (\d+)", rest)
+    assert saved is not None
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["state"], result["steps"]) == ("interrupted", int(saved[1]))
+    again = run(*flags[:-1], f"--steps={int(saved[1]) + 2}")
+    assert again.returncode == 0
+    assert f"resumes at step {saved[1]} from" in again.stdout
+
+
+def test_generate_makes_a_picture_from_a_job(tmp_path: Path) -> None:
+    assert run(*SMALL, f"--job_dir={tmp_path}").returncode == 0
+    out = tmp_path / "grid.png"
+    done = run(str(tmp_path), "--count=9", "--seed=4", f"--out={out}", module="trainer.generate")
+    assert (done.returncode, done.stdout) == (0, f"9 images in {out}\n")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    missing = run(str(tmp_path / "none"), module="trainer.generate")
+    assert (missing.returncode, missing.stderr) == (2, "")
+    assert "no such model" in missing.stdout

@@ -1,0 +1,98 @@
+"""Small models and callbacks that tests name by dotted path, as a user would."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+
+
+def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """A stock compiled Keras classifier."""
+    model = keras.Sequential([
+        keras.Input(dataset.image_shape),
+        keras.layers.Rescaling(1 / 255),
+        keras.layers.Flatten(),
+        keras.layers.Dense(16, activation="relu"),
+        keras.layers.Dense(len(dataset.class_names)),
+    ])  # fmt: skip
+    model.compile(
+        keras.optimizers.Adam(config.learning_rate),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+class _Failing(keras.Model):
+    """train_step returns a loss that becomes NaN at step 3 (counted from 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="float32", name="count")
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.count.assign_add(1.0)
+        return {"loss": tf.where(self.count.value >= 3.0, np.nan, 1.0)}
+
+
+def failing(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _Failing()
+
+
+class _Hungry(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        side = tf.reduce_sum(data[1]) * 0 + 400_000_000
+        return {"loss": tf.reduce_sum(tf.random.uniform((side, side)))}
+
+
+def hungry(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Asks for 640,000 TB, more than any machine can address."""
+    return _Hungry()
+
+
+def not_a_model(config: TrainConfig, dataset: Dataset) -> str:
+    return "model"
+
+
+HEARD: list[tuple[str, int]] = []
+
+
+class _Listener(keras.callbacks.Callback):
+    def on_train_begin(self, logs: Any = None) -> None:
+        HEARD.append(("train_begin", 0))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        HEARD.append(("epoch_begin", epoch))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert logs["critic_loss"] == logs["critic_loss"]
+        HEARD.append(("batch_end", batch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        HEARD.append(("epoch_end", epoch))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        HEARD.append(("train_end", 0))
+
+
+class _StopAt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch >= 3:
+            self.model.stop_training = True
+
+
+def listener() -> list[keras.callbacks.Callback]:
+    HEARD.clear()
+    return [_Listener()]
+
+
+def stop_at_3() -> list[keras.callbacks.Callback]:
+    return [_StopAt()]
+
+
+def not_callbacks() -> int:
+    return 3

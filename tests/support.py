@@ -1,0 +1,68 @@
+"""Runs a few steps of a model in this process, on any number of replicas."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.config import TrainConfig, resolve
+from trainer.data.batches import Schedule, batches
+from trainer.data.dataset import load_dataset
+from trainer.distribution.step import StepContext
+from trainer.distribution.strategy import make_replicas
+from trainer.job import set_precision
+from trainer.models import build_model
+from trainer.progress import StepLogs
+from trainer.training.steps import StepRunner
+
+
+def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
+    """A fresh model after `steps` steps in one call, and what the call returned."""
+    set_precision(config)
+    fresh_collectives()
+    replicas = make_replicas(config)
+    dataset = load_dataset(config)
+    with replicas.strategy.scope():
+        model = build_model(config, dataset)
+    per_step = getattr(model, "batches_per_step", 1)
+    schedule = Schedule(dataset.examples, config.global_batch_size, per_step, config.seed)
+    rows = batches(dataset, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
+    return model, StepRunner(model, replicas, config.seed)(iter(rows), 0, steps)
+
+
+def fresh_collectives() -> None:
+    """Lets the next MirroredStrategy of this process have another number of devices than the last.
+
+    TensorFlow keys groups of devices by a number that each strategy counts from the same base, made to be set in tests.
+    """
+    tf.distribute.MirroredStrategy._collective_key_base += 1_000
+
+
+def weights(model: keras.Model) -> dict[str, Any]:
+    """Every weight tensor by its place in the model."""
+    return {f"{i} {tuple(variable.shape)}": np.asarray(variable) for i, variable in enumerate(model.weights)}
+
+
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest relative L2 difference of any tensor."""
+    assert one.keys() == other.keys()
+    norms = {name: max(float(np.linalg.norm(one[name])), 1e-30) for name in one}
+    return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
+
+
+def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
+    """From here on every global batch, and the noise drawn for it, has its rows in another order."""
+    order = np.random.default_rng(seed).permutation(rows)
+    draw, take = StepContext._draw, StepRunner._rows_of
+    monkeypatch.setattr(StepContext, "_draw", lambda self, *given: tf.gather(draw(self, *given), order))
+    monkeypatch.setattr(
+        StepRunner, "_rows_of", lambda self, batch, replica: tf.gather(take(self, batch, replica), order, axis=1)
+    )
+
+
+def small(*flags: str) -> TrainConfig:
+    """Settings of a WGAN-GP that runs fifty steps in seconds."""
+    base = ["--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16", "--critic_steps=2"]
+    return resolve([*base, "--steps=50", *flags]).config

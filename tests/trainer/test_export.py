@@ -1,0 +1,151 @@
+"""What is saved is the plain template model, for anyone, anywhere."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives, run_steps
+from trainer import generate, job
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.export import export, plain_copy
+from trainer.images import noise
+
+READER = """
+import json, sys
+import keras, numpy as np, tensorflow as tf
+folder = sys.argv[1]
+z = tf.constant(np.load(folder + "/noise.npy"))
+keras_model = keras.models.load_model(folder + "/model.keras")
+h5_model = keras.models.load_model(folder + "/model.h5", compile=False)
+served = tf.saved_model.load(folder + "/saved_model")
+np.savez(
+    folder + "/read.npz",
+    keras=keras_model(z), h5=h5_model(z), served=served.serve(z),
+    signature=served.signatures["serving_default"](z)["output_0"],
+    critic=keras.models.load_model(folder + "/critic.keras")(keras_model(z)),
+    raw=keras.models.load_model(folder + "/generator_raw.keras")(z),
+)
+layers = [layer for layer in keras_model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchronized for layer in layers]}))
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", [("--replicas=1",), ("--replicas=2",), ("--replicas=2", "--precision=mixed_bfloat16")]
+)
+def test_a_process_without_this_package_loads_the_same_model(
+    tmp_path: Path, small_config: Callable[..., TrainConfig], flags: tuple[str, ...]
+) -> None:
+    config = small_config(*flags)
+    model, _ = run_steps(config, 4)
+    folder = tmp_path / "model"
+    export(model, folder)
+    z = noise(5, 16, config.latent_dim)
+    np.save(folder / "noise.npy", z)
+
+    # -I: neither this folder nor PYTHONPATH, so that `trainer` cannot be imported by accident
+    shown = subprocess.run(
+        [sys.executable, "-I", "-c", READER, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(shown.stdout.splitlines()[-1]) == {"trainer": False, "sync": [False, False]}
+
+    keras.config.set_dtype_policy("float32")
+    expected = plain_copy(model.averaged_generator())(z).numpy()
+    with np.load(folder / "read.npz") as read:
+        np.testing.assert_allclose(read["keras"], expected, atol=1e-6)
+        np.testing.assert_allclose(read["h5"], expected, atol=1e-6)
+        np.testing.assert_allclose(read["critic"], plain_copy(model.critic)(expected), atol=1e-5)
+        np.testing.assert_allclose(read["raw"], plain_copy(model.generator)(z), atol=1e-6)
+        assert read["served"].dtype == np.uint8
+        assert np.array_equal(read["served"], read["signature"])
+        assert np.abs((expected + 1) * 127.5 - read["served"]).max() <= 1
+    # The copy computes what the trained model computes, within its precision.
+    tolerance = 0.05 if "--precision=mixed_bfloat16" in flags else 1e-6
+    np.testing.assert_allclose(expected, model.averaged_generator()(z), atol=tolerance)
+
+
+def test_a_new_export_replaces_the_old_one_whole(tmp_path: Path, small_config: Callable[..., TrainConfig]) -> None:
+    model, _ = run_steps(small_config(), 0)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "left_over").write_text("")
+    export(model, folder)
+    assert not (folder / "left_over").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_failing_export_leaves_the_old_one(tmp_path: Path, small_config: Callable[..., TrainConfig]) -> None:
+    model, _ = run_steps(small_config(), 0)
+    folder = tmp_path / "model"
+    export(model, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    model.serve = lambda outputs: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        export(model, folder)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
+    fresh_collectives()
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        norm = keras.layers.BatchNormalization(synchronized=True)
+        inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), norm])
+        inputs = keras.Input((3,))
+        model = keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
+    export(model, tmp_path / "model")
+    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+    assert loaded.layers[1].layers[-1].synchronized is False
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
+    from trainer.config import resolve
+
+    assert job.run(resolve([*flags, f"--job_dir={folder}"]).config, [], 0.0) == 0
+    return folder
+
+
+def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -> None:
+    pictures = []
+    for name in ("", "model", "model/model.keras", "model/model.h5", "model/saved_model"):
+        out = tmp_path / "grid.png"
+        assert generate.main([str(trained / name), "--count=6", "--seed=3", f"--out={out}"]) == 0
+        pictures.append(tf.io.decode_png(out.read_bytes()).numpy())
+    assert pictures[0].shape == (2 * 66 + 2, 3 * 66 + 2, 1)
+    for picture in pictures[1:]:
+        assert np.abs(picture.astype(int) - pictures[0]).max() <= 1
+
+
+def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}"]) == 0
+    assert (tmp_path / "1").read_bytes() != (tmp_path / "2").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("nothing", "no such model"),
+        ("model/critic.keras", "a generator takes noise and gives images"),
+        ("stats.jsonl", "not a generator that can be loaded"),
+        ("samples", "not a generator that can be loaded"),
+    ],
+)
+def test_what_is_no_generator_is_refused(trained: Path, name: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        generate.load_generator(trained / name)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)

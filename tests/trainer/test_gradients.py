@@ -1,0 +1,50 @@
+"""Gradients are summed once, whatever the optimizer, and replicas agree on what overflowed."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives
+from trainer.distribution.gradients import apply_gradients, prepare
+
+
+def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
+    """A weight of ones after one SGD step of size 1; gradient_of(replica) -> its gradient. And the optimizer."""
+    fresh_collectives()
+    names = [f"CPU:{index}" for index in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
+    with strategy.scope():
+        weight = keras.Variable(np.ones(2, np.float32))
+        optimizer = prepare(keras.optimizers.SGD(1.0), [weight], precision)
+
+    @tf.function
+    def step() -> None:
+        def on_replica() -> None:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = gradient_of(tf.cast(replica, tf.float32))
+            apply_gradients(optimizer, [optimizer.scale_loss(gradient)], [weight])
+
+        strategy.run(on_replica)
+
+    step()
+    return weight.numpy(), optimizer
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_update_is_the_sum_over_replicas(replicas: int, precision: str) -> None:
+    weight, _ = update(replicas, precision, lambda replica: tf.stack([0.25 * (replica + 1), 0.5]))
+    expected = [1 - 0.25 * sum(range(1, replicas + 1)), 1 - 0.5 * replicas]
+    np.testing.assert_allclose(weight, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None:
+    weight, optimizer = update(
+        2, "mixed_float16", lambda replica: tf.where(replica == broken, [np.inf, 1.0], [0.5, 0.5])
+    )
+    assert weight.tolist() == [1.0, 1.0]
+    assert float(optimizer.dynamic_scale.numpy()) == optimizer.initial_scale / 2

@@ -1,0 +1,203 @@
+"""Whole jobs in this process: what they write, how they resume, what they do with other people's models."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import models
+from tests.support import fresh_collectives, largest_difference, run_steps, small, weights
+from trainer import job
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.jobdir import open_job_dir
+
+Make = Callable[..., TrainConfig]
+
+
+def run(config: TrainConfig) -> Path:
+    fresh_collectives()
+    assert job.run(config, ["python", "-m", "trainer.task", "--x=a b"], 0.0) == 0
+    return Path(config.job_dir)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == kind]
+
+
+def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
+    config = small_config("--replicas=2", "--steps=6", "--report_every_steps=2", "--sample_every_steps=3")
+    folder = run(config)
+    assert {path.name for path in folder.iterdir()} == {
+        "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model",
+    }  # fmt: skip
+    assert sorted(path.name for path in (folder / "samples").iterdir()) == ["step-00000003.png", "step-00000006.png"]
+    assert {path.name for path in (folder / "model").iterdir()} == {
+        "model.keras", "model.h5", "saved_model", "critic.keras", "generator_raw.keras",
+    }  # fmt: skip
+
+    described = read(folder / "run.json")
+    assert described["batch"] == "global batch 8 = 2 replicas x 4"
+    assert described["devices"] == ["CPU:0", "CPU:1"]
+    assert described["config"]["steps"] == 6
+    assert described["command"] == "python -m trainer.task '--x=a b'"
+    assert described["versions"]["tensorflow"] == tf.__version__
+
+    reports = lines(folder, "report")
+    assert [entry["step"] for entry in reports] == [2, 4, 6]
+    assert set(reports[-1]["losses"]) == {"critic_loss", "generator_loss", "gradient_penalty"}
+    assert set(reports[-1]["metrics"]) == {"wasserstein_distance"}
+    assert reports[-1]["images_per_second"] == pytest.approx(16 / reports[-1]["step_seconds"], rel=1e-3)
+    assert reports[-1]["memory_gib"] > 0.05
+
+    result = read(folder / "result.json")
+    assert (result["state"], result["steps"], result["error"]) == ("done", 6, None)
+    assert result["final"]["losses"] == reports[-1]["losses"]
+    assert 0 < result["training_seconds"] <= result["wall_seconds"]
+
+
+def test_stats_hold_the_losses_of_the_steps(small_config: Make) -> None:
+    config = small_config("--steps=6", "--report_every_steps=4")
+    _, logs = run_steps(config, 6)
+    reports = lines(run(config), "report")
+    first, second = logs.values[:4].mean(axis=0), logs.values[4:].mean(axis=0)
+    for entry, expected in zip(reports, (first, second), strict=True):
+        found = {**entry["losses"], **entry["metrics"]}
+        np.testing.assert_allclose([found[name] for name in logs.names], expected, rtol=1e-5)
+
+
+def test_epochs_are_counted_and_timed(small_config: Make) -> None:
+    config = small_config("--steps=25", "--global_batch_size=64", "--width=2")  # 14 steps of 128 examples an epoch
+    folder = run(config)
+    assert [(entry["step"], entry["epoch"]) for entry in lines(folder, "epoch")] == [(14, 1.0)]
+    assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
+
+
+def test_the_same_command_goes_on_and_a_finished_run_says_so(
+    small_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config("--steps=5", "--checkpoint_every_steps=2", "--precision=float64", "--report_every_steps=1")
+    run(config)
+    more = small_config("--steps=9", "--precision=float64", "--report_every_steps=1")
+    folder = run(more)
+    assert [entry["step"] for entry in lines(folder, "report")] == list(range(1, 10))
+    undisturbed, logs = run_steps(more, 9)
+    last = lines(folder, "report")[-1]
+    assert last["losses"]["critic_loss"] == pytest.approx(logs.values[-1][0], rel=1e-12)
+
+    resumed = job.prepare(more, open_job_dir(more))
+    assert resumed.progress.step == 9
+    assert largest_difference(weights(undisturbed), weights(resumed.model)) < 1e-12
+
+    before = (folder / "result.json").read_text()
+    run(more)
+    assert (folder / "result.json").read_text() == before
+
+
+def test_more_replicas_go_on_with_the_same_numbers(small_config: Make) -> None:
+    run(small_config("--steps=5", "--precision=float64"))
+    folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4"))
+    _, logs = run_steps(small_config("--steps=9", "--precision=float64"), 9)
+    assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
+
+
+def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
+    folder = run(small_config())
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"holds another run \(seed: 0 there, 1 here\)"):
+        run(small_config("--seed=1"))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
+    config = small_config("--model=tests.models:failing", "--report_every_steps=2")
+    with pytest.raises(UserError, match="step 3: loss is NaN or infinite"):
+        run(config)
+    result = read(Path(config.job_dir) / "result.json")
+    assert result["state"] == "failed"
+    assert result["error"].startswith("step 3: loss is NaN")
+    assert [entry["step"] for entry in lines(Path(config.job_dir), "report")] == [2]
+
+
+def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
+    config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
+    with pytest.raises(UserError) as caught:
+        run(config)
+    assert "out of memory with global_batch_size=16 (16 rows a replica), image_size=16: lower" in str(caught.value)
+    assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
+
+
+def test_out_of_memory_is_known_by_its_text_too() -> None:
+    """With several devices the first error to arrive may be that of a device that waited for the one that failed."""
+    told = tf.errors.InternalError(None, None, "Collective ops is aborted by: OOM when allocating tensor")
+    other = tf.errors.InternalError(None, None, "Collective ops is aborted by: something else")
+    assert job.is_out_of_memory(told)
+    assert job.is_out_of_memory(MemoryError())
+    assert not job.is_out_of_memory(other)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_stock_compiled_classifier_fits_unchanged(small_config: Make, replicas: int) -> None:
+    config = small_config(
+        "--model=tests.models:classifier", f"--replicas={replicas}", "--steps=120", "--learning_rate=0.01",
+        "--global_batch_size=64", "--report_every_steps=60",
+    )  # fmt: skip
+    folder = run(config)
+    last = lines(folder, "report")[-1]
+    assert set(last["losses"]) == {"loss"}
+    assert last["metrics"]["accuracy"] > 0.85
+    assert (folder / "model" / "model.keras").is_file()
+
+
+def test_a_classifiers_numbers_do_not_depend_on_replicas() -> None:
+    flags = ("--model=tests.models:classifier", "--precision=float64")
+    runs = {replicas: run_steps(small(*flags, f"--replicas={replicas}"), 20) for replicas in (1, 2, 4)}
+    for replicas in (2, 4):
+        assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
+        assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
+
+
+def test_callbacks_hear_epochs_and_the_steps_reached(small_config: Make) -> None:
+    run(small_config(
+        "--callbacks=tests.models:listener", "--steps=4", "--global_batch_size=512", "--width=1", "--steps_per_loop=1",
+    ))  # fmt: skip
+    assert models.HEARD == [
+        ("train_begin", 0),
+        ("epoch_begin", 0), ("batch_end", 1), ("epoch_end", 0),
+        ("epoch_begin", 1), ("batch_end", 2), ("epoch_end", 1),
+        ("epoch_begin", 2), ("batch_end", 3), ("epoch_end", 2),
+        ("epoch_begin", 3), ("batch_end", 4), ("epoch_end", 3),
+        ("train_end", 0),
+    ]  # fmt: skip
+
+
+def test_a_callback_can_stop_the_run(small_config: Make) -> None:
+    folder = run(small_config("--callbacks=tests.models:stop_at_3", "--steps=50", "--steps_per_loop=1"))
+    result = read(folder / "result.json")
+    assert (result["state"], result["steps"]) == ("done", 3)
+    assert (folder / "samples" / "step-00000003.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
+        ("--callbacks=tests.models", "write it as package.module:function"),
+        ("--model=tests.models:not_a_model", "it returned str, not a keras.Model"),
+        ("--model=tests.models:nothing", "tests.models has no function nothing"),
+        ("--tuning_metric=critic", "this model reports critic_loss"),
+    ],
+)
+def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(small_config(flag))
+    assert line in str(caught.value)

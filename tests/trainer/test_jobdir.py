@@ -1,0 +1,95 @@
+"""The job directory: where things lie, and that nothing stands there half written."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.jobdir import open_job_dir, write_json
+from trainer.storage import make_writable, whole_folder, write_whole
+
+
+def test_everything_lies_below_job_dir(tmp_path: Path) -> None:
+    job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
+    assert job_dir.root == tmp_path / "a" / "b"
+    assert job_dir.samples.is_dir()
+    for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model):
+        assert folder.parent == job_dir.root
+
+
+def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
+    environment = {
+        "AIP_MODEL_DIR": f"{tmp_path}/base/model/",
+        "AIP_CHECKPOINT_DIR": f"{tmp_path}/base/checkpoints/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{tmp_path}/board/logs/",
+    }
+    job_dir = open_job_dir(TrainConfig(), environment)
+    assert (job_dir.root, job_dir.model) == (tmp_path / "base", tmp_path / "base" / "model")
+    assert (job_dir.checkpoints, job_dir.logs) == (tmp_path / "base" / "checkpoints", tmp_path / "board" / "logs")
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "line"),
+    [
+        (TrainConfig(), {}, "job_dir is missing"),
+        (TrainConfig(job_dir="gs://bucket/run"), {}, "only local paths are read and written so far"),
+        (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
+        (TrainConfig(job_dir=__file__), {}, "cannot write there"),
+    ],
+)
+def test_where_a_run_cannot_write_is_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_job_dir(config, environment)
+    assert line in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="cannot write there"):
+        make_writable(tmp_path / "job", "job_dir")
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2", "\x00"])
+def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json: cannot be read"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
+
+
+def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})
+    with pytest.raises(UserError, match="seed: 3 there, 4 here"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "result.json"
+    write_whole(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(file, "new")
+    assert file.read_text() == "old"
+
+
+def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with whole_folder(folder) as beside:
+        (beside / "one").write_text("1")
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as beside:
+        (beside / "two").write_text("2")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
+
+
+def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": None}}

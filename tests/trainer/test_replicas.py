@@ -1,0 +1,77 @@
+"""The number of replicas does not change the result: 50 steps on 1, 2 and 4 of them."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import largest_difference, permute_rows, run_steps, small, weights
+
+LEARNING_RATE = "--learning_rate=1e-3"  # ten times the default: fifty steps then move the weights well
+
+
+@cache
+def trained(replicas: int, *flags: str) -> tuple[dict[str, Any], Any]:
+    model, logs = run_steps(small(f"--replicas={replicas}", *flags), 50)
+    return weights(model), logs
+
+
+def loss_difference(one: Any, other: Any) -> float:
+    assert one.names == other.names
+    return float(np.max(np.abs(one.values - other.values)))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_in_float64_replicas_agree_to_1e_10(replicas: int) -> None:
+    flags = ("--precision=float64", LEARNING_RATE)
+    (alone, alone_logs), (together, logs) = trained(1, *flags), trained(replicas, *flags)
+    assert largest_difference(alone, together) < 1e-10
+    assert loss_difference(alone_logs, logs) < 1e-10
+
+
+def test_fifty_steps_move_every_kernel() -> None:
+    untrained, _ = run_steps(small("--precision=float64"), 0)
+    before, (after, _) = weights(untrained), trained(1, "--precision=float64", LEARNING_RATE)
+    kernels = [name for name in after if after[name].ndim > 1]
+    assert min(np.linalg.norm(after[name] - before[name]) / np.linalg.norm(before[name]) for name in kernels) > 0.05
+
+
+def test_in_float32_replicas_differ_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control, one replica with the rows of each batch in another order, differs by nothing but rounding."""
+    alone, alone_logs = trained(1, LEARNING_RATE)
+    together = {replicas: trained(replicas, LEARNING_RATE) for replicas in (2, 4)}
+    controls = []
+    for seed in (7, 8):
+        with monkeypatch.context() as patch:
+            permute_rows(patch, 16, seed)
+            controls.append(run_steps(small(LEARNING_RATE), 50))
+    allowed = max(largest_difference(alone, weights(control)) for control, _ in controls)
+    allowed_loss = max(loss_difference(alone_logs, logs) for _, logs in controls)
+    for replicas, (found, found_logs) in together.items():
+        difference, loss = largest_difference(alone, found), loss_difference(alone_logs, found_logs)
+        print(f"{replicas} replicas: weights {difference:.1e} (control {allowed:.1e}), losses {loss:.1e}")
+        assert difference <= 3 * allowed
+        assert loss <= 3 * allowed_loss
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("mixed_float16", 0.002), ("mixed_bfloat16", 0.02)])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, replicas: int) -> None:
+    """Losses of fifty steps within `tolerance` of float32's, relative to the largest loss."""
+    (_, single), (_, mixed) = trained(1), trained(replicas, f"--precision={precision}")
+    assert np.isfinite(mixed.values).all()
+    assert loss_difference(single, mixed) < tolerance * np.abs(single.values).max()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str) -> None:
+    (_, plain), (_, compiled) = trained(1), trained(replicas, "--jit_compile", f"--precision={precision}")
+    assert loss_difference(plain, compiled) < 0.02 * np.abs(plain.values).max()
+
+
+def test_without_synchronised_batch_norm_replicas_differ() -> None:
+    """What the synchronisation is for: without it each replica normalises its own rows."""
+    (alone, _), (apart, _) = trained(1), trained(2, "--sync_batch_norm=false")
+    assert largest_difference(alone, apart) > 1e-3

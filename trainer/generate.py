@@ -1,0 +1,92 @@
+"""Images from a saved generator: `python -m trainer.generate MODEL --count=64 --seed=1 --out=grid.png`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.quiet import quiet_start
+from trainer.reporting.console import log, start_logging
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Loads the model, draws noise from the seed, writes one PNG. Returns the exit code."""
+    start_logging()
+    options = _parse(arguments)
+    try:
+        with quiet_start():
+            from trainer import images
+        from trainer.storage import write_whole
+
+        generate, latent_dim, dtype = load_generator(options.model)
+        pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
+        try:
+            write_whole(options.out, images.encode_png(images.grid(pictures)))
+        except OSError as error:
+            raise UserError(f"out={options.out}: cannot write there ({error.strerror})") from None
+    except UserError as error:
+        log.error("%s", error)
+        return USER_MUST_CHANGE
+    log.info(f"{options.count} images in {options.out}")
+    return DONE
+
+
+def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
+    """The generator saved at `path` as a function noise -> uint8 images, its latent_dim and its noise's dtype.
+
+    `path`: a .keras or .h5 file, a SavedModel folder, or a model/ or job directory that holds model.keras.
+    """
+    for found in (path / "model.keras", path / "model" / "model.keras"):
+        if found.is_file():
+            path = found
+    if not path.exists():
+        raise UserError(f"{path}: no such model: give a .keras or .h5 file, a SavedModel folder or a job directory")
+    try:
+        return _load_saved_model(path) if path.is_dir() else _load_keras(path)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: not a generator that can be loaded: {reason}") from error
+
+
+def _load_keras(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
+    import keras
+
+    from trainer.images import to_uint8
+
+    model = keras.models.load_model(path, compile=False)
+    shape, output = model.input_shape, model.output_shape
+    if not (len(shape) == 2 and len(output) == 4 and output[-1] in (1, 3)):
+        raise UserError(f"{path}: it takes {shape} and gives {output}: a generator takes noise and gives images")
+    return lambda noise: to_uint8(model(noise, training=False)).numpy(), shape[1], model.inputs[0].dtype
+
+
+def _load_saved_model(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    (spec,) = loaded.signatures["serving_default"].structured_input_signature[1].values()
+    if len(spec.shape) != 2:
+        raise UserError(f"{path}: it takes {tuple(spec.shape)}: a generator takes noise (count, latent_dim)")
+    return lambda noise: loaded.serve(noise).numpy(), spec.shape[1], spec.dtype
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("model", type=Path, help="a .keras or .h5 file, a SavedModel folder, or a job directory")
+    parser.add_argument("--count", type=_positive, default=64, help="images to make (default: 64)")
+    parser.add_argument("--seed", type=int, default=1, help="fixes the noise (default: 1)")
+    parser.add_argument("--out", type=Path, default=Path("grid.png"), help="the PNG to write (default: grid.png)")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 100_000:
+        raise argparse.ArgumentTypeError(f"{number} is not from 1 to 100,000")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

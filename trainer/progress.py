@@ -1,0 +1,126 @@
+"""How far a run is: what calls to the device returned, their means over a stretch of steps, their speed."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class StepLogs:
+    """What one call to the device returned: a row a step, summed over replicas; and Keras metrics over the call."""
+
+    names: tuple[str, ...]
+    values: npt.NDArray[np.float64]  # (count, len(names))
+    metrics: dict[str, float]
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def means(self) -> dict[str, float]:
+        """Mean over the steps of every scalar; a metric that Keras keeps wins over the scalar of its name."""
+        means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
+        return {**means, **self.metrics}
+
+    def first_not_finite(self) -> tuple[int, list[str]] | None:
+        """The first step (counted from 0) with a NaN or an infinite scalar, and the names of those scalars."""
+        for index, row in enumerate(self.values.tolist()):
+            names = [name for name, value in zip(self.names, row, strict=True) if not math.isfinite(value)]
+            if names:
+                return index, names
+        return None
+
+
+@dataclass
+class Window:
+    """Means and speed over the steps since it was made."""
+
+    examples_per_step: int
+    steps: int = 0
+    timed_steps: int = 0
+    timed_seconds: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
+        """Counts one call; a call that traced the graph says nothing of speed (timed=False)."""
+        for name, mean in logs.means().items():
+            self.sums[name] = self.sums.get(name, 0.0) + mean * logs.count
+        self.steps += logs.count
+        if timed:
+            self.timed_steps += logs.count
+            self.timed_seconds += seconds
+
+    def means(self) -> dict[str, float]:
+        """Mean of every scalar over the steps of the window."""
+        return {name: value / self.steps for name, value in self.sums.items()}
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean seconds a step; None where no call was timed."""
+        return self.timed_seconds / self.timed_steps if self.timed_steps else None
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Real images read a second; None where no call was timed."""
+        return self.examples_per_step / self.step_seconds if self.step_seconds else None
+
+
+@dataclass
+class Progress:
+    """How far a run is. `step` counts from scratch, over all restarts; seconds are this process's."""
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    examples_per_step: int
+    began: float = field(default_factory=time.monotonic)
+    training_seconds: float = 0.0  # in calls to the device: saving and sampling left out
+    call_seconds: float = 0.0  # of the newest call
+    call_timed: bool = False  # whether the newest call says something of speed
+    whole: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = Window(self.examples_per_step)
+
+    def advance(self, logs: StepLogs, seconds: float) -> None:
+        """Counts one call. The first of a process traces the graph and is not timed."""
+        self.call_timed = self.training_seconds > 0
+        self.call_seconds = seconds
+        self.step += logs.count
+        self.training_seconds += seconds
+        self.whole.add(logs, seconds, self.call_timed)
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done, with the part of the one in work."""
+        return self.step / self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.total_steps
+
+    @property
+    def seconds(self) -> float:
+        """Since this process began to train."""
+        return time.monotonic() - self.began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the mean speed so far; None while that is unknown."""
+        per_step = self.whole.step_seconds
+        return per_step * (self.total_steps - self.step) if per_step is not None else None
+
+
+def by_kind(means: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Scalars as {"losses": …, "metrics": …}: a loss has `loss` or `penalty` in its name."""
+    losses = {name: value for name, value in means.items() if "loss" in name or "penalty" in name}
+    return {"losses": losses, "metrics": {name: value for name, value in means.items() if name not in losses}}
+
+
+def rounded(value: Any, digits: int = 6) -> Any:
+    """A number with `digits` significant digits; None stays None."""
+    return None if value is None else float(f"{value:.{digits}g}")

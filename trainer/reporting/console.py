@@ -1,0 +1,98 @@
+"""Log lines: plain text at the desk, JSON with a severity where Cloud Logging reads them; and the progress bar."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.progress import Progress
+
+log = logging.getLogger("trainer")
+
+
+def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs in a Vertex AI training container."""
+    return "CLOUD_ML_JOB_ID" in environment
+
+
+class _Stdout(logging.Handler):
+    """Prints to whatever sys.stdout is now, so that a progress bar can stay below the lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), flush=True)
+
+
+class _CloudFormatter(logging.Formatter):
+    """One JSON object a line: https://cloud.google.com/logging/docs/structured-logging"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"severity": record.levelname, "message": super().format(record)})
+
+
+class _DeskFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
+
+
+def start_logging() -> None:
+    """Sends this package's log to stdout, in the form that its reader wants."""
+    handler = _Stdout()
+    handler.setFormatter(_CloudFormatter() if on_vertex() else _DeskFormatter())
+    log.handlers[:] = [handler]
+    log.propagate = False
+    log.setLevel(logging.INFO)
+
+
+def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
+    """One line for people: step, losses and metrics, speed, memory, time left."""
+    parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
+    parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
+    if entry["images_per_second"]:
+        parts += [f"{entry['images_per_second']:,.0f} images/s", f"{entry['step_seconds']:.3g} s/step"]
+    parts.append(f"{entry['memory_gib']:.2f} GiB")
+    for gpu in entry["gpus"]:
+        parts.append(f"GPU {gpu['memory_gib']:.1f} GiB {gpu['utilization_percent']:.0f} %")
+    if progress.seconds_left:
+        parts.append(f"{clock(progress.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1:15"""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Bar:
+    """A progress bar on a terminal; nothing elsewhere."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.shown = sys.stdout.isatty() and not on_vertex()
+        if self.shown:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = RichProgress(*columns)
+            self._task = self._bar.add_task("first step …", total=progress.total_steps, completed=progress.step)
+            self._bar.start()
+
+    def update(self, progress: Progress, means: Mapping[str, float]) -> None:
+        """Shows the newest losses, the speed and the time left."""
+        if not self.shown:
+            return
+        parts = [f"{name} {value:.3g}" for name, value in means.items()]
+        if progress.whole.images_per_second:
+            parts.append(f"{progress.whole.images_per_second:,.0f} images/s")
+        if progress.seconds_left is not None:
+            parts.append(f"{clock(progress.seconds_left)} left")
+        self._bar.update(self._task, completed=progress.step, total=progress.total_steps, description="  ".join(parts))
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self.shown:
+            self._bar.stop()

@@ -1,0 +1,115 @@
+"""What a run tells while it goes: the status line or bar, stats.jsonl, TensorBoard, the tuning metric, sample grids."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.images import encode_png, grid, noise
+from trainer.jobdir import JobDir
+from trainer.progress import Progress, StepLogs, Window, by_kind, rounded
+from trainer.reporting.console import Bar, log, status_line
+from trainer.reporting.resources import Gpus, memory_gib
+from trainer.reporting.stats import Stats
+from trainer.reporting.tensorboard import EventFiles
+from trainer.reporting.tuning import TuningMetric
+from trainer.settings import nearest
+from trainer.storage import write_whole
+
+SAMPLES = 64
+
+
+class Reporter:
+    """Hears of every call to the device; tells at report steps and at epoch ends."""
+
+    def __init__(
+        self, config: TrainConfig, job_dir: JobDir, progress: Progress, latest_checkpoint: Callable[[], str | None]
+    ) -> None:
+        self._job_dir, self._seed = job_dir, config.seed
+        self._since_report, self._since_epoch = self._window(progress), self._window(progress)
+        self._stats = Stats(job_dir.stats_file, progress.step)
+        self._events = EventFiles(job_dir.logs) if config.tensorboard else None
+        self._tuning = TuningMetric(config.tuning_metric) if config.tuning_metric else None
+        self._latest_checkpoint = latest_checkpoint
+        self._gpus = Gpus()
+        self._bar = Bar(progress)
+        self._epoch_seconds: list[float] = []
+        self._final: dict[str, dict[str, float]] = {}
+
+    def on_call(self, progress: Progress, logs: StepLogs) -> None:
+        """Counts the newest call to the device."""
+        for window in (self._since_report, self._since_epoch):
+            window.add(logs, progress.call_seconds, progress.call_timed)
+        self._bar.update(progress, logs.means())
+
+    def report(self, progress: Progress) -> None:
+        """Tells the means since the last report."""
+        if not self._since_report.steps:
+            return
+        means = self._since_report.means()
+        entry = self._entry("report", progress, self._since_report)
+        self._since_report = self._window(progress)
+        self._stats.append(entry)
+        self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
+        if not self._bar.shown:
+            log.info(status_line(entry, progress))
+        if self._events:
+            speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
+            self._events.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
+            self._events.flush()
+        if self._tuning:
+            self._report_tuning(self._tuning, progress.step, means)
+
+    def epoch_end(self, progress: Progress) -> dict[str, float]:
+        """Writes the epoch's line of stats.jsonl; returns its means."""
+        means = self._since_epoch.means()
+        self._stats.append(self._entry("epoch", progress, self._since_epoch))
+        if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
+            self._epoch_seconds.append(self._since_epoch.timed_seconds)
+        self._since_epoch = self._window(progress)
+        return means
+
+    def sample(self, model: keras.Model, progress: Progress) -> None:
+        """Writes a grid of images from noise that is the same at every step."""
+        images = model.sample(noise(self._seed, SAMPLES, model.latent_dim, keras.config.floatx()))
+        picture = grid(images)
+        write_whole(self._job_dir.samples / f"step-{progress.step:08d}.png", encode_png(picture))
+        if self._events:
+            self._events.image(progress.step, "samples", picture)
+
+    def summary(self) -> dict[str, Any]:
+        """What the reports add to result.json."""
+        return {"epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds], "final": self._final}
+
+    def close(self) -> None:
+        """Ends the bar and the event files."""
+        self._bar.close()
+        if self._events:
+            self._events.close()
+
+    def _entry(self, kind: str, progress: Progress, window: Window) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "step": progress.step,
+            "epoch": round(progress.epoch, 4),
+            "seconds": round(progress.seconds, 3),
+            "images_per_second": rounded(window.images_per_second),
+            "step_seconds": rounded(window.step_seconds),
+            **by_kind(window.means()),
+            "memory_gib": round(memory_gib(), 3),
+            "gpus": self._gpus.read(),
+        }
+
+    def _report_tuning(self, tuning: TuningMetric, step: int, means: dict[str, float]) -> None:
+        if tuning.name not in means:
+            raise UserError(
+                f"tuning_metric={tuning.name}: this model reports {', '.join(sorted(means))}"
+                f"{nearest(tuning.name, means)}"
+            )
+        tuning.report(step, means[tuning.name], self._latest_checkpoint())
+
+    @staticmethod
+    def _window(progress: Progress) -> Window:
+        return Window(progress.examples_per_step)

@@ -1,0 +1,43 @@
+"""TensorBoard scalars and images, written by TensorFlow alone: the tensorboard package is not needed in a job."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.images import UInt8Array, encode_png
+
+
+class EventFiles:
+    """Event files in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = tf.summary.create_file_writer(str(folder))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """One point on each curve."""
+        with self._writer.as_default():
+            for name, value in values.items():
+                tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars"))
+
+    def image(self, step: int, name: str, picture: UInt8Array) -> None:
+        """picture: (height, width, 1 or 3) uint8."""
+        height, width = picture.shape[:2]
+        value = tf.constant([str(width).encode(), str(height).encode(), encode_png(picture)])
+        with self._writer.as_default():
+            tf.summary.write(name, value, step=step, metadata=_plugin("images"))
+
+    def flush(self) -> None:
+        """Writes out what is buffered."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes out and closes."""
+        self._writer.close()
+
+
+def _plugin(name: str) -> Any:
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = name
+    return metadata

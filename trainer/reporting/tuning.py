@@ -1,0 +1,41 @@
+"""The metric file that Vertex AI's hyperparameter tuning reads: JSON lines, the newest 100.
+
+The format is that of the cloudml-hypertune package: https://github.com/GoogleCloudPlatform/cloudml-hypertune
+"""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.storage import write_whole
+
+_NEWEST = 100
+
+
+_DEFAULT_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (where Vertex looks)
+
+
+class TuningMetric:
+    """Reports one metric, by its name, to hyperparameter tuning."""
+
+    def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
+        self.name = name
+        self._file = Path(environment.get("CLOUD_ML_HP_METRIC_FILE") or _DEFAULT_FILE)
+        self._trial = environment.get("CLOUD_ML_TRIAL_ID", "0")
+        self._lines: deque[str] = deque(maxlen=_NEWEST)
+
+    def report(self, step: int, value: float, checkpoint: str | None) -> None:
+        """Adds one line. Values are kept as text, as the reader expects."""
+        line = {
+            "timestamp": time.time(),
+            "trial": self._trial,
+            self.name: str(value),
+            "global_step": str(step),
+            "checkpoint_path": checkpoint or "",
+        }
+        self._lines.append(json.dumps(line, sort_keys=True) + "\n")
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file, "".join(self._lines))
