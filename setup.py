@@ -22,6 +22,7 @@ setup(
     install_requires=["tensorflow>=2.17", "pyyaml>=6", "h5py", "rich"],
     extras_require={
         "local": ["tensorboard"],
-        "dev": ["pytest", "hypothesis", "mypy", "ruff", "types-PyYAML"],
+        "test": ["pytest"],
+        "dev": ["pytest", "mypy", "ruff", "types-PyYAML"],
     },
 )

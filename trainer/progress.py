@@ -78,6 +78,7 @@ class Progress:
     steps_per_epoch: int
     examples_per_step: int
     began: float = field(default_factory=time.monotonic)
+    first_call_ended: float | None = None  # time.monotonic() after the call that traced the graph
     training_seconds: float = 0.0  # in calls to the device: saving and sampling left out
     call_seconds: float = 0.0  # of the newest call
     call_timed: bool = False  # whether the newest call says something of speed
@@ -88,7 +89,8 @@ class Progress:
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
         """Counts one call. The first of a process traces the graph and is not timed."""
-        self.call_timed = self.training_seconds > 0
+        self.call_timed = self.first_call_ended is not None
+        self.first_call_ended = self.first_call_ended or time.monotonic()
         self.call_seconds = seconds
         self.step += logs.count
         self.training_seconds += seconds

@@ -52,12 +52,14 @@ def describe(
 
 def ended(state: str, progress: Progress, began: float, error: str | None = None) -> dict[str, Any]:
     """The content of result.json, but for epochs and final scalars. `began`: when this process did."""
+    started_up = progress.first_call_ended
     return {
         "state": state,
         "error": error,
         "steps": progress.step,
         "epochs": round(progress.epoch, 4),
         "wall_seconds": round(time.monotonic() - began, 3),
+        "startup_seconds": None if started_up is None else round(started_up - began, 3),  # to the first step's end
         "training_seconds": round(progress.training_seconds, 3),
         "images_per_second": rounded(progress.whole.images_per_second),
         "step_seconds": rounded(progress.whole.step_seconds),

@@ -9,7 +9,7 @@ import pytest
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.jobdir import open_job_dir, write_json
-from trainer.storage import make_writable, whole_folder, write_whole
+from trainer.storage import whole_folder, write_whole
 
 
 def test_everything_lies_below_job_dir(tmp_path: Path) -> None:
@@ -46,13 +46,6 @@ def test_where_a_run_cannot_write_is_refused(config: TrainConfig, environment: d
     assert line in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="cannot write there"):
-        make_writable(tmp_path / "job", "job_dir")
-
-
 @pytest.mark.parametrize("text", ["{", "[1, 2", "\x00"])
 def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
@@ -84,9 +77,8 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None
     folder = tmp_path / "model"
     with whole_folder(folder) as beside:
         (beside / "one").write_text("1")
-    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as beside:
-        (beside / "two").write_text("2")
-        raise KeyboardInterrupt
+    with pytest.raises(FileNotFoundError), whole_folder(folder) as beside:
+        (beside / "two" / "three").write_text("2")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
 
 

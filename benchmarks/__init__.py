@@ -1,0 +1,1 @@
+"""This project against its peers: each pair in one run, alternating repeats, medians and ratios."""
