@@ -14,14 +14,14 @@ RECIPE = "wgan_gp_digits"
 ALONE = """
 import tensorflow as tf
 from trainer.config import resolve
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.models import build_model
 from trainer.training.steps import StepRunner
 import numpy as np
 config = resolve(["--recipe=%s"]).config
 size, rows = config.image_size, config.global_batch_size
-model = build_model(config, Dataset("none", np.zeros((1, size, size, 1), np.uint8)))
+model = build_model(config, Dataset("none", Arrays(np.zeros((1, size, size, 1), np.uint8))))
 images = tf.zeros((1, config.critic_steps, rows, size, size, 1), tf.uint8)
 StepRunner(model, make_replicas(config), 0)(iter(tf.data.Dataset.from_tensors(images).repeat()), 0, 1)
 print("stepped", flush=True)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Arrays, Dataset
 from trainer.models.wgan_gp import build_critic, build_generator
 
 
@@ -22,8 +22,9 @@ class TutorialLoop:
         self.critic = build_critic(config)
         self.generator_optimizer = keras.optimizers.Adam(config.learning_rate, beta_1=0.0, beta_2=0.9)
         self.critic_optimizer = keras.optimizers.Adam(config.learning_rate, beta_1=0.0, beta_2=0.9)
-        images = dataset.images.astype("float32") / 127.5 - 1.0
-        batches = tf.data.Dataset.from_tensor_slices(images).shuffle(dataset.examples).repeat()
+        assert isinstance(dataset.train, Arrays)
+        images = dataset.train.images.astype("float32") / 127.5 - 1.0
+        batches = tf.data.Dataset.from_tensor_slices(images).shuffle(dataset.train.count).repeat()
         batches = batches.batch(config.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
         self.batches = iter(batches)
         self.train_critic = tf.function(self._train_critic)

@@ -13,7 +13,8 @@ from benchmarks.measure import alternate, images_per_second, keep, table
 from benchmarks.tutorial import TutorialLoop
 from trainer.config import TrainConfig, resolve
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Dataset, load_dataset
+from trainer.data.dataset import Dataset
+from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.job import set_precision
 from trainer.models import build_model
@@ -29,8 +30,8 @@ def our_loop(config: TrainConfig, dataset: Dataset) -> Callable[[int], int]:
     replicas = make_replicas(config)
     with replicas.strategy.scope():
         model = build_model(config, dataset)
-    schedule = Schedule(dataset.examples, config.global_batch_size, config.critic_steps, config.seed)
-    rows = batches(dataset, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
+    schedule = Schedule(dataset.train.count, config.global_batch_size, config.critic_steps, config.seed)
+    rows = batches(dataset.train, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
     iterator, run_steps, position = iter(rows), StepRunner(model, replicas, config.seed), 0
 
     def run(steps: int) -> int:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig, resolve
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import load_dataset
+from trainer.data.sources import load_dataset
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
 from trainer.job import set_precision
@@ -27,8 +27,8 @@ def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
     with replicas.strategy.scope():
         model = build_model(config, dataset)
     per_step = getattr(model, "batches_per_step", 1)
-    schedule = Schedule(dataset.examples, config.global_batch_size, per_step, config.seed)
-    rows = batches(dataset, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
+    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
+    rows = batches(dataset.train, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
     return model, StepRunner(model, replicas, config.seed)(iter(rows), 0, steps)
 
 

@@ -19,7 +19,12 @@ RECIPES = Path(__file__).parent / "recipes"
 
 # Names that stand for a dotted path; a user's own `package.module:function` is taken as it is.
 MODELS = {"wgan_gp": "trainer.models.wgan_gp:build"}
-DATA_SOURCES = {"digits": "trainer.data.digits:load"}
+DATA_SOURCES = {
+    "digits": "trainer.data.digits:load",
+    "mnist": "trainer.data.keras_datasets:load",
+    "fashion_mnist": "trainer.data.keras_datasets:load",
+    "cifar10": "trainer.data.keras_datasets:load",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +43,24 @@ class TrainConfig:
     width: int = setting(32, "filters of the widest-image layer; deeper ones double it", minimum=1, group="model")
     latent_dim: int = setting(128, "length of a generator's noise vector", minimum=1, group="model")
 
-    data: str = setting("digits", "a data source's name, or package.module:function of your own", group="data")
+    data: str = setting(
+        "digits", "a source's name, a path, kind:path, or package.module:function of your own", group="data"
+    )
+    evaluation_fraction: float = setting(
+        0.0,
+        "share of the examples held back for evaluation, where the source has no such part",
+        minimum=0,
+        maximum=0.9,
+        group="data",
+    )
+    skip_bad_images: bool = setting(False, "leave out image files that cannot be decoded", group="data")
+    data_memory_mib: int = setting(
+        4096,
+        "prepared shards larger than this are read row by row, with flat memory",
+        unit="MiB",
+        minimum=0,
+        group="data",
+    )
 
     global_batch_size: int = setting(
         64, "examples of one batch, over all replicas", unit="examples", minimum=1, group="training"
@@ -170,7 +192,8 @@ def check(config: TrainConfig) -> None:
     if config.channels == 2:
         raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
     _known_name("model", config.model, MODELS)
-    _known_name("data", config.data, DATA_SOURCES)
+    if not any(sign in config.data for sign in "/.\\") and not Path(config.data).exists():
+        _known_name("data", config.data, DATA_SOURCES)
     if config.strategy == "one_device" and config.replicas > 1:
         raise UserError(f"strategy=one_device and replicas={config.replicas} contradict each other: drop one of them")
     if config.replicas:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
-from trainer.reporting.console import log, start_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

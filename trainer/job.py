@@ -8,15 +8,16 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Dataset, load_dataset
+from trainer.data.dataset import Dataset
+from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.export import export
 from trainer.jobdir import JobDir, open_job_dir, write_json
+from trainer.log import log
 from trainer.models import build_model
 from trainer.progress import Progress
 from trainer.record import describe, ended, failed
-from trainer.reporting.console import log
 from trainer.reporting.reporter import Reporter
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
@@ -67,7 +68,9 @@ def prepare(config: TrainConfig, job_dir: JobDir) -> Job:
     dataset = load_dataset(config)
     with replicas.strategy.scope():
         model = build_model(config, dataset)
-    schedule = Schedule(dataset.examples, config.global_batch_size, getattr(model, "batches_per_step", 1), config.seed)
+    schedule = Schedule(
+        dataset.train.count, config.global_batch_size, getattr(model, "batches_per_step", 1), config.seed
+    )
     checkpoints = Checkpoints(model, job_dir.checkpoints, config.keep_checkpoints)
     total = config.steps or (config.epochs or 1) * schedule.steps_per_epoch
     step = checkpoints.restore()
@@ -105,7 +108,7 @@ def _train(job: Job, reporter: Reporter) -> None:
     epochs = -(-progress.total_steps // progress.steps_per_epoch)
     callbacks = load_callbacks(config.callbacks, model, epochs, progress.steps_per_epoch)
     rows = batches(
-        job.dataset, job.schedule,
+        job.dataset.train, job.schedule,
         first_step=progress.step, first_row=0, rows=replicas.rows, replicas=replicas.count,
     )  # fmt: skip
     model.stop_training = False

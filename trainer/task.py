@@ -9,8 +9,8 @@ from collections.abc import Sequence  # noqa: E402
 
 from trainer.config import resolve, to_yaml  # noqa: E402
 from trainer.errors import DONE, USER_MUST_CHANGE, UserError  # noqa: E402
+from trainer.log import log, start_logging  # noqa: E402
 from trainer.quiet import quiet_start  # noqa: E402
-from trainer.reporting.console import log, start_logging  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

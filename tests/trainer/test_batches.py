@@ -7,14 +7,15 @@ import pytest
 
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, batches, row_order
-from trainer.data.dataset import Dataset, load_dataset
+from trainer.data.dataset import Arrays, Dataset
 from trainer.data.digits import load
+from trainer.data.sources import load_dataset
 from trainer.errors import UserError
 
 
-def numbered(examples: int) -> Dataset:
+def numbered(examples: int) -> Arrays:
     """Images whose pixel is their row number."""
-    return Dataset("numbered", np.arange(examples, dtype=np.int32).reshape(-1, 1, 1, 1), np.arange(examples))
+    return Arrays(np.arange(examples, dtype=np.int32).reshape(-1, 1, 1, 1), np.arange(examples))
 
 
 def order(schedule: Schedule, first_step: int, steps: int) -> list[Any]:
@@ -66,7 +67,8 @@ def test_a_worker_begins_at_its_first_row() -> None:
 
 
 def test_digits_are_the_known_ones() -> None:
-    dataset = load(TrainConfig(image_size=8))
+    dataset = load(TrainConfig(image_size=8)).train
+    assert isinstance(dataset, Arrays)
     assert dataset.images.shape == (1797, 8, 8, 1)
     assert dataset.labels is not None
     assert np.bincount(dataset.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
@@ -77,7 +79,7 @@ def test_digits_are_the_known_ones() -> None:
 
 @pytest.mark.parametrize(("size", "channels"), [(16, 1), (40, 3)])
 def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
-    images = load(TrainConfig(image_size=size, channels=channels)).images
+    images = load(TrainConfig(image_size=size, channels=channels)).train.images
     assert images.shape == (1797, size, size, channels)
     assert images.dtype == np.uint8
     assert np.array_equal(images[..., 0], images[..., -1])
@@ -92,17 +94,17 @@ def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str) -> None:
-    with pytest.raises(UserError, match="data=mine") as caught:
-        Dataset("mine", images, labels)
+    with pytest.raises(UserError) as caught:
+        Arrays(images, labels)
     assert line in str(caught.value)
 
 
 def few(config: TrainConfig) -> Dataset:
-    return Dataset("few", np.zeros((3, config.image_size, config.image_size, 1), np.uint8))
+    return Dataset("few", Arrays(np.zeros((3, config.image_size, config.image_size, 1), np.uint8)))
 
 
 def wrong_size(config: TrainConfig) -> Dataset:
-    return Dataset("wrong", np.zeros((99, 5, 5, 1), np.uint8))
+    return Dataset("wrong", Arrays(np.zeros((99, 5, 5, 1), np.uint8)))
 
 
 def not_a_dataset(config: TrainConfig) -> int:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import fresh_collectives
-from trainer.distribution.gradients import apply_gradients, prepare
+from trainer.distribution.gradients import prepare
 
 
 def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
@@ -25,7 +25,7 @@ def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
         def on_replica() -> None:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             gradient = gradient_of(tf.cast(replica, tf.float32))
-            apply_gradients(optimizer, [optimizer.scale_loss(gradient)], [weight])
+            optimizer.apply([optimizer.scale_loss(gradient)], [weight])
 
         strategy.run(on_replica)
 

@@ -128,6 +128,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
     assert [entry["step"] for entry in lines(Path(config.job_dir), "report")] == [2]
 
 
+@pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
 def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
     with pytest.raises(UserError) as caught:

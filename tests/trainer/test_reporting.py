@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.images import encode_png, grid, to_uint8
+from trainer.log import log, start_logging
 from trainer.progress import Progress, StepLogs, Window, by_kind
 from trainer.reporting import console
 from trainer.reporting.resources import memory_gib, parse_nvidia_smi, peak_memory_gib
@@ -76,13 +77,13 @@ def test_lines_are_json_with_a_severity_on_vertex(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
-    console.start_logging()
-    console.log.info("two\nlines")
-    console.log.error("bad")
+    start_logging()
+    log.info("two\nlines")
+    log.error("bad")
     monkeypatch.delenv("CLOUD_ML_JOB_ID")
-    console.start_logging()
-    console.log.info("plain")
-    console.log.error("bad")
+    start_logging()
+    log.info("plain")
+    log.error("bad")
     shown = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in shown[:2]] == [
         {"severity": "INFO", "message": "two\nlines"},

@@ -132,7 +132,7 @@ def test_the_first_step_is_that_of_the_paper() -> None:
     noise = step.normal((2, config.latent_dim), stream="noise")
     epsilon = step.uniform((1, 1, 1, 1), stream="interpolation")[:, 0]
     (rows,) = next(iter(row_order(Schedule(1797, 16, 1, config.seed), 0))).numpy()
-    reals = tf.constant(load(config).images[rows] / 127.5 - 1)
+    reals = tf.constant(load(config).train.images[rows] / 127.5 - 1)
 
     losses = {
         "critic_loss": float(paper.critic_step(reals, noise[:, 0], epsilon)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Examples
 
 _ORDER_STREAM = 0x0D0E  # keeps the permutations apart from a model's own draws
 
@@ -34,22 +34,19 @@ class Schedule:
 
 
 def batches(
-    dataset: Dataset, schedule: Schedule, *, first_step: int, first_row: int, rows: int, replicas: int
+    examples: Examples, schedule: Schedule, *, first_step: int, first_row: int, rows: int, replicas: int
 ) -> tf.data.Dataset:
     """This worker's part of every step from `first_step` on, without end.
 
-    Yields (images, labels), or images alone where there are no labels. images: (replicas, batches_per_step, rows,
-    height, width, channels) in the dataset's own dtype; labels: (replicas, batches_per_step, rows). Replica r of this
+    Yields (images, labels), or (images,) where there are no labels. images: (replicas, batches_per_step, rows,
+    height, width, channels) in their own dtype; labels: (replicas, batches_per_step, rows). Replica r of this
     worker gets rows `first_row + r * rows` and on of each global batch.
     """
-    images = tf.constant(dataset.images)
-    labels = None if dataset.labels is None else tf.constant(dataset.labels)
 
     def gather(step_rows: Any) -> Any:
         mine = step_rows[:, first_row : first_row + replicas * rows]
         per_replica = tf.transpose(tf.reshape(mine, (schedule.batches_per_step, replicas, rows)), (1, 0, 2))
-        found = tf.gather(images, per_replica)
-        return found if labels is None else (found, tf.gather(labels, per_replica))
+        return examples.gather(per_replica)
 
     order = row_order(schedule, first_step)
     return order.map(gather, num_parallel_calls=2, deterministic=True).prefetch(4)

@@ -9,7 +9,7 @@ its optimizers built there. The loop then calls the Keras `train_step(data)` in 
 - `train_step` returns a dict of scalars, already divided by the GLOBAL batch: the loop sums them over replicas. A
   compiled Keras model returns its metrics instead, and the loop reads those over all replicas.
 - Randomness, rows and means come from `trainer.distribution.step.current_step()`; gradients are applied by
-  `trainer.distribution.gradients.apply_gradients` with an optimizer from `prepare`, or by a compiled model's own.
+  an optimizer from `trainer.distribution.gradients.prepare`, or by a compiled model's own.
 
 Optional, used where they are there:
 - `templates() -> dict[name, keras.Model]`: what is saved, the one named "model" first (default: the model itself);
@@ -18,9 +18,11 @@ Optional, used where they are there:
 """
 
 import keras
+import tensorflow as tf
 
 from trainer.config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError
 from trainer.imports import load_function
 
@@ -37,5 +39,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def _build_compiled(model: keras.Model, dataset: Dataset) -> None:
     """Makes the variables of a compiled model's optimizer and metrics now, as `fit` does: in a step it is too late."""
-    images = dataset.images[:1].astype(keras.config.floatx())
-    model._symbolic_build(data_batch=images if dataset.labels is None else (images, dataset.labels[:1]))
+    images, *labels = dataset.train.gather(tf.range(1))
+    images = tf.cast(images, keras.config.floatx())
+    model._symbolic_build(data_batch=(images, *labels) if labels else images)
+    sum_first(model.optimizer)

@@ -13,7 +13,7 @@ from keras import layers
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.averaging import update_average
-from trainer.distribution.gradients import apply_gradients, prepare
+from trainer.distribution.gradients import prepare
 from trainer.distribution.step import StepContext, current_step
 from trainer.images import from_uint8, to_uint8
 
@@ -146,7 +146,7 @@ class WGANGP(keras.Model):
         """One critic update on `reals` and as many fakes; returns its losses."""
         fakes = self.generator(noise, training=True)
         losses, gradients = self._critic_gradients(reals, fakes, mix, step.global_batch_size)
-        apply_gradients(self.critic_optimizer, gradients, self.critic.trainable_variables)
+        self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
 
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int) -> Any:
@@ -168,7 +168,7 @@ class WGANGP(keras.Model):
     def update_generator(self, step: StepContext, noise: Any) -> Any:
         """One generator update; returns its loss."""
         loss, gradients = self._generator_gradients(noise, step.global_batch_size)
-        apply_gradients(self.generator_optimizer, gradients, self.generator.trainable_variables)
+        self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss
 
     def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:

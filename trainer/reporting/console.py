@@ -1,49 +1,11 @@
-"""Log lines: plain text at the desk, JSON with a severity where Cloud Logging reads them; and the progress bar."""
+"""What people read while a run goes: a status line a report, or a progress bar on a terminal."""
 
-import json
-import logging
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.log import on_vertex
 from trainer.progress import Progress
-
-log = logging.getLogger("trainer")
-
-
-def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process runs in a Vertex AI training container."""
-    return "CLOUD_ML_JOB_ID" in environment
-
-
-class _Stdout(logging.Handler):
-    """Prints to whatever sys.stdout is now, so that a progress bar can stay below the lines."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), flush=True)
-
-
-class _CloudFormatter(logging.Formatter):
-    """One JSON object a line: https://cloud.google.com/logging/docs/structured-logging"""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps({"severity": record.levelname, "message": super().format(record)})
-
-
-class _DeskFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
-
-
-def start_logging() -> None:
-    """Sends this package's log to stdout, in the form that its reader wants."""
-    handler = _Stdout()
-    handler.setFormatter(_CloudFormatter() if on_vertex() else _DeskFormatter())
-    log.handlers[:] = [handler]
-    log.propagate = False
-    log.setLevel(logging.INFO)
 
 
 def status_line(entry: Mapping[str, Any], progress: Progress) -> str:

@@ -9,8 +9,9 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.images import encode_png, grid, noise
 from trainer.jobdir import JobDir
+from trainer.log import log
 from trainer.progress import Progress, StepLogs, Window, by_kind, rounded
-from trainer.reporting.console import Bar, log, status_line
+from trainer.reporting.console import Bar, status_line
 from trainer.reporting.resources import Gpus, memory_gib
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles

@@ -50,7 +50,7 @@ class StepRunner:
         return tf.stack([tf.cast(logs[name], tf.float64) for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
-        images, *labels = batch if isinstance(batch, tuple) else (batch,)
+        images, *labels = batch
         several = hasattr(self.model, "batches_per_step")
         # Taken on the host, so that only this replica's uint8 rows travel to its device.
         with tf.device("CPU:0"):

@@ -1,0 +1,75 @@
+"""Image files of any kind -> (size, size, channels) uint8, by Pillow.
+
+The rule, the same for every file: orientation from EXIF is applied; 16-bit grey is scaled, not clipped; transparency is
+laid over white; of an animation the first frame counts; the middle square of the shorter side's length is cut out and
+resized (bicubic, antialiased) to `size`.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+MOST_PIXELS = 100_000_000  # 100 megapixels: a larger claim is taken for a decompression bomb
+
+_SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+
+
+class BadImage(Exception):
+    """A file that cannot be decoded; its text is the reason."""
+
+
+def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
+    """The image as (size, size, channels) uint8, and what had to be converted; BadImage where it cannot be read."""
+    try:
+        return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, size, channels)
+    except BadImage:
+        raise
+    except MemoryError as error:
+        raise BadImage("it does not fit into memory") from error
+    except Exception as error:  # Pillow's plug-ins raise whatever a damaged file makes them stumble over
+        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
+    with Image.open(source) as image:
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            raise BadImage(f"it claims {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
+        image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # lets a JPEG skip detail that goes anyway
+        image.load()
+        converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
+        upright = ImageOps.exif_transpose(image)
+        if upright.size != image.size or image.getexif().get(0x0112, 1) not in (0, 1):
+            converted.append("orientation")
+        plain = _without_depth_and_alpha(upright, converted)
+        mode = "RGB" if channels == 3 else "L"
+        if plain.mode != mode:
+            converted.append(f"{_kind(plain.mode)} to {'colour' if channels == 3 else 'grey'}")
+            plain = plain.convert(mode)
+        fitted = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
+        return np.asarray(fitted, np.uint8).reshape(size, size, channels), converted
+
+
+def _without_depth_and_alpha(image: Image.Image, converted: list[str]) -> Image.Image:
+    """8 bits a channel, and nothing transparent."""
+    if image.mode in _SIXTEEN_BIT:
+        converted.append("16 bits to 8")
+        levels = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        return Image.fromarray(np.rint(levels / 257).astype(np.uint8))
+    if image.mode == "F":
+        raise BadImage("its pixels are floating-point numbers, whose white is not known: convert it to 8 or 16 bits")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        converted.append("transparency over white")
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("L" if image.mode in ("L", "LA", "1") else "RGB")
+    return image
+
+
+def _kind(mode: str) -> str:
+    return {"L": "grey", "1": "black and white", "P": "palette", "RGB": "colour"}.get(mode, mode)

@@ -1,0 +1,76 @@
+"""idx files, as MNIST and Fashion-MNIST come: http://yann.lecun.com/exdb/mnist (plain or .gz)."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import TrainConfig
+from trainer.data.arrays import arrays_dataset
+from trainer.data.dataset import Dataset
+from trainer.errors import UserError
+
+_UINT8 = 0x08
+_MOST_BYTES = 16 * 2**30  # what a header may claim
+
+# The four files, by the beginning of their names; `-` and `.` both stand before `idx` out there.
+_FILES = {"train": ("train-images", "train-labels"), "evaluation": ("t10k-images", "t10k-labels")}
+
+
+def is_idx(path: Path) -> bool:
+    """Whether `path` is a folder of idx files, or one images file."""
+    return bool(_find(path, "train-images")) if path.is_dir() else "idx" in path.name
+
+
+def load(config: TrainConfig, path: Path) -> Dataset:
+    """train-images and train-labels of the folder, with t10k-* as evaluation; or one images file, without labels."""
+    if not path.is_dir():
+        return arrays_dataset(config, _images(path), None)
+    parts: list[Any] = []
+    for images_name, labels_name in _FILES.values():
+        images, labels = _find(path, images_name), _find(path, labels_name)
+        parts += [_images(images) if images else None, read(labels, 1) if labels else None]
+    if parts[0] is None:
+        raise UserError(f"data={path}: no train-images-idx3-ubyte(.gz) in this folder")
+    return arrays_dataset(config, *parts)
+
+
+def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """One idx file of unsigned bytes with so many dimensions; UserError where it is damaged or of another kind."""
+    try:
+        with _open(path) as file:
+            header = file.read(4 + 4 * dimensions)
+            if len(header) < 4 + 4 * dimensions or header[:2] != b"\0\0" or header[2] != _UINT8:
+                raise UserError(f"{path}: not an idx file of unsigned bytes: its header is {header[:4].hex(' ')}")
+            if header[3] != dimensions:
+                raise UserError(f"{path}: an idx file of {header[3]} dimensions, {dimensions} are needed")
+            shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
+            size = math.prod(shape)
+            if size > _MOST_BYTES:
+                raise UserError(f"{path}: its header claims {shape}, more than {_MOST_BYTES / 2**30:.0f} GiB")
+            content = file.read(size + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if len(content) != size:
+        raise UserError(
+            f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'} bytes follow"
+        )
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _images(path: Path) -> npt.NDArray[np.uint8]:
+    return read(path, 3)[..., np.newaxis]
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+
+
+def _find(folder: Path, begins: str) -> Path | None:
+    names = (begins, begins.replace("-", "_"))
+    found = sorted(path for path in folder.iterdir() if path.name.startswith(names) and path.is_file())
+    return found[0] if found else None

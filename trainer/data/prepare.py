@@ -1,0 +1,233 @@
+"""Any source -> shards: `python -m trainer.data.prepare SRC DST --image_size=64 --channels=3`.
+
+Decodes once what every run would decode again. Image folders and TFRecord files pass through memory a shard at a time.
+Interrupted, the same command goes on after the last whole shard.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainConfig, resolve
+from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.log import log, start_logging
+from trainer.quiet import quiet_start
+
+with quiet_start():
+    from trainer.data import image_folder, sources, tfrecord
+    from trainer.data.dataset import Arrays, Examples
+    from trainer.data.image_folder import Bad
+    from trainer.data.shards import FORMAT, INDEX, LABEL, sha256
+    from trainer.storage import local_path, make_writable, write_whole
+
+JOURNAL = ".prepare.json"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What becomes one shard: how many source items (files or examples) it takes, and how to get them."""
+
+    items: int
+    get: Callable[[Bad], Arrays | None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Splits of pieces. The fingerprint changes with whatever would change a shard."""
+
+    splits: dict[str, list[Piece]]
+    class_names: tuple[str, ...]
+    fingerprint: str
+
+
+def prepare(
+    config: TrainConfig, destination: Path, shard_mib: int, on_piece: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Writes the shards and, last, index.json; returns the index. `on_piece(items done, items in all)` hears of each.
+
+    UserError where the source cannot be read, or has images that cannot be decoded and may not be skipped.
+    """
+    make_writable(destination, "DST")
+    source = _source(config, max(1, shard_mib * 2**20 // (config.image_size**2 * config.channels)))
+    journal = Journal(destination, source.fingerprint)
+    total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
+    written: dict[str, list[dict[str, Any]]] = {}
+    for split, pieces in source.splits.items():
+        written[split] = []
+        for number, piece in enumerate(pieces):
+            name = f"{split}-{number:05d}.bin"
+            written[split].append(journal.known(name) or journal.write(name, piece))
+            done += piece.items
+            on_piece(done, total)
+    index = _index(config, source, written)
+    write_whole(destination / INDEX, json.dumps(index, indent=1) + "\n")
+    journal.file.unlink()
+    return index
+
+
+class Journal:
+    """Which shards of this very source are written already."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self.folder, self.file, self.fingerprint = folder, folder / JOURNAL, fingerprint
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+            self.shards: dict[str, Any] = content["shards"] if content["fingerprint"] == fingerprint else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            self.shards = {}
+
+    def known(self, name: str) -> dict[str, Any] | None:
+        """The entry of a shard that stands there whole."""
+        entry: dict[str, Any] | None = self.shards.get(name)
+        if entry and entry["examples"]:
+            path = self.folder / name
+            return entry if path.is_file() and sha256(path) == entry["sha256"] else None
+        return entry
+
+    def write(self, name: str, piece: Piece) -> dict[str, Any]:
+        """Makes and writes one shard whole, and notes it; one without any image is only noted."""
+        bad = Bad()
+        arrays = piece.get(bad)
+        content = b"" if arrays is None else arrays.images.tobytes()
+        if arrays is not None and arrays.labels is not None:
+            content += arrays.labels.astype(LABEL).tobytes()
+        entry = {
+            "file": name,
+            "examples": 0 if arrays is None else arrays.count,
+            "labelled": arrays is not None and arrays.labelled,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "converted": dict(bad.converted),
+            "skipped": [[str(file), why] for file, why in bad.files],
+        }
+        if content:
+            write_whole(self.folder / name, content)
+        self.shards[name] = entry
+        write_whole(self.file, json.dumps({"fingerprint": self.fingerprint, "shards": self.shards}))
+        return entry
+
+
+def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    entries = [entry for split in written.values() for entry in split]
+    bad = Bad([(Path(file), why) for entry in entries for file, why in entry["skipped"]])
+    bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
+    image_folder.refuse_or_skip(config, bad)
+    splits = {
+        split: [{key: entry[key] for key in ("file", "examples", "sha256")} for entry in some if entry["examples"]]
+        for split, some in written.items()
+    }
+    if not splits["train"]:
+        raise UserError(f"SRC={config.data}: no image is left to train on")
+    return {
+        "format": FORMAT,
+        "image_shape": [config.image_size, config.image_size, config.channels],
+        "class_names": list(source.class_names),
+        "labelled": any(entry["labelled"] for entry in entries),
+        "splits": splits,
+        "source": config.data,
+        "converted": dict(bad.converted),
+        "skipped": [f"{file}: {why}" for file, why in bad.files],
+    }
+
+
+def _source(config: TrainConfig, per_shard: int) -> Source:
+    kind, path = ("", Path()) if sources.is_named(config.data) else sources.kind_and_path(config.data)
+    if kind == "folder" and not config.evaluation_fraction:
+        return _folder_source(config, path, per_shard)
+    if kind == "tfrecord" and not config.evaluation_fraction:
+        return _tfrecord_source(config, path)
+    dataset = sources.load_dataset(config)
+    parts = {"train": dataset.train, "evaluation": dataset.evaluation}
+    splits = {name: _slices(part, per_shard) for name, part in parts.items() if part is not None}
+    return Source(splits, dataset.class_names, _fingerprint(config, per_shard, []))
+
+
+def _folder_source(config: TrainConfig, path: Path, per_shard: int) -> Source:
+    train, evaluation = image_folder.find(path)
+    splits = {}
+    for name, folder in (("train", train), ("evaluation", evaluation)):
+        if folder is not None:
+            starts = range(0, len(folder.files), per_shard)
+            parts = [folder.part(start, start + per_shard) for start in starts]
+            splits[name] = [Piece(len(part.files), _decoder(config, part)) for part in parts]
+    files = [file for folder in (train, evaluation) if folder for file in folder.files]
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, files))
+
+
+def _decoder(config: TrainConfig, part: image_folder.Folder) -> Callable[[Bad], Arrays | None]:
+    return lambda bad: image_folder.decode_folder(config, part, bad)
+
+
+def _tfrecord_source(config: TrainConfig, path: Path) -> Source:
+    """One shard a file: how many records a file holds is known only when it was read."""
+    train, evaluation = tfrecord.find(path)
+
+    def piece(file: Path) -> Piece:
+        return Piece(1, lambda bad: tfrecord.read(config, [file], bad))
+
+    splits = {"train": [piece(file) for file in train], "evaluation": [piece(file) for file in evaluation]}
+    names = tfrecord.class_names([*train, *evaluation])
+    return Source(splits, names, _fingerprint(config, 0, [*train, *evaluation]))
+
+
+def _slices(part: Examples, per_shard: int) -> list[Piece]:
+    import numpy as np
+
+    def piece(start: int, stop: int) -> Piece:
+        def get(bad: Bad) -> Arrays:
+            return Arrays(*(found.numpy() for found in part.gather(np.arange(start, stop, dtype=np.int32))))
+
+        return Piece(stop - start, get)
+
+    return [piece(start, min(start + per_shard, part.count)) for start in range(0, part.count, per_shard)]
+
+
+def _fingerprint(config: TrainConfig, per_shard: int, files: Sequence[Path]) -> str:
+    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    what = [config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard, stats]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepares SRC into DST with a progress bar. Returns the exit code."""
+    start_logging()
+    parser = argparse.ArgumentParser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("source", metavar="SRC", help="what --data takes: a folder, a file, a name")
+    parser.add_argument("destination", metavar="DST", help="the folder that the shards go to")
+    parser.add_argument("--shard_mib", type=int, default=64, help="size of a shard (default: 64)")
+    parser.epilog = (
+        "And of the trainer's settings: --image_size --channels --skip_bad_images --evaluation_fraction --seed"
+    )
+    options, flags = parser.parse_known_args(arguments)
+    try:
+        config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
+        index = _with_bar(config, local_path(options.destination, "DST"), max(1, options.shard_mib))
+    except UserError as error:
+        log.error("%s", error)
+        return USER_MUST_CHANGE
+    except KeyboardInterrupt:
+        log.warning("interrupted: the same command goes on after the last whole shard")
+        return INTERRUPTED
+    counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
+    log.info(f"{options.destination}: " + ", ".join(f"{count:,} {split}" for split, count in counts.items() if count))
+    return DONE
+
+
+def _with_bar(config: TrainConfig, destination: Path, shard_mib: int) -> dict[str, Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("prepare"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        return prepare(
+            config, destination, shard_mib, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

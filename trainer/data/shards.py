@@ -1,0 +1,158 @@
+"""Prepared shards: fixed-size images in a few large files, with an index; read whole, or row by row with flat memory.
+
+A folder holds index.json and shard files. A shard is its images, one after the other, (examples, height, width,
+channels) uint8, and then its labels, (examples,) little-endian int32, where there are any.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.config import TrainConfig
+from trainer.data.dataset import Arrays, Dataset, Examples
+from trainer.errors import UserError
+
+INDEX = "index.json"
+FORMAT = "trainer-shards-1"
+LABEL = np.dtype("<i4")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the index."""
+
+    path: Path
+    examples: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """Examples read from their files by row number when they are asked for: memory holds labels and one batch."""
+
+    shards: tuple[Shard, ...]
+    image_shape: tuple[int, int, int]
+    labelled: bool
+
+    @property
+    def count(self) -> int:
+        return int(self._starts[-1])
+
+    def gather(self, rows: Any) -> tuple[Any, ...]:
+        types = (tf.uint8, tf.int32)[: 1 + self.labelled]
+        parts = tf.numpy_function(self.read, [rows], types, stateful=False)
+        parts[0].set_shape((*rows.shape, *self.image_shape))
+        for labels in parts[1:]:
+            labels.set_shape(rows.shape)
+        return tuple(parts)
+
+    def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
+        """Images and labels of `rows`, in their shape."""
+        flat = rows.ravel()
+        images = np.empty((flat.size, int(np.prod(self.image_shape))), np.uint8)
+        which = np.searchsorted(self._starts, flat, side="right") - 1
+        for place, (shard, row) in enumerate(zip(which.tolist(), flat.tolist(), strict=True)):
+            offset = (row - int(self._starts[shard])) * images.shape[1]
+            if os.preadv(self._files[shard], [images[place]], offset) != images.shape[1]:
+                raise OSError(f"{self.shards[shard].path} became shorter while it was read")
+        found = images.reshape(*rows.shape, *self.image_shape)
+        return (found, self._labels[rows]) if self.labelled else (found,)
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([0] + [shard.examples for shard in self.shards])
+
+    @cached_property
+    def _files(self) -> list[int]:
+        return [os.open(shard.path, os.O_RDONLY) for shard in self.shards]
+
+    @cached_property
+    def _labels(self) -> npt.NDArray[np.int32]:
+        return np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
+
+
+def is_shards(path: Path) -> bool:
+    """Whether `path` is a folder of prepared shards."""
+    return (path / INDEX).is_file()
+
+
+def load(config: TrainConfig, path: Path) -> Dataset:
+    """The shards of `path`: in memory where they fit into data_memory_mib (checksums verified), else row by row."""
+    index = read_index(path)
+    try:
+        shape, names = tuple(int(n) for n in index["image_shape"]), tuple(str(n) for n in index["class_names"])
+        splits = {name: _shards(path, entries) for name, entries in index["splits"].items()}
+        labelled = bool(index["labelled"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it anew") from None
+    if len(shape) != 3 or min(shape) < 1 or not splits.get("train"):
+        raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it anew")
+    for shard in (shard for shards in splits.values() for shard in shards):
+        _check_size(shard, shape, labelled)
+    rows = {name: ShardRows(shards, shape, labelled) for name, shards in splits.items() if shards}
+    total = sum(part.count for part in rows.values()) * int(np.prod(shape))
+    fits = total <= config.data_memory_mib * 2**20
+    parts: dict[str, Examples] = {name: _in_memory(part) if fits else part for name, part in rows.items()}
+    return Dataset(config.data, parts["train"], parts.get("evaluation"), names, {"in_memory": fits})
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The content of index.json; UserError where it is none of ours."""
+    try:
+        index = json.loads((path / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it anew") from None
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise UserError(f"data={path}: its {INDEX} is not of format {FORMAT}: prepare it anew")
+    return index
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _shards(folder: Path, entries: list[dict[str, Any]]) -> tuple[Shard, ...]:
+    shards = []
+    for entry in entries:
+        name, examples = str(entry["file"]), int(entry["examples"])
+        if Path(name).name != name or examples < 1:
+            raise ValueError(f"shard {name!r} of {examples} examples")
+        shards.append(Shard(folder / name, examples, str(entry["sha256"])))
+    return tuple(shards)
+
+
+def _check_size(shard: Shard, shape: tuple[int, ...], labelled: bool) -> None:
+    expected = shard.examples * (int(np.prod(shape)) + (LABEL.itemsize if labelled else 0))
+    try:
+        found = shard.path.stat().st_size
+    except OSError as error:
+        raise UserError(f"data: {shard.path} cannot be read ({error.strerror}): prepare it anew") from None
+    if found != expected:
+        raise UserError(f"data: {shard.path} has {found:,} bytes, its index says {expected:,}: prepare it anew")
+
+
+def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    with open(shard.path, "rb") as file:
+        file.seek(shard.examples * int(np.prod(shape)))
+        return np.frombuffer(file.read(), LABEL).astype(np.int32)
+
+
+def _in_memory(part: ShardRows) -> Arrays:
+    for shard in part.shards:
+        if sha256(shard.path) != shard.sha256:
+            raise UserError(f"data: {shard.path} is damaged: its checksum is not that of the index: prepare it anew")
+    found = part.read(np.arange(part.count, dtype=np.int32))
+    return Arrays(*found)

@@ -1,0 +1,111 @@
+"""TFRecord files of tf.train.Example: encoded image bytes and a label."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.config import TrainConfig
+from trainer.data.arrays import hold_back, numbered_classes
+from trainer.data.dataset import Arrays, Dataset
+from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
+from trainer.errors import UserError
+
+SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+_IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
+_EVALUATION = ("val", "test")
+
+
+def is_tfrecord(path: Path) -> bool:
+    """Whether `path` is a TFRecord file, or a folder that holds some."""
+    return bool(_files(path)) if path.is_dir() else _named_so(path)
+
+
+def load(config: TrainConfig, path: Path) -> Dataset:
+    """All records, decoded once. In a folder, files named val* or test* are for evaluation."""
+    train_files, held_files = find(path)
+    bad = Bad()
+    train = read(config, train_files, bad)
+    held = read(config, held_files, bad) if held_files else None
+    refuse_or_skip(config, bad)
+    if train is None:
+        raise UserError(f"data={path}: no image in its TFRecord files")
+    if held is None and config.evaluation_fraction:
+        train, held = hold_back(config, train)
+    notes = {"converted": dict(bad.converted), "skipped": [f"{file}: {why}" for file, why in bad.files]}
+    return Dataset(config.data, train, held, numbered_classes(train, held), notes)
+
+
+def find(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files for training and those for evaluation."""
+    files = _files(path) if path.is_dir() else [path]
+    held = [file for file in files if file.name.lower().startswith(_EVALUATION)]
+    return [file for file in files if file not in held], held
+
+
+def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
+    """All records of `files`, decoded; None where there is none."""
+    contents: list[bytes] = []
+    labels: list[int | None] = []
+    names: list[Path] = []
+    for file in files:
+        for number, (content, label) in enumerate(_records(file)):
+            contents.append(content)
+            labels.append(label)
+            names.append(Path(f"{file}#{number}"))
+    if not contents:
+        return None
+    if len({label is None for label in labels}) > 1:
+        raise UserError(
+            f"data={config.data}: some records have a label ({' or '.join(_LABEL_KEYS)}) and some have none"
+        )
+    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: names[i])
+    if not good:
+        return None
+    if labels[0] is None:
+        return Arrays(images)
+    numbers = np.array(labels, np.int64)[good]
+    if numbers.min() < 0 or numbers.max() >= 2**31 - 1:
+        raise UserError(f"data={config.data}: labels from {numbers.min()} to {numbers.max()}: they count from 0")
+    return Arrays(images, numbers.astype(np.int32))
+
+
+def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
+    compression = "GZIP" if file.suffix == ".gz" else ""
+    try:
+        for record in tf.data.TFRecordDataset(str(file), compression_type=compression):
+            feature = tf.train.Example.FromString(record.numpy()).features.feature
+            content = _first(feature, _IMAGE_KEYS, "bytes_list")
+            if content is None:
+                raise UserError(
+                    f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature]}"
+                )
+            yield content, _first(feature, _LABEL_KEYS, "int64_list")
+    except UserError:
+        raise
+    except Exception as error:  # a damaged record: TensorFlow's DataLossError, protobuf's DecodeError
+        raise UserError(f"{file}: damaged, or not a TFRecord file: {' '.join(str(error).split())[:200]}") from None
+
+
+def _first(feature: Any, keys: tuple[str, ...], kind: str) -> Any:
+    for key in keys:
+        if key in feature and getattr(feature[key], kind).value:
+            return getattr(feature[key], kind).value[0]
+    return None
+
+
+def class_names(files: list[Path]) -> tuple[str, ...]:
+    """The labels' numbers, from the records of all `files`."""
+    most = max((label for file in files for _, label in _records(file) if label is not None), default=-1)
+    return tuple(str(label) for label in range(most + 1))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _named_so(path) and path.is_file())
+
+
+def _named_so(path: Path) -> bool:
+    name = path.name.lower().removesuffix(".gz")
+    return name.endswith(SUFFIXES) or ".tfrecord-" in name
