@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
-from trainer.models.wgan_gp import build_critic, build_generator
+from trainer.models.gan import build_critic, build_generator
 
 
 class TutorialLoop:

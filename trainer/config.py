@@ -18,13 +18,17 @@ from trainer.settings import coerce_all, nearest, setting, value_type
 RECIPES = Path(__file__).parent / "recipes"
 
 # Names that stand for a dotted path; a user's own `package.module:function` is taken as it is.
-MODELS = {"wgan_gp": "trainer.models.wgan_gp:build"}
+MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp")}
 DATA_SOURCES = {
     "digits": "trainer.data.digits:load",
     "mnist": "trainer.data.keras_datasets:load",
     "fashion_mnist": "trainer.data.keras_datasets:load",
     "cifar10": "trainer.data.keras_datasets:load",
 }
+
+
+# What `augment` may name, one or several, separated by commas.
+AUGMENTATIONS = ("flip", "crop")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,20 @@ class TrainConfig:
     width: int = setting(32, "filters of the widest-image layer; deeper ones double it", minimum=1, group="model")
     latent_dim: int = setting(128, "length of a generator's noise vector", minimum=1, group="model")
 
+    variant: str = setting(
+        "B2", "which EfficientNet", choices=tuple(f"B{number}" for number in range(8)), group="model"
+    )
+    weights: str = setting("imagenet", "EfficientNet's first weights: imagenet, none, or a weights file", group="model")
+    fine_tune_from: str = setting(
+        "", "EfficientNet's first block that learns too, as block6a; none: only the head learns", group="model"
+    )
+    fine_tune_after_steps: int = setting(
+        0, "steps in which only EfficientNet's head learns", unit="steps", minimum=0, group="training"
+    )
+    fine_tune_learning_rate: float = setting(
+        1e-5, "learning_rate from fine_tune_after_steps on", above=0, group="training"
+    )
+
     data: str = setting(
         "digits", "a source's name, a path, kind:path, or package.module:function of your own", group="data"
     )
@@ -52,6 +70,9 @@ class TrainConfig:
         minimum=0,
         maximum=0.9,
         group="data",
+    )
+    augment: str = setting(
+        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma", group="data"
     )
     skip_bad_images: bool = setting(False, "leave out image files that cannot be decoded", group="data")
     data_memory_mib: int = setting(
@@ -68,6 +89,11 @@ class TrainConfig:
     epochs: int | None = setting(None, "length of the run (or give steps)", unit="epochs", minimum=1, group="training")
     steps: int | None = setting(None, "length of the run (or give epochs)", unit="steps", minimum=1, group="training")
     learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
+    learning_rate_schedule: str = setting(
+        "constant", "how the learning rate goes on after the warm-up", choices=("constant", "cosine"), group="training"
+    )
+    warmup_steps: int = setting(0, "steps of linear rise to learning_rate", unit="steps", minimum=0, group="training")
+    dropout: float = setting(0.0, "share of hidden units dropped", minimum=0, maximum=0.95, group="model")
     critic_steps: int = setting(5, "critic updates before each generator update", minimum=1, group="training")
     gradient_penalty_weight: float = setting(
         10.0, "weight of the critic's gradient penalty", minimum=0, group="training"
@@ -78,6 +104,10 @@ class TrainConfig:
         minimum=0,
         maximum=0.999999,
         group="training",
+    )
+    early_stopping: str = setting("", "stop when this value of an epoch, as val_loss, gets no better", group="training")
+    patience: int = setting(
+        3, "epochs without improvement before early_stopping", unit="epochs", minimum=1, group="training"
     )
     seed: int = setting(0, "fixes weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
 
@@ -128,6 +158,11 @@ class TrainConfig:
     tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
     tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
 
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """The names in `augment`."""
+        return tuple(name.strip() for name in self.augment.split(",") if name.strip())
+
     def rows_per_replica(self, replicas: int) -> int:
         """Rows of each global batch that one of `replicas` works on; UserError where the batch does not divide."""
         rows, left_over = divmod(self.global_batch_size, replicas)
@@ -148,6 +183,27 @@ MAY_CHANGE = frozenset({
 })  # fmt: skip
 
 
+def _efficientnet(config: TrainConfig) -> None:
+    if config.channels != 3:
+        raise UserError(f"channels={config.channels}: efficientnet takes colour images: say --channels=3")
+    if config.image_size < 32:
+        raise UserError(f"image_size={config.image_size}: efficientnet needs at least 32 pixels")
+    if config.fine_tune_after_steps and not config.fine_tune_from:
+        raise UserError(
+            f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block that "
+            "learns then, for example --fine_tune_from=block6a"
+        )
+    if config.weights == "none" and config.fine_tune_from:
+        raise UserError(
+            f"weights=none and fine_tune_from={config.fine_tune_from} contradict each other: without weights all learns"
+        )
+
+
+def _cnn(config: TrainConfig) -> None:
+    if config.image_size < 20:
+        raise UserError(f"image_size={config.image_size}: cnn needs at least 20 pixels")
+
+
 def _gan_images(config: TrainConfig) -> None:
     size = config.image_size
     if size % 8 or not 16 <= size <= 256:
@@ -158,7 +214,12 @@ def _gan_images(config: TrainConfig) -> None:
 
 
 # What a named model asks of the settings, checked before TensorFlow is loaded.
-MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {"wgan_gp": _gan_images}
+MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {
+    "wgan_gp": _gan_images,
+    "dcgan": _gan_images,
+    "cnn": _cnn,
+    "efficientnet": _efficientnet,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +255,12 @@ def check(config: TrainConfig) -> None:
     _known_name("model", config.model, MODELS)
     if not any(sign in config.data for sign in "/.\\") and not Path(config.data).exists():
         _known_name("data", config.data, DATA_SOURCES)
+    for name in config.augmentations:
+        if name not in AUGMENTATIONS:
+            raise UserError(
+                f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
+                f"Known: {', '.join(AUGMENTATIONS)}"
+            )
     if config.strategy == "one_device" and config.replicas > 1:
         raise UserError(f"strategy=one_device and replicas={config.replicas} contradict each other: drop one of them")
     if config.replicas:

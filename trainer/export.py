@@ -27,10 +27,13 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
     A subclassed model, which Keras cannot take apart, is returned as it is.
     """
+    compiled, model.compiled = model.compiled, False  # a template is no one's training state
     try:
         copy = keras.models.clone_model(model, clone_function=_plain_layer)
     except ValueError:
         return model
+    finally:
+        model.compiled = compiled
     copy.set_weights(model.get_weights())
     return copy
 
@@ -38,6 +41,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
 def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, keras.Model):
         return plain_copy(layer)
+    if hasattr(layer, "plain"):  # one of ours, which needs the step that it runs in
+        return layer.plain()
     config = layer.get_config()
     if "synchronized" in config:
         config["synchronized"] = False

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from trainer.config import TrainConfig
+from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
@@ -19,8 +20,10 @@ from trainer.models import build_model
 from trainer.progress import Progress
 from trainer.record import describe, ended, failed
 from trainer.reporting.reporter import Reporter
+from trainer.storage import write_whole
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
+from trainer.training.evaluate import evaluation
 from trainer.training.loop import CallSize, Event, train
 from trainer.training.steps import StepRunner
 
@@ -47,8 +50,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float) -> int:
     job_dir = open_job_dir(config)
     try:
         job = prepare(config, job_dir)
-        write_json(job_dir.run_file, describe(config, command, job.replicas, job.schedule, job.progress.total_steps))
-        if job.progress.finished:
+        _describe(job, command)
+        if job.progress.finished and job_dir.read_result().get("state") == "done":
             log.info(f"finished already at step {job.progress.step:,}: give more --steps or --epochs to go on")
             return DONE
         return _train_and_export(job, began)
@@ -58,6 +61,17 @@ def run(config: TrainConfig, command: Sequence[str], began: float) -> int:
         raise _failed(job_dir, began, _out_of_memory(config)) from error
     except UserError as error:
         raise _failed(job_dir, began, str(error)) from error
+
+
+def _describe(job: Job, command: Sequence[str]) -> None:
+    """Writes run.json, and the list of images that were left out."""
+    about = describe(job.config, command, job.replicas, job.schedule, job.progress.total_steps)
+    notes = dict(job.dataset.notes)
+    skipped = notes.pop("skipped", [])
+    if skipped:
+        write_whole(job.job_dir.root / "skipped_images.txt", "\n".join(skipped) + "\n")
+    about["data"] |= {"classes": list(job.dataset.class_names), "skipped": len(skipped), **notes}
+    write_json(job.job_dir.run_file, about)
 
 
 def prepare(config: TrainConfig, job_dir: JobDir) -> Job:
@@ -72,7 +86,7 @@ def prepare(config: TrainConfig, job_dir: JobDir) -> Job:
         dataset.train.count, config.global_batch_size, getattr(model, "batches_per_step", 1), config.seed
     )
     checkpoints = Checkpoints(model, job_dir.checkpoints, config.keep_checkpoints)
-    total = config.steps or (config.epochs or 1) * schedule.steps_per_epoch
+    total = schedule.total_steps(config.steps, config.epochs)
     step = checkpoints.restore()
     log.info(f"resumes at step {step:,} from {checkpoints.latest}" if step else "starts from scratch")
     progress = Progress(step, total, schedule.steps_per_epoch, schedule.examples_per_step)
@@ -106,7 +120,7 @@ def _train_and_export(job: Job, began: float) -> int:
 def _train(job: Job, reporter: Reporter) -> None:
     config, model, progress, replicas = job.config, job.model, job.progress, job.replicas
     epochs = -(-progress.total_steps // progress.steps_per_epoch)
-    callbacks = load_callbacks(config.callbacks, model, epochs, progress.steps_per_epoch)
+    callbacks = load_callbacks(config, model, epochs, progress.steps_per_epoch)
     rows = batches(
         job.dataset.train, job.schedule,
         first_step=progress.step, first_row=0, rows=replicas.rows, replicas=replicas.count,
@@ -114,18 +128,19 @@ def _train(job: Job, reporter: Reporter) -> None:
     model.stop_training = False
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(int(progress.epoch))
-    train(
-        StepRunner(model, replicas, config.seed), iter(rows), progress, _events(job, reporter, callbacks),
-        callbacks, reporter.on_call, CallSize(config.steps_per_loop),
-    )  # fmt: skip
+    run_steps = StepRunner(model, replicas, config.seed, augmentation(config))
+    events = _events(job, reporter, callbacks)
+    train(run_steps, iter(rows), progress, events, callbacks, reporter.on_call, CallSize(config.steps_per_loop))
     callbacks.on_train_end()
 
 
 def _events(job: Job, reporter: Reporter, callbacks: keras.callbacks.CallbackList) -> list[Event]:
     """What happens between calls to the device, in this order."""
 
+    evaluate = evaluation(job.model, job.replicas, job.dataset.evaluation)
+
     def end_epoch(progress: Progress) -> None:
-        means = reporter.epoch_end(progress)
+        means = reporter.epoch_end(progress, evaluate())
         callbacks.on_epoch_end(int(progress.epoch) - 1, means)
         if not progress.finished:
             callbacks.on_epoch_begin(int(progress.epoch))

@@ -12,7 +12,8 @@ from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, row_order
 from trainer.data.digits import load
 from trainer.distribution.step import StepContext
-from trainer.models.wgan_gp import build_critic, build_generator, filters, gradient_norms
+from trainer.models.gan import build_critic, build_generator, filters
+from trainer.models.wgan_gp import gradient_norms
 
 
 def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:

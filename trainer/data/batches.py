@@ -32,6 +32,10 @@ class Schedule:
     def steps_per_epoch(self) -> int:
         return max(1, self.examples // self.examples_per_step)
 
+    def total_steps(self, steps: int | None, epochs: int | None) -> int:
+        """The length of a run that is `steps` steps or `epochs` epochs long."""
+        return steps or (epochs or 1) * self.steps_per_epoch
+
 
 def batches(
     examples: Examples, schedule: Schedule, *, first_step: int, first_row: int, rows: int, replicas: int

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -25,6 +25,11 @@ class StepContext:
     first_row: Any  # where this replica's rows begin in the global batch
     rows: int
     global_batch_size: int
+    prefix: str = ""  # of every stream
+
+    def within(self, name: str) -> "StepContext":
+        """The same step with streams of its own: what draws here does not meet what draws elsewhere."""
+        return replace(self, prefix=f"{self.prefix}{name}/")
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
         """Standard normal numbers, (rows, *shape), in floatx. Two draws of one step need two streams."""
@@ -39,7 +44,7 @@ class StepContext:
         return tf.reduce_sum(values) / self.global_batch_size
 
     def _draw(self, draw: Any, shape: Sequence[int], stream: str) -> Any:
-        key = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=7).digest()
+        key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
         seed = tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
         whole = draw((self.global_batch_size, *shape), seed=seed, dtype=tf.float32, alg="philox")
         begin = [self.first_row] + [0] * len(shape)

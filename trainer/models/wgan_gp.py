@@ -8,82 +8,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import layers
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.distribution.averaging import update_average
-from trainer.distribution.gradients import prepare
 from trainer.distribution.step import StepContext, current_step
-from trainer.images import from_uint8, to_uint8
-
-_KERNEL = (
-    4  # a multiple of the stride: no checkerboard (Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard)
-)
+from trainer.images import from_uint8
+from trainer.models.gan import GAN, build_critic, build_generator, synchronized
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Generator, critic and their optimizers, for `config.image_size` and `config.channels`."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    synchronized = config.sync_batch_norm and replicas > 1
-    generator = build_generator(config, synchronized=synchronized)
-    average = build_generator(config, synchronized=synchronized)
-    average.set_weights(generator.get_weights())
-    return WGANGP(config, generator, average, build_critic(config), compile_generator=not synchronized)
-
-
-def filters(config: TrainConfig) -> list[int]:
-    """Filters of each resolution, widest image first: halved while even and above 4 pixels, at most 8 x width."""
-    size = config.image_size
-    result: list[int] = []
-    while size % 2 == 0 and size > 4:
-        size //= 2
-        result.append(config.width * min(2 ** len(result), 8))
-    return result
-
-
-def build_generator(config: TrainConfig, *, synchronized: bool) -> keras.Model:
-    """(rows, latent_dim) noise -> (rows, image_size, image_size, channels) in [-1, 1]."""
-    widths = filters(config)
-    base = config.image_size // 2 ** len(widths)
-    noise = keras.Input((config.latent_dim,), name="noise")
-    x = layers.Dense(base * base * widths[-1], use_bias=False)(noise)
-    x = layers.Reshape((base, base, widths[-1]))(x)
-    x = _norm_relu(x, synchronized)
-    for width in reversed(widths[:-1]):
-        x = layers.Conv2DTranspose(width, _KERNEL, strides=2, padding="same", use_bias=False)(x)
-        x = _norm_relu(x, synchronized)
-    x = layers.Conv2DTranspose(config.channels, _KERNEL, strides=2, padding="same")(x)
-    images = layers.Activation("tanh", dtype=_full_precision(), name="images")(x)
-    return keras.Model(noise, images, name="generator")
-
-
-def build_critic(config: TrainConfig) -> keras.Model:
-    """(rows, image_size, image_size, channels) in [-1, 1] -> (rows, 1) unbounded scores."""
-    images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
-    x = images
-    for width in filters(config):
-        x = layers.Conv2D(width, _KERNEL, strides=2, padding="same")(x)
-        x = layers.LeakyReLU(negative_slope=0.2)(x)
-    x = layers.Flatten()(x)
-    score = layers.Dense(1, dtype=_full_precision(), name="score")(x)
-    return keras.Model(images, score, name="critic")
-
-
-def _norm_relu(x: Any, synchronized: bool) -> Any:
-    # A short memory (momentum) lets the statistics that sampling uses follow the weights.
-    x = layers.BatchNormalization(momentum=0.9, synchronized=synchronized)(x)
-    return layers.ReLU()(x)
-
-
-def _adam(config: TrainConfig, network: keras.Model) -> Any:
-    adam = keras.optimizers.Adam(config.learning_rate, beta_1=0.0, beta_2=0.9)
-    return prepare(adam, network.trainable_variables, config.precision)
-
-
-def _full_precision() -> str:
-    """The type of weights: outputs and losses keep it where layers between compute in 16 bits."""
-    return str(keras.config.dtype_policy().variable_dtype)
+    return WGANGP(config, dataset, spans=synchronized(config))
 
 
 def gradient_norms(critic: Any, images: Any) -> Any:
@@ -97,35 +32,23 @@ def gradient_norms(critic: Any, images: Any) -> Any:
     return tf.where(positive, tf.sqrt(tf.where(positive, squares, tf.ones_like(squares))), tf.zeros_like(squares))
 
 
-class WGANGP(keras.Model):
-    """critic_steps critic updates, then one generator update, a step."""
+class WGANGP(GAN):
+    """critic_steps critic updates, then one generator update, a step. `spans`: batch norm spans several replicas."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        generator: keras.Model,
-        generator_average: keras.Model,
-        critic: keras.Model,
-        *,
-        compile_generator: bool,
-    ) -> None:
-        super().__init__(name="wgan_gp")
-        self.generator, self.generator_average, self.critic = generator, generator_average, critic
-        self.ema_decay = config.ema_decay
-        self.batches_per_step = config.critic_steps
-        self.latent_dim = config.latent_dim
+    def __init__(self, config: TrainConfig, dataset: Dataset, *, spans: bool) -> None:
+        generator, average = (build_generator(config, synchronized=spans) for _ in range(2))
+        critic = build_critic(config)
+        super().__init__(
+            config, dataset, generator, average, critic, batches_per_step=config.critic_steps, beta_1=0.0, beta_2=0.9
+        )
         self.gradient_penalty_weight = config.gradient_penalty_weight
-        self.generator_variables = [variable.value for variable in generator.trainable_variables]
-        self.critic_variables = [variable.value for variable in critic.trainable_variables]
-        self.critic_optimizer = _adam(config, critic)
-        self.generator_optimizer = _adam(config, generator)
         # Traced once for all critic updates of a step. XLA takes no all-reduce: a synchronised generator stays outside.
         self._critic_gradients = tf.function(
             self.critic_gradients, jit_compile=config.jit_compile or None, autograph=False
         )
         self._generator_gradients = (
             tf.function(self.generator_gradients, jit_compile=True, autograph=False)
-            if config.jit_compile and compile_generator
+            if config.jit_compile and not spans
             else self.generator_gradients
         )
 
@@ -138,8 +61,7 @@ class WGANGP(keras.Model):
         updates = [self.update_critic(step, reals[i], noise[:, i], mix[:, i]) for i in range(self.batches_per_step)]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
         logs["generator_loss"] = self.update_generator(step, noise[:, -1])
-        averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables
-        update_average(averaged, trained, self.ema_decay, step.step)
+        self.average_generator(step)
         return logs
 
     def update_critic(self, step: StepContext, reals: Any, noise: Any, mix: Any) -> dict[str, Any]:
@@ -179,22 +101,3 @@ class WGANGP(keras.Model):
             loss = -tf.reduce_sum(scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.generator_variables)
-
-    def sample(self, noise: Any) -> Any:
-        """(count, latent_dim) noise -> (count, height, width, channels) uint8 images by the averaged generator."""
-        return to_uint8(self.averaged_generator()(noise, training=False)).numpy()
-
-    def templates(self) -> dict[str, keras.Model]:
-        """What is saved: the averaged generator as the template model, the plain one and the critic beside it."""
-        return {"model": self.averaged_generator(), "generator_raw": self.generator, "critic": self.critic}
-
-    def serve(self, outputs: Any) -> Any:
-        """A served generator gives uint8 images."""
-        return to_uint8(outputs)
-
-    def averaged_generator(self) -> keras.Model:
-        """The averaged generator with the batch statistics of the trained one (they are averages already)."""
-        pairs = zip(self.generator_average.non_trainable_variables, self.generator.non_trainable_variables, strict=True)
-        for average, trained in pairs:
-            average.assign(trained)
-        return self.generator_average

@@ -38,6 +38,7 @@ class Reporter:
         self._bar = Bar(progress)
         self._epoch_seconds: list[float] = []
         self._final: dict[str, dict[str, float]] = {}
+        self._evaluated: dict[str, dict[str, float]] = {}
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device."""
@@ -63,10 +64,17 @@ class Reporter:
         if self._tuning:
             self._report_tuning(self._tuning, progress.step, means)
 
-    def epoch_end(self, progress: Progress) -> dict[str, float]:
-        """Writes the epoch's line of stats.jsonl; returns its means."""
-        means = self._since_epoch.means()
-        self._stats.append(self._entry("epoch", progress, self._since_epoch))
+    def epoch_end(self, progress: Progress, evaluated: dict[str, float]) -> dict[str, float]:
+        """Writes the epoch's line of stats.jsonl, `evaluated` in it; returns its scalars."""
+        means = {**self._since_epoch.means(), **evaluated}
+        self._stats.append({**self._entry("epoch", progress, self._since_epoch), **by_kind(means)})
+        if evaluated:
+            self._evaluated = by_kind(evaluated)
+            log.info(
+                f"epoch {progress.epoch:.0f}  " + "  ".join(f"{key} {value:.4f}" for key, value in evaluated.items())
+            )
+            if self._events:
+                self._events.scalars(progress.step, evaluated)
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = self._window(progress)
@@ -82,7 +90,8 @@ class Reporter:
 
     def summary(self) -> dict[str, Any]:
         """What the reports add to result.json."""
-        return {"epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds], "final": self._final}
+        final = {kind: {**self._final.get(kind, {}), **self._evaluated.get(kind, {})} for kind in ("losses", "metrics")}
+        return {"epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds], "final": final}
 
     def close(self) -> None:
         """Ends the bar and the event files."""

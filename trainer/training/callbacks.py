@@ -4,13 +4,40 @@ from typing import Any
 
 import keras
 
+from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.imports import load_function
+from trainer.log import log
+from trainer.settings import nearest
 
 
-def load_callbacks(path: str, model: keras.Model, epochs: int, steps_per_epoch: int) -> keras.callbacks.CallbackList:
-    """The callbacks that `path` (package.module:function) returns, bound to `model`; none for an empty path."""
+class EarlyStopping(keras.callbacks.EarlyStopping):
+    """Keras's own, which says what it does, and refuses a value that no epoch has."""
+
+    def __init__(self, monitor: str, patience: int) -> None:
+        super().__init__(monitor=monitor, patience=patience, mode="max" if "accuracy" in monitor else "min")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Counts the epochs without improvement."""
+        if self.monitor not in (logs or {}):
+            known = sorted(logs or {})
+            raise UserError(
+                f"early_stopping={self.monitor}: an epoch has {', '.join(known)}{nearest(self.monitor, known)}"
+            )
+        super().on_epoch_end(epoch, logs)
+        if self.model.stop_training:
+            log.info(f"early stopping: {self.monitor} got no better in {self.patience} epochs")
+
+
+def load_callbacks(
+    config: TrainConfig, model: keras.Model, epochs: int, steps_per_epoch: int
+) -> keras.callbacks.CallbackList:
+    """The callbacks that `config.callbacks` (package.module:function) returns, and early stopping, bound to `model`."""
+    path = config.callbacks
     found: Any = load_function(path, "callbacks")() if path else []
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, it returned {found!r}")
-    return keras.callbacks.CallbackList(list(found), model=model, epochs=epochs, steps=steps_per_epoch, verbose=0)
+    stopping = [EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []
+    return keras.callbacks.CallbackList(
+        [*found, *stopping], model=model, epochs=epochs, steps=steps_per_epoch, verbose=0
+    )

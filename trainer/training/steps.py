@@ -1,5 +1,6 @@
 """Many steps in one call to the device: the tf.function that runs a model's train_step on every replica."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,8 +14,14 @@ from trainer.progress import StepLogs
 class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields."""
 
-    def __init__(self, model: keras.Model, replicas: Replicas, seed: int) -> None:
-        self.model, self.replicas, self.seed = model, replicas, seed
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        seed: int,
+        augment: Callable[[Any, StepContext], Any] | None = None,
+    ) -> None:
+        self.model, self.replicas, self.seed, self.augment = model, replicas, seed, augment
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
         # Keras itself leaves train_step as it is: a model that needs AutoGraph would not work in `fit` either.
@@ -45,7 +52,7 @@ class StepRunner:
         rows = self.replicas.rows
         context = StepContext(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
         with in_step(context):
-            logs = self.model.train_step(self._rows_of(batch, replica))
+            logs = self.model.train_step(self._augmented(self._rows_of(batch, replica), context))
         self._names = tuple(sorted(logs))
         return tf.stack([tf.cast(logs[name], tf.float64) for name in self._names])
 
@@ -57,3 +64,14 @@ class StepRunner:
             mine = [part[replica] if several else part[replica, 0] for part in (images, *labels)]
         pixels = tf.cast(mine[0], keras.config.floatx())
         return pixels if several or not labels else (pixels, mine[1])
+
+    def _augmented(self, data: Any, step: StepContext) -> Any:
+        """`data` with its images changed at random; each global batch of a step gets draws of its own."""
+        if self.augment is None:
+            return data
+        if isinstance(data, tuple):
+            return (self.augment(data[0], step), *data[1:])
+        if not hasattr(self.model, "batches_per_step"):
+            return self.augment(data, step)
+        batches = range(self.model.batches_per_step)
+        return tf.stack([self.augment(data[i], step.within(f"batch {i}")) for i in batches])

@@ -1,0 +1,26 @@
+"""A convolutional classifier: two convolutions, pooling, three convolutions, a dense layer of 128.
+
+At width 128 it is the MNIST network of an article on training with several cloud GPUs, RMSprop included.
+"""
+
+import keras
+from keras import layers
+
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.models.classifier import compile_classifier, head
+from trainer.models.layers import StepDropout
+
+
+def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """(rows, image_size, image_size, channels) pixels -> (rows, classes) logits; RMSprop."""
+    images = keras.Input(dataset.image_shape, name="images")
+    x = layers.Rescaling(1 / 255)(images)
+    for count in (2, 3):
+        for _ in range(count):
+            x = layers.Conv2D(config.width, 3, activation="relu")(x)
+        x = layers.MaxPooling2D()(x)
+    x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
+    x = StepDropout(config.dropout, name="dropout")(x) if config.dropout else x
+    model = keras.Model(images, head(config, dataset)(x), name="cnn")
+    return compile_classifier(model, config, dataset, keras.optimizers.RMSprop)

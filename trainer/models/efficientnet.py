@@ -1,0 +1,106 @@
+"""Transfer learning with EfficientNet: Tan and Le 2019, https://arxiv.org/abs/1905.11946, by keras.applications.
+
+With pretrained weights the backbone runs as at inference, its batch statistics kept: first only the new head learns;
+from step `fine_tune_after_steps` on also the backbone from block `fine_tune_from` upwards. Without weights
+(weights=none) the whole network learns from the first step, with batch norm and stochastic depth over all replicas.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.distribution.step import current_step
+from trainer.errors import UserError
+from trainer.models.classifier import compile_classifier, head
+from trainer.models.layers import StepDropout
+
+
+def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """(rows, image_size, image_size, 3) pixels -> (rows, classes) logits; Adam."""
+    pretrained = config.weights != "none"
+    backbone = _backbone(config)
+    if pretrained:
+        _freeze_below(backbone, config.fine_tune_from)
+    else:
+        backbone = _over_all_replicas(backbone, config)
+    images = keras.Input(dataset.image_shape, name="images")
+    x = backbone(images, training=False) if pretrained else backbone(images)
+    x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
+    x = StepDropout(config.dropout, name="dropout")(x) if config.dropout else x
+    model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
+    return compile_classifier(model, config, dataset, keras.optimizers.Adam)
+
+
+class Gate(keras.layers.Layer):
+    """Lets no gradient through before step `opens_at`: what lies below does not learn until then."""
+
+    def __init__(self, opens_at: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.opens_at = opens_at
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """The inputs, unchanged."""
+        if not training:
+            return inputs
+        is_open = tf.cast(current_step().step >= self.opens_at, inputs.dtype)
+        return is_open * inputs + (1 - is_open) * tf.stop_gradient(inputs)
+
+    def plain(self) -> keras.layers.Layer:
+        """The layer that a template holds instead."""
+        return layers.Identity(name=self.name)
+
+    def get_config(self) -> dict[str, Any]:
+        """As Keras asks."""
+        return {**super().get_config(), "opens_at": self.opens_at}
+
+
+def _backbone(config: TrainConfig) -> keras.Model:
+    make = getattr(keras.applications, f"EfficientNet{config.variant}")
+    if config.weights not in ("imagenet", "none") and not Path(config.weights).is_file():
+        raise UserError(f"weights={config.weights}: no such file: give imagenet, none, or the path of a weights file")
+    try:
+        return make(
+            include_top=False,
+            weights=None if config.weights == "none" else config.weights,
+            input_shape=(config.image_size, config.image_size, 3),
+            pooling="avg",
+        )
+    except Exception as error:  # no network, a checksum, a file of other shapes: Keras raises what it meets
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"weights={config.weights}: cannot be had for EfficientNet{config.variant} ({reason}): give the path of "
+            "its weights file (made with include_top=False), or --weights=none"
+        ) from error
+
+
+def _freeze_below(backbone: keras.Model, block: str) -> None:
+    """Only the layers from `block` upwards stay trainable; none for an empty name. Batch norm never is."""
+    names = [layer.name for layer in backbone.layers]
+    blocks = list(dict.fromkeys(name.split("_")[0] for name in names if name.startswith("block")))
+    if block and block not in blocks:
+        raise UserError(f"fine_tune_from={block}: no such block: it has {', '.join(blocks)}")
+    first = next((i for i, name in enumerate(names) if block and name.startswith(f"{block}_")), len(names))
+    for place, layer in enumerate(backbone.layers):
+        layer.trainable = place >= first and not isinstance(layer, layers.BatchNormalization)
+
+
+def _over_all_replicas(backbone: keras.Model, config: TrainConfig) -> keras.Model:
+    """The same network with our dropout for Keras's own, and batch norm that spans the replicas."""
+    spans = config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+    def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
+        settings = layer.get_config()
+        if isinstance(layer, layers.Dropout):  # of stochastic depth: one draw an example
+            return StepDropout(layer.rate, per_example=layer.noise_shape is not None, name=layer.name)
+        if isinstance(layer, layers.BatchNormalization):
+            settings["synchronized"] = spans
+        return type(layer).from_config(settings)
+
+    clone = keras.models.clone_model(backbone, clone_function=copied)
+    clone.set_weights(backbone.get_weights())
+    return clone

@@ -1,0 +1,64 @@
+"""Learning rates over a run: constant, or falling as a cosine, after a linear warm-up."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.config import TrainConfig
+from trainer.data.batches import Schedule
+from trainer.data.dataset import Dataset
+
+
+def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int = 1, updates_per_step: int = 1) -> Any:
+    """What to give a Keras optimizer that makes `updates_per_step` updates a step of `batches_per_step` batches."""
+    later = (config.fine_tune_after_steps, config.fine_tune_learning_rate)
+    if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later[0]:
+        return config.learning_rate
+    schedule = Schedule(dataset.train.count, config.global_batch_size, batches_per_step, config.seed)
+    return StepSchedule(
+        config.learning_rate,
+        config.learning_rate_schedule,
+        config.warmup_steps,
+        schedule.total_steps(config.steps, config.epochs),
+        updates_per_step,
+        later if later[0] else None,
+    )
+
+
+class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate by step, where a step is `updates_per_step` updates of the optimizer.
+
+    Linear from 0 over `warmup_steps`; then constant, or a cosine that reaches 0 at `total_steps` (Loshchilov and Hutter
+    2017, https://arxiv.org/abs/1608.03983, without restarts). `later`: (step, the peak from that step on).
+    """
+
+    def __init__(
+        self,
+        peak: float,
+        kind: str,
+        warmup_steps: int,
+        total_steps: int,
+        updates_per_step: int = 1,
+        later: tuple[int, float] | None = None,
+    ) -> None:
+        self.peak, self.kind, self.later = peak, kind, later
+        self.warmup_steps, self.total_steps, self.updates_per_step = warmup_steps, total_steps, updates_per_step
+
+    def __call__(self, update: Any) -> Any:
+        """The rate of the update with this number, from 0; float32."""
+        step = tf.cast(update // self.updates_per_step, tf.float32)
+        rate = tf.constant(self.peak, tf.float32)
+        if self.later:
+            rate = tf.where(step >= self.later[0], tf.constant(self.later[1], tf.float32), rate)
+        if self.kind == "cosine":
+            share = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+            rate *= 0.5 * (1.0 + tf.cos(math.pi * tf.clip_by_value(share, 0.0, 1.0)))
+        if self.warmup_steps:
+            rate = tf.where(step < self.warmup_steps, rate * (step + 1.0) / self.warmup_steps, rate)
+        return rate
+
+    def get_config(self) -> dict[str, Any]:
+        """As Keras asks."""
+        return dict(vars(self))

@@ -1,0 +1,59 @@
+"""A classifier's loss and accuracy on the evaluation examples: each counted once, on any number of replicas."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.data.dataset import Examples
+from trainer.distribution.strategy import Replicas
+
+
+class Evaluation:
+    """Evaluates `model`, a compiled classifier that gives (rows, classes), on `examples`."""
+
+    def __init__(self, model: keras.Model, replicas: Replicas, examples: Examples) -> None:
+        self.model, self.replicas, self.examples = model, replicas, examples
+        self._loss = keras.losses.get(model.loss)
+        self._run = tf.function(self._sums)
+        self._on_replica = tf.autograph.experimental.do_not_convert(self._replica_sums)
+
+    def __call__(self) -> dict[str, float]:
+        """{"val_loss", "val_accuracy"}: means over the examples, as Keras names them."""
+        loss, correct = self._run().numpy().tolist()
+        return {"val_loss": loss / self.examples.count, "val_accuracy": correct / self.examples.count}
+
+    def count_correct(self) -> int:
+        """How many examples have their label as the largest output."""
+        return round(self._run().numpy().tolist()[1])
+
+    def _sums(self) -> Any:
+        """[sum of losses, correct answers]. The last batch is filled up with rows that weigh nothing."""
+        strategy, batch = self.replicas.strategy, self.replicas.global_batch_size
+        total = tf.zeros((2,), tf.float64)
+        for i in tf.range(math.ceil(self.examples.count / batch)):
+            sums = strategy.run(self._on_replica, args=(i * batch,))
+            total += tf.add_n(list(strategy.experimental_local_results(sums)))
+        return total
+
+    def _replica_sums(self, first_row: Any) -> Any:
+        replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
+        wanted = first_row + replica * rows + tf.range(rows)
+        counts = tf.cast(wanted < self.examples.count, tf.float64)
+        with tf.device("CPU:0"):
+            images, labels = self.examples.gather(tf.minimum(wanted, self.examples.count - 1))
+        outputs = self.model(tf.cast(images, keras.config.floatx()), training=False)
+        losses = tf.cast(self._loss.call(labels, outputs), tf.float64)
+        right = tf.cast(tf.argmax(outputs, axis=-1, output_type=tf.int32) == labels, tf.float64)
+        return tf.stack([tf.reduce_sum(losses * counts), tf.reduce_sum(right * counts)])
+
+
+def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Callable[[], dict[str, float]]:
+    """What evaluates `model`; gives {} where there are no labelled examples, or no classifier with one loss."""
+    if examples is None or not examples.labelled or not model.compiled or isinstance(model.loss, (dict, list)):
+        return dict
+    shape = getattr(model, "output_shape", None)
+    one_output_a_class = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1
+    return Evaluation(model, replicas, examples) if one_output_a_class else dict
