@@ -1,5 +1,7 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -66,3 +68,11 @@ def small(*flags: str) -> TrainConfig:
     """Settings of a WGAN-GP that runs fifty steps in seconds."""
     base = ["--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16", "--critic_steps=2"]
     return resolve([*base, "--steps=50", *flags]).config
+
+
+def real_data(name: str) -> Path:
+    """A folder of the real data that TRAINER_TEST_DATA names; skips the test where it is not set."""
+    root = os.environ.get("TRAINER_TEST_DATA")
+    if not root:
+        pytest.skip("TRAINER_TEST_DATA names no folder with mnist/, fashion-mnist/, grocery-store/, nasty-images/")
+    return Path(root) / name

@@ -155,6 +155,14 @@ class TrainConfig:
         minimum=0,
         group="output",
     )
+    fid_every_steps: int = setting(
+        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0, group="output"
+    )
+    fid_samples: int = setting(10_000, "images to compare, real and generated", minimum=2, group="output")
+    fid_features: str = setting(
+        "inception", "what FID looks at: inception, or the model.keras of a saved classifier", group="output"
+    )
+    fid_weights: str = setting("imagenet", "weights of inception: imagenet, or a weights file", group="output")
     tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
     tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
 
@@ -179,7 +187,8 @@ class TrainConfig:
 MAY_CHANGE = frozenset({
     "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
     "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
-    "tensorboard", "tuning_metric",
+    "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
+    "early_stopping", "data_memory_mib",
 })  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """One job, readable from the top: job directory, devices, data, model, resume, train, export, result."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -10,7 +10,7 @@ from trainer.config import TrainConfig
 from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset
-from trainer.data.sources import load_dataset
+from trainer.data.sources import beside_data, load_dataset
 from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.export import export
@@ -24,6 +24,7 @@ from trainer.storage import write_whole
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.evaluate import evaluation
+from trainer.training.fid import Extractor, Fid
 from trainer.training.loop import CallSize, Event, train
 from trainer.training.steps import StepRunner
 
@@ -140,19 +141,34 @@ def _events(job: Job, reporter: Reporter, callbacks: keras.callbacks.CallbackLis
     evaluate = evaluation(job.model, job.replicas, job.dataset.evaluation)
 
     def end_epoch(progress: Progress) -> None:
-        means = reporter.epoch_end(progress, evaluate())
+        means = reporter.epoch_end(progress)
         callbacks.on_epoch_end(int(progress.epoch) - 1, means)
         if not progress.finished:
             callbacks.on_epoch_begin(int(progress.epoch))
 
-    events = [
-        Event(job.config.report_every_steps, reporter.report),
+    events = [Event(job.config.report_every_steps, reporter.report)]
+    if evaluate:
+        events.append(Event(job.schedule.steps_per_epoch, lambda progress: reporter.evaluated(progress, evaluate())))
+    events += [
         Event(job.schedule.steps_per_epoch, end_epoch, at_end=False),
         Event(job.config.checkpoint_every_steps, lambda progress: job.checkpoints.save(progress.step)),
     ]
+    if job.config.fid_every_steps:
+        events.append(Event(job.config.fid_every_steps, _fid(job, reporter)))
     if hasattr(job.model, "sample"):
         events.append(Event(job.config.sample_every_steps, lambda progress: reporter.sample(job.model, progress)))
     return events
+
+
+def _fid(job: Job, reporter: Reporter) -> Callable[[Progress], None]:
+    config = job.config
+    if not isinstance(getattr(job.model, "latent_dim", None), int):
+        raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
+    with job.replicas.strategy.scope():
+        extractor = Extractor(config.fid_features, config.fid_weights)
+    fid = Fid(job.model, job.replicas, extractor, job.dataset.train, config.fid_samples, config.seed)
+    cache = beside_data(config.data, job.job_dir.root) / f".fid-{extractor.identity}.npz"
+    return lambda progress: reporter.quality(progress, fid(cache), config.fid_features, fid.samples)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -1,5 +1,6 @@
 """What `--data` names -> the dataset: a source by name, a path whose kind is recognised or said, or the user's own."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,15 @@ def kind_and_path(data: str) -> tuple[str, Path]:
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: there is no such path{hint} Known names: {', '.join(DATA_SOURCES)}")
     return (kind if said else _recognise(data, path)), path
+
+
+def beside_data(data: str, otherwise: Path) -> Path:
+    """A folder beside the data for what is computed from it; `otherwise` where the data is no path, or read-only."""
+    if is_named(data):
+        return otherwise
+    path = kind_and_path(data)[1]
+    folder = path if path.is_dir() else path.parent
+    return folder if os.access(folder, os.W_OK) else otherwise
 
 
 def _load(config: TrainConfig) -> Any:

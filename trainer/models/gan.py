@@ -69,8 +69,10 @@ def build_critic(
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
     for depth, width in enumerate(filters(config)):
-        x = layers.Conv2D(width, _KERNEL, strides=2, padding="same", kernel_initializer=initializer())(x)
-        x = _batch_norm(x, synchronized) if batch_norm and depth else x
+        normed = batch_norm and depth > 0  # and then a bias would do nothing
+        kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
+        x = layers.Conv2D(width, _KERNEL, strides=2, padding="same", **kernel)(x)
+        x = _batch_norm(x, synchronized) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
     score = layers.Dense(1, dtype=full_precision(), name="score", kernel_initializer=initializer())(x)

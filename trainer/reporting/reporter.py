@@ -38,7 +38,9 @@ class Reporter:
         self._bar = Bar(progress)
         self._epoch_seconds: list[float] = []
         self._final: dict[str, dict[str, float]] = {}
-        self._evaluated: dict[str, dict[str, float]] = {}
+        self._measured: dict[str, float] = {}  # by evaluation, FID and KID: the newest of each
+        self._evaluated: dict[str, float] = {}
+        self._fid_features: str | None = None
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device."""
@@ -64,21 +66,36 @@ class Reporter:
         if self._tuning:
             self._report_tuning(self._tuning, progress.step, means)
 
-    def epoch_end(self, progress: Progress, evaluated: dict[str, float]) -> dict[str, float]:
-        """Writes the epoch's line of stats.jsonl, `evaluated` in it; returns its scalars."""
-        means = {**self._since_epoch.means(), **evaluated}
+    def epoch_end(self, progress: Progress) -> dict[str, float]:
+        """Writes the epoch's line of stats.jsonl, with its evaluation where there was one; returns its scalars."""
+        means = {**self._since_epoch.means(), **self._evaluated}
         self._stats.append({**self._entry("epoch", progress, self._since_epoch), **by_kind(means)})
-        if evaluated:
-            self._evaluated = by_kind(evaluated)
-            log.info(
-                f"epoch {progress.epoch:.0f}  " + "  ".join(f"{key} {value:.4f}" for key, value in evaluated.items())
-            )
-            if self._events:
-                self._events.scalars(progress.step, evaluated)
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = self._window(progress)
         return means
+
+    def evaluated(self, progress: Progress, found: dict[str, float]) -> None:
+        """Tells loss and accuracy on the evaluation examples."""
+        about = {"kind": "evaluation", "step": progress.step, "epoch": round(progress.epoch, 4)}
+        self._stats.append({**about, **by_kind(found)})
+        self._evaluated = found
+        self._measured.update(found)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+        log.info(f"step {progress.step:,}  epoch {progress.epoch:.1f}  {shown}")
+        if self._events:
+            self._events.scalars(progress.step, found)
+
+    def quality(self, progress: Progress, found: dict[str, float], features: str, samples: int) -> None:
+        """Tells FID and KID, with the network whose features they compare."""
+        about = {"kind": "quality", "step": progress.step, "epoch": round(progress.epoch, 4)}
+        self._stats.append({**about, "metrics": found, "features": features, "samples": samples})
+        self._measured.update(found)
+        self._fid_features = features
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
+        log.info(f"step {progress.step:,}  {shown}  ({samples:,} images, features of {features})")
+        if self._events:
+            self._events.scalars(progress.step, found)
 
     def sample(self, model: keras.Model, progress: Progress) -> None:
         """Writes a grid of images from noise that is the same at every step."""
@@ -90,7 +107,10 @@ class Reporter:
 
     def summary(self) -> dict[str, Any]:
         """What the reports add to result.json."""
-        final = {kind: {**self._final.get(kind, {}), **self._evaluated.get(kind, {})} for kind in ("losses", "metrics")}
+        measured = by_kind(self._measured)
+        final: dict[str, Any] = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
+        if self._fid_features:
+            final["fid_features"] = self._fid_features
         return {"epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds], "final": final}
 
     def close(self) -> None:

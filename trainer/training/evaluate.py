@@ -1,7 +1,6 @@
 """A classifier's loss and accuracy on the evaluation examples: each counted once, on any number of replicas."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -50,10 +49,10 @@ class Evaluation:
         return tf.stack([tf.reduce_sum(losses * counts), tf.reduce_sum(right * counts)])
 
 
-def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Callable[[], dict[str, float]]:
-    """What evaluates `model`; gives {} where there are no labelled examples, or no classifier with one loss."""
+def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Evaluation | None:
+    """What evaluates `model`; None where there are no labelled examples, or no classifier with one loss."""
     if examples is None or not examples.labelled or not model.compiled or isinstance(model.loss, (dict, list)):
-        return dict
+        return None
     shape = getattr(model, "output_shape", None)
     one_output_a_class = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1
-    return Evaluation(model, replicas, examples) if one_output_a_class else dict
+    return Evaluation(model, replicas, examples) if one_output_a_class else None

@@ -1,0 +1,108 @@
+"""Do a model's steps depend on the number of replicas? `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
+
+Runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainer.config import TrainConfig, resolve
+from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.log import log, start_logging
+from trainer.quiet import quiet_start
+
+STEPS = 5
+TOLERANCE = 1e-10  # relative L2 norm of a weight tensor: float64 rounding stays far below
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Says whether the steps agree; returns the exit code."""
+    start_logging()
+    try:
+        config = resolve(list(sys.argv[1:] if arguments is None else arguments)).config
+        config.rows_per_replica(2)
+        with quiet_start():
+            import tensorflow as tf
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        problems = compare(config)
+    except UserError as error:
+        log.error("%s", error)
+        return USER_MUST_CHANGE
+    if not problems:
+        log.info(f"{config.model}: {STEPS} steps on 1 and on 2 replicas give the same weights and losses")
+        return DONE
+    for problem in problems:
+        log.error("%s", problem)
+    return USER_MUST_CHANGE
+
+
+def compare(config: TrainConfig) -> list[str]:
+    """What differs between one and two replicas, and what to change; an empty list where nothing does."""
+    import numpy as np
+
+    (alone, logs), (together, logs_of_two) = (_steps(config, replicas) for replicas in (1, 2))
+    differences = [
+        # A weight that has no say (a bias before batch norm) stays near 0: there, against the size of an update.
+        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), config.learning_rate))
+        for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
+    ]
+    losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
+    uneven = {n: (a, b) for n, (a, b) in losses.items() if abs(a - b) > 1e-8 * max(abs(a), abs(b), 1e-30)}
+    if max(differences) <= TOLERANCE and not uneven:
+        return []
+    worst = alone.weights[int(np.argmax(differences))].path
+    problems = [
+        f"{config.model}: on 2 replicas {worst} differs by {max(differences):.1e} (relative) after {STEPS} steps"
+    ]
+    problems += [f"{name} is {a:.6g} on 1 replica and {b:.6g} on 2" for name, (a, b) in uneven.items()]
+    return problems + list(_advice(together, {name: b / a for name, (a, b) in uneven.items() if a}))
+
+
+def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
+    """The model after a few steps, and what they returned."""
+    from trainer.data.augment import augmentation
+    from trainer.data.batches import Schedule, batches
+    from trainer.data.sources import load_dataset
+    from trainer.distribution.strategy import make_replicas
+    from trainer.job import set_precision
+    from trainer.models import build_model
+    from trainer.training.steps import StepRunner
+
+    config = dataclasses.replace(config, precision="float64", replicas=replicas, strategy="auto", jit_compile=False)
+    set_precision(config)
+    found, dataset = make_replicas(config), load_dataset(config)
+    with found.strategy.scope():
+        model = build_model(config, dataset)
+    per_step = getattr(model, "batches_per_step", 1)
+    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
+    rows = batches(dataset.train, schedule, first_step=0, first_row=0, rows=found.rows, replicas=found.count)
+    return model, StepRunner(model, found, config.seed, augmentation(config))(iter(rows), 0, STEPS)
+
+
+def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
+    """What usually makes steps depend on replicas, as far as it can be seen in this model."""
+    import keras
+
+    doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
+    if doubled:
+        yield (
+            f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch (current_step().mean(values)), "
+            "not by the rows of one replica (reduce_mean)"
+        )
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Layer)]
+    norms = [x.name for x in layers if isinstance(x, keras.layers.BatchNormalization) and not x.synchronized]
+    if norms:
+        yield f"{norms[0]} normalises the rows of one replica: say BatchNormalization(synchronized=True)"
+    drops = [x.name for x in layers if isinstance(x, keras.layers.Dropout) and x.rate]
+    if drops:
+        yield f"{drops[0]} draws for one replica: use trainer.models.layers.StepDropout"
+    if not doubled:
+        yield "means over rows, random numbers and batch statistics must span the global batch: see current_step()"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""How far generated images are from real ones: FID and KID.
+
+FID: Heusel et al. 2017, https://arxiv.org/abs/1706.08500, the Frechet distance of two Gaussians fitted to features.
+KID: Binkowski et al. 2018, https://arxiv.org/abs/1801.01401, the unbiased squared maximum mean discrepancy with a cubic
+polynomial kernel. Both are computed in float64 on the host, from features extracted on all replicas.
+"""
+
+import hashlib
+import io
+import math
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.data.dataset import Examples
+from trainer.distribution.strategy import Replicas
+from trainer.errors import UserError
+from trainer.images import noise, to_uint8
+from trainer.storage import write_whole
+
+Features = npt.NDArray[np.float64]  # (images, features)
+
+_INCEPTION_SIZE = 299
+
+
+def frechet_distance(one: Features, other: Features) -> float:
+    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features with at least two images each."""
+    difference = one.mean(axis=0) - other.mean(axis=0)
+    first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other))
+    # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), whose matrix is symmetric: no complex rounding.
+    root = _square_root(first)
+    middle = np.linalg.eigvalsh(root @ second @ root)
+    trace = np.sqrt(np.clip(middle, 0, None)).sum()
+    return float(difference @ difference + np.trace(first) + np.trace(second) - 2 * trace)
+
+
+def kernel_distance(one: Features, other: Features) -> float:
+    """The unbiased squared MMD with the kernel (x . y / features + 1)^3; may be below 0 for equal distributions."""
+    m, n, scale = len(one), len(other), one.shape[1]
+
+    def kernel(a: Features, b: Features) -> Features:
+        return np.asarray((a @ b.T / scale + 1) ** 3)
+
+    def within(a: Features) -> float:
+        k = kernel(a, a)
+        return float((k.sum() - np.trace(k)) / (len(a) * (len(a) - 1)))
+
+    return within(one) + within(other) - 2 * float(kernel(one, other).sum()) / (m * n)
+
+
+def _square_root(matrix: Features) -> Features:
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
+
+
+class Extractor:
+    """Features of images by a network: `inception`, or a saved classifier's penultimate layer."""
+
+    def __init__(self, name: str, weights: str) -> None:
+        self.name = name
+        self.network, self._size, self._channels = _inception(weights) if name == "inception" else _classifier(name)
+
+    @property
+    def identity(self) -> str:
+        """Changes with the network's weights."""
+        digest = hashlib.sha256(self.name.encode())
+        for weight in self.network.get_weights():
+            digest.update(weight.tobytes())
+        return digest.hexdigest()[:16]
+
+    def __call__(self, images: Any) -> Any:
+        """(rows, height, width, channels) grey levels in [0, 255] -> (rows, features) float32."""
+        images = tf.cast(images, tf.float32)
+        if images.shape[-1] != self._channels:
+            images = tf.repeat(images, 3, axis=-1) if self._channels == 3 else tf.image.rgb_to_grayscale(images)
+        if images.shape[1] != self._size:
+            images = tf.image.resize(images, (self._size, self._size), antialias=True)
+        return tf.reshape(self.network(images, training=False), (images.shape[0], -1))
+
+
+def _inception(weights: str) -> tuple[keras.Model, int, int]:
+    try:
+        shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
+        inside = keras.applications.InceptionV3(include_top=False, weights=weights, pooling="avg", input_shape=shape)
+    except Exception as error:  # no network, or a file of another network
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"fid_features=inception: its weights cannot be had ({reason}): give their file with --fid_weights=PATH, "
+            "or a classifier of yours with --fid_features=PATH/model.keras"
+        ) from error
+    images = keras.Input(shape)
+    scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
+    return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
+
+
+def _classifier(path: str) -> tuple[keras.Model, int, int]:
+    try:
+        model = keras.models.load_model(path, compile=False)
+        shape, features = model.input_shape, model.layers[-2].output
+    except Exception as error:  # whatever Keras makes of a file that is not a model
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"fid_features={path}: cannot be loaded as a classifier's model.keras: {reason}") from error
+    if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
+        raise UserError(f"fid_features={path}: it takes {shape}: a classifier of square images is needed")
+    return keras.Model(model.inputs, features), shape[1], shape[3]
+
+
+class Fid:
+    """FID and KID of a GAN against as many real examples, drawn by the seed. Features of the real ones are kept."""
+
+    def __init__(
+        self, model: keras.Model, replicas: Replicas, extractor: Extractor, reals: Examples, samples: int, seed: int
+    ) -> None:
+        self._model, self._replicas, self._extractor, self._reals = model, replicas, extractor, reals
+        self.samples, self._seed = min(samples, reals.count), seed
+        if self.samples < 2:
+            raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are needed")
+        batch = replicas.global_batch_size
+        padded = math.ceil(self.samples / batch) * batch
+        self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
+        order = np.random.default_rng(seed).permutation(reals.count)[: self.samples]
+        self._rows = tf.constant(np.resize(np.sort(order), padded), tf.int32)
+        self._of_reals = tf.function(self._real_features, autograph=False)
+        self._of_fakes = tf.function(self._fake_features, autograph=False)
+
+    def __call__(self, cache: Path) -> dict[str, float]:
+        """{"fid", "kid"} now; features of the real examples come from `cache` where it holds these very ones."""
+        self._model.averaged_generator()
+        reals, fakes = self.real_features(cache), self._collect(self._of_fakes)
+        return {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+
+    def real_features(self, cache: Path) -> Features:
+        """Features of the real examples, (samples, features)."""
+        key = self._key()
+        try:
+            with np.load(cache, allow_pickle=False) as content:
+                if str(content["key"]) == key:
+                    return np.asarray(content["features"], np.float64)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            pass  # none yet, or damaged: made anew
+        features = self._collect(self._of_reals)
+        content = io.BytesIO()
+        np.savez(content, key=np.array(key), features=features)
+        write_whole(cache, content.getvalue())
+        return features
+
+    def _key(self) -> str:
+        """Changes with the network, the data and how many of it."""
+        some = self._reals.gather(self._rows[: self._replicas.global_batch_size])[0].numpy().tobytes()
+        data = f"{self._extractor.identity} {self._reals.count} {self.samples} {self._seed}".encode() + some
+        return hashlib.sha256(data).hexdigest()
+
+    def _collect(self, features_of: Callable[[Any], Any]) -> Features:
+        """Features of all samples, a global batch at a time; what fills up the last batch is left out."""
+        starts = range(0, len(self._noise), self._replicas.global_batch_size)
+        found = [features_of(tf.constant(start)).numpy() for start in starts]
+        return np.concatenate(found)[: self.samples].astype(np.float64)
+
+    def _real_features(self, start: Any) -> Any:
+        return self._on_replicas(start, lambda rows: self._reals.gather(tf.gather(self._rows, rows))[0])
+
+    def _fake_features(self, start: Any) -> Any:
+        generator = self._model.generator_average
+        return self._on_replicas(start, lambda rows: to_uint8(generator(tf.gather(self._noise, rows), training=False)))
+
+    def _on_replicas(self, start: Any, images_of: Callable[[Any], Any]) -> Any:
+        """Features of the global batch that begins at `start`, each replica extracting its rows."""
+
+        def on_replica() -> Any:
+            replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self._replicas.rows
+            return self._extractor(images_of(start + replica * rows + tf.range(rows)))
+
+        strategy = self._replicas.strategy
+        found = strategy.run(tf.autograph.experimental.do_not_convert(on_replica))
+        return tf.concat(strategy.experimental_local_results(found), axis=0)
