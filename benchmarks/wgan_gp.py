@@ -16,7 +16,7 @@ from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import make_replicas
-from trainer.job import set_precision
+from trainer.job import set_precision_and_seed
 from trainer.models import build_model
 from trainer.training.loop import CALL_SECONDS
 from trainer.training.steps import StepRunner
@@ -26,7 +26,7 @@ CASES = {"32x32, batch 64": ("32", "64"), "16x16, batch 8": ("16", "8")}
 
 def our_loop(config: TrainConfig, dataset: Dataset) -> Callable[[int], int]:
     """As the job runs it: calls that hold as many steps as fit into some three seconds."""
-    set_precision(config)
+    set_precision_and_seed(config)
     replicas = make_replicas(config)
     with replicas.strategy.scope():
         model = build_model(config, dataset)

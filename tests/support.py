@@ -14,7 +14,7 @@ from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
-from trainer.job import set_precision
+from trainer.job import set_precision_and_seed
 from trainer.models import build_model
 from trainer.progress import StepLogs
 from trainer.training.steps import StepRunner
@@ -22,7 +22,7 @@ from trainer.training.steps import StepRunner
 
 def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
     """A fresh model after `steps` steps in one call, and what the call returned."""
-    set_precision(config)
+    set_precision_and_seed(config)
     fresh_collectives()
     replicas = make_replicas(config)
     dataset = load_dataset(config)

@@ -68,12 +68,12 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     from trainer.data.batches import Schedule, batches
     from trainer.data.sources import load_dataset
     from trainer.distribution.strategy import make_replicas
-    from trainer.job import set_precision
+    from trainer.job import set_precision_and_seed
     from trainer.models import build_model
     from trainer.training.steps import StepRunner
 
     config = dataclasses.replace(config, precision="float64", replicas=replicas, strategy="auto", jit_compile=False)
-    set_precision(config)
+    set_precision_and_seed(config)
     found, dataset = make_replicas(config), load_dataset(config)
     with found.strategy.scope():
         model = build_model(config, dataset)
@@ -85,7 +85,7 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
 
 def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
     """What usually makes steps depend on replicas, as far as it can be seen in this model."""
-    import keras
+    from trainer.models import depends_on_replicas
 
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
     if doubled:
@@ -93,14 +93,9 @@ def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
             f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch (current_step().mean(values)), "
             "not by the rows of one replica (reduce_mean)"
         )
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Layer)]
-    norms = [x.name for x in layers if isinstance(x, keras.layers.BatchNormalization) and not x.synchronized]
-    if norms:
-        yield f"{norms[0]} normalises the rows of one replica: say BatchNormalization(synchronized=True)"
-    drops = [x.name for x in layers if isinstance(x, keras.layers.Dropout) and x.rate]
-    if drops:
-        yield f"{drops[0]} draws for one replica: use trainer.models.layers.StepDropout"
-    if not doubled:
+    reasons = depends_on_replicas(model, replicas=2)
+    yield from reasons
+    if not doubled and not reasons:
         yield "means over rows, random numbers and batch statistics must span the global batch: see current_step()"
 
 

@@ -4,16 +4,16 @@ A flag wins over the recipe, the recipe over the default. `resolve` is the entry
 at the desk, so that nothing is sent which the trainer would refuse.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from trainer.errors import UserError
-from trainer.settings import coerce_all, nearest, setting, value_type
+from trainer.flags import parse_flags, read_yaml
+from trainer.settings import coerce, coerce_all, nearest, setting
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -86,8 +86,8 @@ class TrainConfig:
     global_batch_size: int = setting(
         64, "examples of one batch, over all replicas", unit="examples", minimum=1, group="training"
     )
-    epochs: int | None = setting(None, "length of the run (or give steps)", unit="epochs", minimum=1, group="training")
-    steps: int | None = setting(None, "length of the run (or give epochs)", unit="steps", minimum=1, group="training")
+    epochs: int | None = setting(None, "length of the run; 1 without steps", unit="epochs", minimum=1, group="training")
+    steps: int | None = setting(None, "length of the run, instead of epochs", unit="steps", minimum=1, group="training")
     learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
     learning_rate_schedule: str = setting(
         "constant", "how the learning rate goes on after the warm-up", choices=("constant", "cosine"), group="training"
@@ -185,7 +185,7 @@ class TrainConfig:
 
 # Settings that a resumed run may change without becoming another run.
 MAY_CHANGE = frozenset({
-    "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
+    "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
     "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib",
@@ -216,9 +216,9 @@ def _cnn(config: TrainConfig) -> None:
 def _gan_images(config: TrainConfig) -> None:
     size = config.image_size
     if size % 8 or not 16 <= size <= 256:
-        lower = min(max(size // 8 * 8, 16), 248)
+        near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
         raise UserError(
-            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {lower} or {lower + 8}"
+            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
         )
 
 
@@ -236,13 +236,28 @@ class Request:
     """One command line, understood: the settings, and whether only to print them."""
 
     config: TrainConfig
-    print_config: bool = False
+    print_config: bool = setting(False, "print the resolved settings and stop", group="run")
+
+
+_PRINT_CONFIG = dataclasses.fields(Request)[1]
+
+_EPILOG = (
+    "Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; "
+    "1 a fault of ours or of the platform."
+)
+
+
+def _description() -> str:
+    return (
+        "Train a Keras model on one device, on several GPUs or on several machines. "
+        f"Recipes: {', '.join(recipe_names())}."
+    )
 
 
 def resolve(arguments: Sequence[str]) -> Request:
     """Flags over recipe over defaults; UserError where something does not fit, SystemExit(0) for --help."""
-    flags = _parse_flags(arguments)
-    print_config = flags.pop("print_config", "false")
+    flags = parse_flags([*dataclasses.fields(TrainConfig), _PRINT_CONFIG], arguments, _description(), _EPILOG)
+    print_config = coerce(_PRINT_CONFIG, flags.pop("print_config", "false"))
     recipe = flags.get("recipe", "")
     from_recipe = _read_recipe(recipe) if recipe else {}
     from_flags = coerce_all(TrainConfig, flags, "flags")
@@ -254,7 +269,7 @@ def resolve(arguments: Sequence[str]) -> Request:
     if config.steps is None and config.epochs is None:
         config = dataclasses.replace(config, epochs=1)
     check(config)
-    return Request(config, print_config == "true")
+    return Request(config, print_config)
 
 
 def check(config: TrainConfig) -> None:
@@ -272,6 +287,15 @@ def check(config: TrainConfig) -> None:
             )
     if config.strategy == "one_device" and config.replicas > 1:
         raise UserError(f"strategy=one_device and replicas={config.replicas} contradict each other: drop one of them")
+    if config.strategy == "one_device" and config.expect_devices > 1:
+        raise UserError(
+            f"strategy=one_device and expect_devices={config.expect_devices} contradict each other: drop one"
+        )
+    if 0 < config.replicas < config.expect_devices:
+        raise UserError(
+            f"replicas={config.replicas} and expect_devices={config.expect_devices} contradict each other: devices "
+            "that are paid for would not be used"
+        )
     if config.replicas:
         config.rows_per_replica(config.replicas)
     if config.model in MODEL_RULES:
@@ -302,21 +326,12 @@ def recipe_names() -> list[str]:
 def _read_recipe(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) or "/" in name else RECIPES / f"{name}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return coerce_all(TrainConfig, read_yaml(path, f"recipe={name}"), f"recipe {name}")
     except FileNotFoundError:
         known = recipe_names()
         raise UserError(
             f"recipe={name}: no such recipe{nearest(name, known)} Known: {', '.join(known)}, or a .yaml file"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe={name}: cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"recipe={name}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(
-            f"recipe={name}: a recipe is a list of 'setting: value' lines, this is {type(content).__name__}"
-        )
-    return coerce_all(TrainConfig, content, f"recipe {name}")
 
 
 def _one_length(values: Mapping[str, Any], origin: str) -> None:
@@ -324,68 +339,3 @@ def _one_length(values: Mapping[str, Any], origin: str) -> None:
         raise UserError(
             f"{origin}: steps={values['steps']} and epochs={values['epochs']} both say how long to train: drop one"
         )
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (write --name=value)")
-
-
-def _parse_flags(arguments: Sequence[str]) -> dict[str, str]:
-    parser = _build_parser()
-    found, unknown = parser.parse_known_args([_underscored(argument) for argument in arguments])
-    if unknown:
-        name = unknown[0].split("=")[0].lstrip("-")
-        if not unknown[0].startswith("--"):
-            raise UserError(f"{unknown[0]!r} is not a flag: write --name=value")
-        known = [field.name for field in dataclasses.fields(TrainConfig)] + ["print_config", "help"]
-        raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
-    return vars(found)
-
-
-def _underscored(argument: str) -> str:
-    """`--job-dir=a-b` -> `--job_dir=a-b`."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
-
-
-def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m trainer.task",
-        description="Train a Keras model on one device, on several GPUs or on several machines. "
-        f"Recipes: {', '.join(recipe_names())}.",
-        epilog="Exit codes: 0 done; 2 you must change something; 75 interrupted, run the same command again; "
-        "1 a fault of ours or of the platform.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    groups: dict[str, Any] = {}
-    for field in dataclasses.fields(TrainConfig):
-        group = field.metadata["group"]
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
-        groups[group].add_argument(f"--{field.name}", help=_help(field), **_shape(field))
-    parser.add_argument("--print_config", nargs="?", const="true", help="print the resolved settings and stop")
-    return parser
-
-
-def _shape(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    kind, _ = value_type(field)
-    if kind is bool:
-        return {"nargs": "?", "const": "true", "metavar": "BOOL"}
-    return {"metavar": {int: "INT", float: "NUMBER", str: "TEXT"}[kind]}
-
-
-def _help(field: dataclasses.Field[Any]) -> str:
-    rules = field.metadata
-    parts = [rules["meaning"]]
-    if rules["choices"]:
-        parts.append(f"one of {', '.join(rules['choices'])}")
-    if rules["unit"]:
-        parts.append(f"in {rules['unit']}")
-    default = "none" if field.default in (None, "") else field.default
-    if isinstance(default, bool):
-        default = str(default).lower()
-    return f"{'; '.join(parts)} (default: {default})".replace("%", "%%")

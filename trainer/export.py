@@ -1,5 +1,7 @@
 """The template model: the plain Keras model, free of strategy and of this package, in three formats."""
 
+import contextlib
+import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -8,18 +10,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.log import log
 from trainer.storage import whole_folder
 
 
-def export(model: keras.Model, folder: Path) -> None:
-    """Writes `folder` whole: model.keras, model.h5, saved_model/, and what else `model.templates()` names (.keras)."""
+def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) -> None:
+    """Writes `folder` whole: model.keras, model.h5, saved_model/, and what else `model.templates()` names (.keras).
+
+    `image_shape`: (height, width, channels) that a subclassed model takes; Keras cannot save such a one as HDF5.
+    """
     templates = model.templates() if hasattr(model, "templates") else {"model": model}
     with whole_folder(folder) as beside:
         for name, trained in templates.items():
             plain_copy(trained).save(beside / f"{name}.keras")
         template = plain_copy(templates["model"])
-        _save_h5(template, beside / "model.h5")
-        _save_for_serving(template, getattr(model, "serve", lambda outputs: outputs), beside / "saved_model")
+        if _inputs(template):
+            _save_h5(template, beside / "model.h5")
+        else:
+            log.warning("model.h5 is not written: Keras takes no subclassed model there; model.keras needs its class")
+        serve = getattr(model, "serve", lambda outputs: outputs)
+        _save_for_serving(template, serve, image_shape, beside / "saved_model")
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
@@ -61,10 +71,19 @@ def _save_h5(template: keras.Model, path: Path) -> None:
         absl.setLevel(level)
 
 
-def _save_for_serving(template: keras.Model, serve: Callable[[Any], Any], folder: Path) -> None:
-    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in template.inputs]
+def _inputs(template: keras.Model) -> list[Any]:
+    """The symbolic inputs; none of a subclassed model."""
+    return getattr(template, "inputs", None) or []
+
+
+def _save_for_serving(
+    template: keras.Model, serve: Callable[[Any], Any], image_shape: tuple[int, int, int], folder: Path
+) -> None:
+    images = tf.TensorSpec((None, *image_shape), keras.config.floatx(), name="images")
+    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in _inputs(template)] or [images]
     archive = keras.export.ExportArchive()
     archive.track(template)
     one = len(signature) == 1
     archive.add_endpoint("serve", lambda *given: serve(template(given[0] if one else list(given))), signature)
-    archive.write_out(str(folder), verbose=False)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it wrote
+        archive.write_out(str(folder))

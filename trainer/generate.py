@@ -75,17 +75,24 @@ def _load_saved_model(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("model", type=Path, help="a .keras or .h5 file, a SavedModel folder, or a job directory")
-    parser.add_argument("--count", type=_positive, default=64, help="images to make (default: 64)")
-    parser.add_argument("--seed", type=int, default=1, help="fixes the noise (default: 1)")
+    parser.add_argument("--count", type=_count, default=64, help="images to make (default: 64)")
+    parser.add_argument("--seed", type=_seed, default=1, help="fixes the noise (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("grid.png"), help="the PNG to write (default: grid.png)")
     return parser.parse_args(arguments)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 100_000:
-        raise argparse.ArgumentTypeError(f"{number} is not from 1 to 100,000")
-    return number
+def _count(text: str) -> int:
+    return _whole(text, 1, 100_000)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0, 2**31 - 1)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    if not (text.isdecimal() and least <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
+    return int(text)
 
 
 if __name__ == "__main__":

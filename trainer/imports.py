@@ -18,8 +18,8 @@ def load_function(path: str, setting: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{setting}={path}: cannot import {module_name} ({error})") from error
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:  # TypeError: a relative name, as `.models`
+        raise UserError(f"{setting}={path}: cannot import {module_name} ({' '.join(str(error).split())})") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")

@@ -53,8 +53,10 @@ def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.enviro
     """
     job_dir = _locate(config, environment)
     make_writable(job_dir.root, "job_dir")
+    _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)
-    job_dir.samples.mkdir(exist_ok=True)
+    for folder in (job_dir.samples, job_dir.checkpoints, job_dir.logs, job_dir.model.parent):
+        make_writable(folder, "job_dir")
     return job_dir
 
 
@@ -78,10 +80,20 @@ def _locate(config: TrainConfig, environment: Mapping[str, str]) -> JobDir:
     )
 
 
+def _refuse_foreign_folders(job_dir: JobDir) -> None:
+    """A folder called model that is not ours must not be replaced by ours."""
+    if job_dir.run_file.exists():
+        return
+    for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"job_dir={job_dir.root}: {folder} is there and not of a run: give another --job_dir")
+
+
 def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
     before = _read_json(job_dir.run_file).get("config")
-    if not isinstance(before, dict):
-        return
+    begun = job_dir.checkpoints.is_dir() and any(job_dir.checkpoints.iterdir())
+    if not isinstance(before, dict) or not begun:
+        return  # nothing was kept of it yet: the settings may be mended in place
     now = dataclasses.asdict(config)
     differing = [key for key in now if key not in MAY_CHANGE and key in before and before[key] != now[key]]
     if differing:

@@ -42,9 +42,9 @@ def setting(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name that is closest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """`; did you mean 'x'?` for the known name that is closest to `name`, or a full stop where none is."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean '{close[0]}'?" if close else "."
 
 
 def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:

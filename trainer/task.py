@@ -8,7 +8,7 @@ import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 
 from trainer.config import resolve, to_yaml  # noqa: E402
-from trainer.errors import DONE, USER_MUST_CHANGE, UserError  # noqa: E402
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError  # noqa: E402
 from trainer.log import log, start_logging  # noqa: E402
 from trainer.quiet import quiet_start  # noqa: E402
 
@@ -28,6 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
+    except KeyboardInterrupt:
+        log.warning("stopped before anything new was saved: the same command again begins where it began")
+        return INTERRUPTED
+    except Exception:
+        log.exception("a fault of ours or of the platform, not of your settings")
+        return FAULT
 
 
 if __name__ == "__main__":

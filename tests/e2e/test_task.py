@@ -80,10 +80,10 @@ def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line
 def test_another_recipes_job_dir_is_refused(tmp_path: Path) -> None:
     assert run(*SMALL, f"--job_dir={tmp_path}").returncode == 0
     other = tmp_path / "other.yaml"
-    other.write_text("data: digits\nimage_size: 16\nsteps: 6\n")
+    other.write_text("model: cnn\ndata: digits\nimage_size: 24\nsteps: 6\n")
     done = run(f"--recipe={other}", f"--job_dir={tmp_path}")
     assert done.returncode == 2
-    assert "holds another run (recipe: 'wgan_gp_digits' there" in done.stdout
+    assert "holds another run (model: 'wgan_gp' there" in done.stdout
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
     with pytest.raises(UserError) as caught:
         run(config)
-    assert "out of memory with global_batch_size=16 (16 rows a replica), image_size=16: lower" in str(caught.value)
+    assert "out of memory with global batch 16 = 1 replica x 16, image_size=16: lower" in str(caught.value)
     assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
 
 

@@ -10,6 +10,7 @@ import pytest
 from trainer.errors import UserError
 from trainer.progress import Progress, StepLogs
 from trainer.training.loop import CallSize, Event, train
+from trainer.training.preemption import StopRequest
 
 
 class Steps:
@@ -33,7 +34,7 @@ class Steps:
 def run(steps: Steps, total: int, events: list[Event], first: int = 0, most_steps: int = 0) -> Progress:
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
-    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps))  # type: ignore[arg-type]
+    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), StopRequest())  # type: ignore[arg-type]
     return progress
 
 

@@ -92,7 +92,7 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
 def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
     np.savez(file, x_train=np.array([object()], dtype=object))
-    with pytest.raises(UserError, match="cannot be read as .npz"):
+    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
         load(file)
 
 

@@ -26,6 +26,7 @@ def sum_first(optimizer: Any) -> Any:
     could skip an update that another takes, or all take a broken one.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
+    assert hasattr(inner, "_all_reduce_sum_gradients"), "this Keras would sum gradients twice"
     inner._all_reduce_sum_gradients = list  # nothing is left to sum there
     apply = optimizer.apply
 

@@ -49,7 +49,7 @@ def _check_expected(expected: int, gpus: list[Any]) -> None:
     found = f"{len(gpus)} visible" if gpus else "none is visible"
     raise UserError(
         f"expect_devices={expected}, but of accelerators {found}: check the machine's GPU count, its drivers and "
-        "whether this TensorFlow is a GPU build, or lower --expect_devices"
+        "whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower --expect_devices"
     )
 
 

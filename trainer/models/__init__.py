@@ -37,6 +37,23 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
+def depends_on_replicas(model: keras.Model, replicas: int) -> list[str]:
+    """Why steps of `model` on several replicas may differ from those on one, as far as its layers show it."""
+    if replicas == 1:
+        return []
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Layer)]
+    norms = [x.name for x in layers if isinstance(x, keras.layers.BatchNormalization) and not x.synchronized]
+    drawn = [x.name for x in layers if any(isinstance(y, keras.random.SeedGenerator) for y in vars(x).values())]
+    reasons = []
+    if norms:
+        reasons.append(f"{norms[0]} normalises one replica's rows: say BatchNormalization(synchronized=True)")
+    if drawn:
+        reasons.append(
+            f"{drawn[0]} draws random numbers of its own: use trainer.models.layers.StepDropout, or current_step()"
+        )
+    return reasons
+
+
 def _build_compiled(model: keras.Model, dataset: Dataset) -> None:
     """Makes the variables of a compiled model's optimizer and metrics now, as `fit` does: in a step it is too late."""
     images, *labels = dataset.train.gather(tf.range(1))

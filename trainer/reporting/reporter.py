@@ -1,6 +1,6 @@
 """What a run tells while it goes: the status line or bar, stats.jsonl, TensorBoard, the tuning metric, sample grids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ from trainer.settings import nearest
 from trainer.storage import write_whole
 
 SAMPLES = 64
+_MEASURED = ("val_loss", "val_accuracy", "fid", "kid")  # by evaluation, not by steps
 
 
 class Reporter:
@@ -37,13 +38,16 @@ class Reporter:
         self._gpus = Gpus()
         self._bar = Bar(progress)
         self._epoch_seconds: list[float] = []
-        self._final: dict[str, dict[str, float]] = {}
+        reports = [entry for entry in self._stats.before if entry["kind"] == "report"][-1:]
+        self._final = {kind: entry[kind] for entry in reports for kind in ("losses", "metrics")}
         self._measured: dict[str, float] = {}  # by evaluation, FID and KID: the newest of each
         self._evaluated: dict[str, float] = {}
         self._fid_features: str | None = None
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device."""
+        if not progress.call_timed:
+            self._check_tuning(logs.means())
         for window in (self._since_report, self._since_epoch):
             window.add(logs, progress.call_seconds, progress.call_timed)
         self._bar.update(progress, logs.means())
@@ -63,8 +67,7 @@ class Reporter:
             speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
             self._events.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
             self._events.flush()
-        if self._tuning:
-            self._report_tuning(self._tuning, progress.step, means)
+        self._tune(progress, means)
 
     def epoch_end(self, progress: Progress) -> dict[str, float]:
         """Writes the epoch's line of stats.jsonl, with its evaluation where there was one; returns its scalars."""
@@ -81,6 +84,7 @@ class Reporter:
         self._stats.append({**about, **by_kind(found)})
         self._evaluated = found
         self._measured.update(found)
+        self._tune(progress, found)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
         log.info(f"step {progress.step:,}  epoch {progress.epoch:.1f}  {shown}")
         if self._events:
@@ -92,6 +96,7 @@ class Reporter:
         self._stats.append({**about, "metrics": found, "features": features, "samples": samples})
         self._measured.update(found)
         self._fid_features = features
+        self._tune(progress, found)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
         log.info(f"step {progress.step:,}  {shown}  ({samples:,} images, features of {features})")
         if self._events:
@@ -132,13 +137,17 @@ class Reporter:
             "gpus": self._gpus.read(),
         }
 
-    def _report_tuning(self, tuning: TuningMetric, step: int, means: dict[str, float]) -> None:
-        if tuning.name not in means:
-            raise UserError(
-                f"tuning_metric={tuning.name}: this model reports {', '.join(sorted(means))}"
-                f"{nearest(tuning.name, means)}"
-            )
-        tuning.report(step, means[tuning.name], self._latest_checkpoint())
+    def _tune(self, progress: Progress, found: dict[str, float]) -> None:
+        """Passes the tuning metric on, where `found` has it."""
+        if self._tuning and self._tuning.name in found:
+            self._tuning.report(progress.step, found[self._tuning.name], self._latest_checkpoint())
+
+    def _check_tuning(self, names: Iterable[str]) -> None:
+        """UserError for a tuning metric that this run never reports, told after the first call to the device."""
+        known = sorted({*names, *_MEASURED})
+        if self._tuning and self._tuning.name not in known:
+            near = nearest(self._tuning.name, known)
+            raise UserError(f"tuning_metric={self._tuning.name}: this model reports {', '.join(sorted(names))}{near}")
 
     @staticmethod
     def _window(progress: Progress) -> Window:

@@ -15,6 +15,7 @@ class Stats:
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+        self.before = [json.loads(line) for line in kept]  # entries of the run so far
         write_whole(path, "".join(kept))
 
     def append(self, entry: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.storage import write_whole
+from trainer.storage import make_writable, write_whole
 
 _NEWEST = 100
 
@@ -26,6 +26,7 @@ class TuningMetric:
         self._file = Path(environment.get("CLOUD_ML_HP_METRIC_FILE") or _DEFAULT_FILE)
         self._trial = environment.get("CLOUD_ML_TRIAL_ID", "0")
         self._lines: deque[str] = deque(maxlen=_NEWEST)
+        make_writable(self._file.parent, "tuning_metric's file, in")
 
     def report(self, step: int, value: float, checkpoint: str | None) -> None:
         """Adds one line. Values are kept as text, as the reader expects."""
@@ -37,5 +38,4 @@ class TuningMetric:
             "checkpoint_path": checkpoint or "",
         }
         self._lines.append(json.dumps(line, sort_keys=True) + "\n")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._file, "".join(self._lines))

@@ -1,5 +1,6 @@
 """Keras callbacks of the user's own, under our loop: epoch hooks as in `fit`, batch hooks once a call to the device."""
 
+import math
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.imports import load_function
 from trainer.log import log
+from trainer.progress import Progress
 from trainer.settings import nearest
 
 
@@ -29,15 +31,21 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             log.info(f"early stopping: {self.monitor} got no better in {self.patience} epochs")
 
 
-def load_callbacks(
-    config: TrainConfig, model: keras.Model, epochs: int, steps_per_epoch: int
-) -> keras.callbacks.CallbackList:
-    """The callbacks that `config.callbacks` (package.module:function) returns, and early stopping, bound to `model`."""
+def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
+    """The callbacks that `config.callbacks` (package.module:function) returns, and early stopping."""
     path = config.callbacks
     found: Any = load_function(path, "callbacks")() if path else []
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, it returned {found!r}")
     stopping = [EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []
+    return [*found, *stopping]
+
+
+def bind(
+    callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress
+) -> keras.callbacks.CallbackList:
+    """`callbacks` with the model and the length of the run, as `fit` gives it to them."""
+    epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(
-        [*found, *stopping], model=model, epochs=epochs, steps=steps_per_epoch, verbose=0
+        callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0
     )

@@ -5,6 +5,9 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from trainer.errors import UserError
+from trainer.log import log
+
 
 class Checkpoints:
     """The newest `keep` checkpoints of `model` in `folder`. Data order and noise follow from the step alone."""
@@ -15,11 +18,21 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=keep)
 
     def restore(self) -> int:
-        """Restores the newest checkpoint and returns its step; 0 where there is none."""
-        newest = self._manager.latest_checkpoint
-        if newest:
-            self._checkpoint.restore(newest).assert_existing_objects_matched()
-        return int(self._step.numpy())
+        """Restores the newest checkpoint that can be read and returns its step; 0 where there is none.
+
+        UserError where there are some and none can be read: nothing is overwritten then.
+        """
+        for path in reversed(self._manager.checkpoints):
+            try:
+                self._checkpoint.restore(path).assert_existing_objects_matched()
+                return int(self._step.numpy())
+            except Exception as error:  # TensorFlow raises IndexError, DataLossError, NotFoundError and more
+                log.warning(
+                    f"checkpoint {path} is damaged ({' '.join(str(error).split())[:120]}): trying the one before"
+                )
+        if self._manager.checkpoints:
+            raise UserError(f"{self._manager.directory}: none of its checkpoints can be read: give another --job_dir")
+        return 0
 
     def save(self, step: int) -> None:
         """Saves the state after `step` steps; once only for the same step."""

@@ -9,6 +9,7 @@ import keras
 
 from trainer.errors import UserError
 from trainer.progress import Progress, StepLogs
+from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
 
 CALL_SECONDS = 3.0
@@ -57,13 +58,14 @@ def train(
     callbacks: keras.callbacks.CallbackList,
     on_call: Callable[[Progress, StepLogs], None],
     call_size: CallSize,
+    stop: StopRequest,
 ) -> None:
-    """Runs until `progress` is finished or a Keras callback sets `model.stop_training`.
+    """Runs until `progress` is finished, a Keras callback sets `model.stop_training`, or `stop` is asked for.
 
     `on_call` hears of every call to the device, `events` come at their steps, batch hooks of `callbacks` once a call
     with the step reached. UserError, naming the step, when a scalar is NaN or infinite.
     """
-    while not progress.finished:
+    while not (progress.finished or stop):
         boundary = min(event.next_after(progress.step, progress.total_steps) for event in events)
         count = call_size(boundary - progress.step)
         callbacks.on_train_batch_begin(progress.step)
@@ -93,6 +95,6 @@ def _refuse_not_finite(logs: StepLogs, first_step: int) -> None:
     if bad is not None:
         index, names = bad
         raise UserError(
-            f"step {first_step + index + 1}: {', '.join(names)} is NaN or infinite: lower learning_rate, or try "
-            "--precision=float32; what was written before is kept"
+            f"step {first_step + index + 1}: {', '.join(names)} is NaN or infinite: lower learning_rate or try "
+            "--precision=float32, with another --job_dir; what was written before is kept"
         )

@@ -1,0 +1,106 @@
+"""Command-line flags and YAML files for a dataclass of settings: `--name=value`, `_` and `-` alike; `name: value`."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from trainer.errors import UserError
+from trainer.settings import nearest, value_type
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (write --name=value)")
+
+
+def parse_flags(
+    fields: Sequence[dataclasses.Field[Any]], arguments: Sequence[str], description: str, epilog: str
+) -> dict[str, str]:
+    """The text of each flag given. UserError for an unknown one, with the nearest name; --help prints and exits."""
+    parser = _parser(fields, description, epilog)
+    found, unknown = parser.parse_known_args([_underscored(argument) for argument in arguments])
+    if unknown:
+        name = unknown[0].split("=")[0].lstrip("-")
+        if not unknown[0].startswith("--"):
+            raise UserError(f"{unknown[0]!r} is not a flag: write --name=value")
+        known = [*(field.name for field in fields), "help"]
+        raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
+    return vars(found)
+
+
+def read_yaml(path: Path, name: str) -> dict[str, Any]:
+    """A YAML mapping; UserError, naming it `name`, where the file holds something else. FileNotFoundError passes."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _OnceEach)  # noqa: S506 (it is a SafeLoader)
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{name}: 'setting: value' lines are needed, this is {type(content).__name__}")
+    return content
+
+
+class _OnceEach(yaml.SafeLoader):
+    """yaml.safe_load, but for a key that stands twice: it is refused."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys differ."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for place, key in enumerate(keys) if key in keys[:place]]
+        if twice:
+            raise yaml.YAMLError(f"{twice[0]} stands there twice")
+        return super().construct_mapping(node, deep)
+
+
+def _underscored(argument: str) -> str:
+    """`--job-dir=a-b` -> `--job_dir=a-b`."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _parser(fields: Sequence[dataclasses.Field[Any]], description: str, epilog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m trainer.task",
+        description=description,
+        epilog=epilog,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for field in fields:
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        groups[group].add_argument(f"--{field.name}", help=_help(field), **_shape(field))
+    return parser
+
+
+def _shape(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    kind, _ = value_type(field)
+    if kind is bool:
+        return {"nargs": "?", "const": "true", "metavar": "BOOL"}
+    return {"metavar": {int: "INT", float: "NUMBER", str: "TEXT"}[kind]}
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    rules = field.metadata
+    parts = [rules["meaning"]]
+    if rules["choices"]:
+        parts.append(f"one of {', '.join(rules['choices'])}")
+    limits = {"minimum": "at least", "above": "above", "maximum": "at most"}
+    parts += [f"{word} {rules[key]:.10g}" for key, word in limits.items() if rules[key] is not None]
+    if rules["unit"]:
+        parts.append(f"in {rules['unit']}")
+    default = "none" if field.default in (None, "") else field.default
+    if isinstance(default, bool):
+        default = str(default).lower()
+    return f"{'; '.join(parts)} (default: {default})".replace("%", "%%")
