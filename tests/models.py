@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.distribution.gradients import prepare
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -96,3 +97,60 @@ def stop_at_3() -> list[keras.callbacks.Callback]:
 
 def not_callbacks() -> int:
     return 3
+
+
+class _MeanLoss(keras.Model):
+    """Divides by the rows of one replica, as tutorials do."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__()
+        self.network = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Conv2D(1, 3, padding="same")])
+        self.adam = prepare(keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32")
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.network(data[0] / 255)))
+        variables = [variable.value for variable in self.network.trainable_variables]
+        self.adam.apply(tape.gradient(loss, variables), self.network.trainable_variables)
+        return {"loss": loss}
+
+
+def mean_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _MeanLoss(dataset)
+
+
+def _classifier_with(dataset: Dataset, layer: keras.layers.Layer) -> keras.Model:
+    model = keras.Sequential([
+        keras.Input(dataset.image_shape),
+        keras.layers.Rescaling(1 / 255),
+        keras.layers.Flatten(),
+        keras.layers.Dense(8),
+        layer,
+        keras.layers.Dense(10),
+    ])  # fmt: skip
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def own_dropout(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _classifier_with(dataset, keras.layers.Dropout(0.5))
+
+
+def own_batch_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _classifier_with(dataset, keras.layers.BatchNormalization())
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, images: Any, training: bool = False) -> Any:
+        return self.dense(tf.reshape(images, (tf.shape(images)[0], 16 * 16)) / 255)
+
+
+def subclassed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = Subclassed()
+    model(tf.zeros((1, *dataset.image_shape)))
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model

@@ -59,9 +59,14 @@ def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(rows)
     draw, take = StepContext._draw, StepRunner._rows_of
     monkeypatch.setattr(StepContext, "_draw", lambda self, *given: tf.gather(draw(self, *given), order))
-    monkeypatch.setattr(
-        StepRunner, "_rows_of", lambda self, batch, replica: tf.gather(take(self, batch, replica), order, axis=1)
-    )
+
+    def taken(self: StepRunner, batch: Any, replica: Any) -> Any:
+        data = take(self, batch, replica)
+        if isinstance(data, tuple):
+            return tuple(tf.gather(part, order) for part in data)
+        return tf.gather(data, order, axis=1)
+
+    monkeypatch.setattr(StepRunner, "_rows_of", taken)
 
 
 def small(*flags: str) -> TrainConfig:

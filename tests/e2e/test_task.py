@@ -86,24 +86,31 @@ def test_another_recipes_job_dir_is_refused(tmp_path: Path) -> None:
     assert "holds another run (model: 'wgan_gp' there" in done.stdout
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    flags = [*SMALL, f"--job_dir={tmp_path}", "--report_every_steps=1", "--steps_per_loop=1", "--steps=100000"]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path, number: int) -> None:
+    """Calls are as long as they get: the signal arrives within one."""
+    flags = [*SMALL, f"--job_dir={tmp_path}/a", "--precision=float64", "--report_every_steps=5", "--steps=100000"]
     command = [sys.executable, "-m", "trainer.task", *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("step 5/"):
-                process.send_signal(signal.SIGINT)
+            if line.startswith("step 40/"):
+                process.send_signal(number)
                 break
         rest = process.stdout.read()
         assert process.wait(timeout=60) == 75
     saved = re.search(r"state saved at step (\d+)", rest)
     assert saved is not None
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
     assert (result["state"], result["steps"]) == ("interrupted", int(saved[1]))
-    again = run(*flags[:-1], f"--steps={int(saved[1]) + 2}")
+    steps = f"--steps={int(saved[1]) + 2}"
+    again = run(*flags[:-1], steps)
     assert again.returncode == 0
     assert f"resumes at step {saved[1]} from" in again.stdout
+    undisturbed = [*SMALL, f"--job_dir={tmp_path}/b", "--precision=float64", "--report_every_steps=5", steps]
+    assert run(*undisturbed).returncode == 0
+    ends = [json.loads((tmp_path / name / "result.json").read_text())["final"]["losses"] for name in "ab"]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
 
 
 def test_generate_makes_a_picture_from_a_job(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Whole jobs in this process: what they write, how they resume, what they do with other people's models."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,64 @@ def test_more_replicas_go_on_with_the_same_numbers(small_config: Make) -> None:
     folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4"))
     _, logs = run_steps(small_config("--steps=9", "--precision=float64"), 9)
     assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    small_config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
+    folder = run(small_config(*flags, "--steps=6"))
+    data = folder / "checkpoints" / "ckpt-6.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:100])
+    config = small_config(*flags, "--steps=8")
+    resumed = job.prepare(config, open_job_dir(config))
+    assert resumed.progress.step == 4
+    undisturbed, _ = run_steps(config, 4)
+    assert largest_difference(weights(undisturbed), weights(resumed.model)) < 1e-12
+    for path in (folder / "checkpoints").glob("*.index"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="none of its checkpoints can be read"):
+        run(config)
+
+
+def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:
+    folder = run(small_config())
+    result = read(folder / "result.json")
+    shutil.rmtree(folder / "model")
+    run(small_config())
+    assert (folder / "model" / "model.keras").is_file()
+    assert read(folder / "result.json")["final"] == result["final"]
+
+
+def test_a_failure_after_a_finished_run_is_told(small_config: Make) -> None:
+    folder = run(small_config("--steps=4"))
+    with pytest.raises(UserError, match="none is visible"):
+        run(small_config("--expect_devices=1"))
+    assert read(folder / "result.json")["state"] == "done"  # it did not come to train
+    with pytest.raises(UserError, match="this model reports"):
+        run(small_config("--steps=6", "--tuning_metric=nothing"))
+    result = read(folder / "result.json")
+    assert (result["state"], result["steps"]) == ("failed", 5)
+
+
+def test_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> None:
+        raise ZeroDivisionError("our fault")
+
+    monkeypatch.setattr(job, "export", broken)
+    config = small_config()
+    with pytest.raises(ZeroDivisionError):
+        run(config)
+    result = read(Path(config.job_dir) / "result.json")
+    assert (result["state"], result["error"]) == ("failed", "ZeroDivisionError: our fault")
+
+
+def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> None:
+    folder = run(small_config("--model=tests.models:subclassed", "--global_batch_size=64"))
+    names = {path.name for path in (folder / "model").iterdir()}
+    assert names == {"model.keras", "saved_model"}
+    served = tf.saved_model.load(str(folder / "model" / "saved_model"))
+    assert served.serve(tf.zeros((3, 16, 16, 1))).shape == (3, 10)
 
 
 def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:

@@ -56,8 +56,26 @@ def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
 def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
     open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})  # nothing was kept yet: mend the settings in place
+    (tmp_path / "checkpoints" / "ckpt-5.index").write_text("")
     with pytest.raises(UserError, match="seed: 3 there, 4 here"):
         open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "samples"])
+def test_folders_of_someone_else_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "my_code.py").write_text("")
+    with pytest.raises(UserError, match="is there and not of a run"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
+    assert (tmp_path / name / "my_code.py").exists()
+
+
+@pytest.mark.parametrize("name", ["samples", "checkpoints", "logs"])
+def test_a_file_where_a_folder_belongs_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match="cannot write there"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,187 @@
+"""Prepared shards: made once from any source, whole or not at all, and read with flat memory."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.test_sources import png, write_tfrecord
+from trainer.config import TrainConfig
+from trainer.data import prepare as prepare_module
+from trainer.data.dataset import Arrays
+from trainer.data.prepare import JOURNAL, main, prepare
+from trainer.data.shards import ShardRows
+from trainer.data.sources import load_dataset
+from trainer.errors import UserError
+
+SIZE = 16
+
+
+def config(data: Path, **settings: Any) -> TrainConfig:
+    given: dict[str, Any] = {"image_size": SIZE, "global_batch_size": 1, **settings}
+    return TrainConfig(data=str(data), **given)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
+    folder = tmp_path / "photos"
+    for split, name, levels in (("train", "a", range(30)), ("train", "b", range(100, 120)), ("val", "a", range(5))):
+        (folder / split / name).mkdir(parents=True)
+        for level in levels:
+            (folder / split / name / f"{level:03d}.png").write_bytes(png(level))
+    return folder
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten images a shard."""
+    real = prepare_module._source
+    monkeypatch.setattr(prepare_module, "_source", lambda config, per_shard: real(config, 10))
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 < done <= total
+
+
+def levels_of(part: Any) -> list[int]:
+    found: list[int] = part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
+    return found
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_shards_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
+    index = prepare(config(photos), tmp_path / "shards", 64, quiet)
+    assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
+    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "shards", data_memory_mib=memory))
+    assert isinstance(prepared.train, Arrays if memory else ShardRows)
+    assert levels_of(prepared.train) == levels_of(source.train)
+    assert levels_of(prepared.evaluation) == levels_of(source.evaluation) == list(range(5))
+    rows = np.array([[49, 0], [13, 13]], np.int32)
+    for part in (source, prepared):
+        images, labels = part.train.gather(rows)
+        assert images.shape == (2, 2, SIZE, SIZE, 1)
+        assert images.numpy()[..., 0, 0, 0].tolist() == [[119, 0], [13, 13]]
+        assert labels.numpy().tolist() == [[1, 0], [0, 0]]
+    assert prepared.class_names == source.class_names == ("a", "b")
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_an_interrupted_prepare_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = tmp_path / "shards"
+    whole = prepare(config(photos), tmp_path / "whole", 64, quiet)
+
+    def stop_at_30(done: int, total: int) -> None:
+        if done >= 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(photos), destination, 64, stop_at_30)
+    assert not (destination / "index.json").exists()
+    made: list[str] = []
+    write = prepare_module.Journal.write
+    monkeypatch.setattr(
+        prepare_module.Journal, "write", lambda self, name, piece: made.append(name) or write(self, name, piece)
+    )
+    assert prepare(config(photos), destination, 64, quiet)["splits"] == whole["splits"]
+    assert made == ["train-00003.bin", "train-00004.bin", "evaluation-00000.bin"]
+    assert not (destination / JOURNAL).exists()
+    assert {path.name for path in destination.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_shard_damaged_between_two_attempts_is_made_anew(photos: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "shards"
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(photos), destination, 64, stop)
+    (destination / "train-00000.bin").write_bytes(b"short")
+    prepare(config(photos), destination, 64, quiet)
+    assert levels_of(load_dataset(config(destination)).train)[:3] == [0, 1, 2]
+
+
+def test_a_changed_source_begins_anew(photos: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "shards"
+    prepare(config(photos), destination, 64, quiet)
+    (photos / "train" / "a" / "000.png").write_bytes(png(77))
+    prepare(config(photos), destination, 64, quiet)
+    assert levels_of(load_dataset(config(destination)).train)[0] == 77
+
+
+def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="1 image files cannot be decoded"):
+        prepare(config(photos), tmp_path / "shards", 64, quiet)
+    index = prepare(config(photos, skip_bad_images=True), tmp_path / "shards", 64, quiet)
+    assert len(index["skipped"]) == 1
+    assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
+
+
+def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=np.arange(20, dtype=np.uint8).repeat(64).reshape(20, 8, 8))
+    write_tfrecord(tmp_path / "r.tfrecord", [{"image": png(level), "label": level} for level in range(7)])
+    for name, count in (("x.npz", 20), ("r.tfrecord", 7), ("digits", 1797)):
+        source = name if name == "digits" else str(tmp_path / name)
+        destination = tmp_path / f"{name}-shards"
+        assert main([source, str(destination), f"--image_size={SIZE}"]) == 0
+        given = load_dataset(TrainConfig(data=source, image_size=SIZE, global_batch_size=1))
+        found = load_dataset(config(destination))
+        assert found.train.count == given.train.count == count
+        assert found.class_names == given.class_names
+        assert levels_of(found.train) == levels_of(given.train)
+
+
+@pytest.mark.parametrize("flags", [["--image_size=zero"], ["--nonsense"], []])
+def test_prepare_says_what_is_wrong(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing"), str(tmp_path / "shards"), *flags]) == 2
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
+        (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-1"}'), "is damaged"),
+        (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
+        (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index says"),
+        (lambda f: flip(f / "train-00000.bin"), "its checksum is not that of the index"),
+        (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
+        (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
+    ],
+)
+def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    damage(tmp_path / "shards")
+    with pytest.raises(UserError) as caught:
+        load_dataset(config(f"shards:{tmp_path}/shards"))  # type: ignore[arg-type]
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+
+
+def rename_in_index(folder: Path, name: str) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    index["splits"]["train"][0]["file"] = name
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path) -> None:
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    with pytest.raises(UserError, match=r"images are \(16, 16, 1\), the settings say \(32, 32, 1\)"):
+        load_dataset(config(tmp_path / "shards", image_size=32))
