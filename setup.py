@@ -21,7 +21,9 @@ setup(
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
     install_requires=["tensorflow>=2.17", "keras>=3.4", "pyyaml>=6", "h5py", "pillow>=10", "rich"],
     extras_require={
-        "local": ["tensorboard"],
+        "local": ["tensorboard"],  # to look at logs/
+        "deploy": ["google-cloud-aiplatform", "google-cloud-storage>=3,<4"],
+        "report": ["matplotlib"],
         "test": ["pytest"],
         "dev": ["pytest", "mypy", "ruff", "types-PyYAML"],
     },

@@ -70,6 +70,7 @@ def _underscored(argument: str) -> str:
 def _parser(fields: Sequence[dataclasses.Field[Any]], description: str, epilog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m trainer.task",
+        usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
         description=description,
         epilog=epilog,
         argument_default=argparse.SUPPRESS,

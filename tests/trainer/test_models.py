@@ -196,6 +196,7 @@ def changed(before: keras.Model, after: keras.Model) -> set[str]:
     return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
 
 
+@pytest.mark.slow  # it traces the whole network five times
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
     start = run_steps(resolve(flags).config, 0)[0]

@@ -118,7 +118,7 @@ def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
         progress.advance(StepLogs(("critic_loss",), np.full((5, 1), 1.25), {}), 1.0)
         bar.update(progress, {"critic_loss": 1.25})
     bar.close()
-    assert "10/20 critic_loss 1.25  40 images/s  0:02 left" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
+    assert "10/20 40 images/s  0:02 left  critic_loss 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(75, "1:15"), (0.2, "0:00"), (3725, "1:02:05")])

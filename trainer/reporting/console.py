@@ -47,11 +47,12 @@ class Bar:
         """Shows the newest losses, the speed and the time left."""
         if not self.shown:
             return
-        parts = [f"{name} {value:.3g}" for name, value in means.items()]
+        parts = []  # losses come last: a narrow terminal cuts them first
         if progress.whole.images_per_second:
             parts.append(f"{progress.whole.images_per_second:,.0f} images/s")
         if progress.seconds_left is not None:
             parts.append(f"{clock(progress.seconds_left)} left")
+        parts += [f"{name} {value:.3g}" for name, value in means.items()]
         self._bar.update(self._task, completed=progress.step, total=progress.total_steps, description="  ".join(parts))
 
     def close(self) -> None:

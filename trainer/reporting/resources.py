@@ -46,7 +46,7 @@ class Gpus:
 def _ask(tool: str) -> str:
     command = [tool, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
