@@ -80,25 +80,22 @@ class Reporter:
 
     def evaluated(self, progress: Progress, found: dict[str, float]) -> None:
         """Tells loss and accuracy on the evaluation examples."""
-        about = {"kind": "evaluation", "step": progress.step, "epoch": round(progress.epoch, 4)}
-        self._stats.append({**about, **by_kind(found)})
         self._evaluated = found
-        self._measured.update(found)
-        self._tune(progress, found)
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
-        log.info(f"step {progress.step:,}  epoch {progress.epoch:.1f}  {shown}")
-        if self._events:
-            self._events.scalars(progress.step, found)
+        self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
 
     def quality(self, progress: Progress, found: dict[str, float], features: str, samples: int) -> None:
         """Tells FID and KID, with the network whose features they compare."""
-        about = {"kind": "quality", "step": progress.step, "epoch": round(progress.epoch, 4)}
-        self._stats.append({**about, "metrics": found, "features": features, "samples": samples})
-        self._measured.update(found)
         self._fid_features = features
+        note = f"{samples:,} images, features of {features}"
+        self._measure("quality", progress, found, note, features=features, samples=samples)
+
+    def _measure(self, kind: str, progress: Progress, found: dict[str, float], note: str, **about: Any) -> None:
+        entry = {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4), **by_kind(found), **about}
+        self._stats.append(entry)
+        self._measured.update(found)
         self._tune(progress, found)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
-        log.info(f"step {progress.step:,}  {shown}  ({samples:,} images, features of {features})")
+        log.info(f"step {progress.step:,}  {shown}  ({note})")
         if self._events:
             self._events.scalars(progress.step, found)
 
