@@ -261,7 +261,7 @@ def resolve(arguments: Sequence[str]) -> Request:
     recipe = flags.get("recipe", "")
     from_recipe = _read_recipe(recipe) if recipe else {}
     from_flags = coerce_all(TrainConfig, flags, "flags")
-    _one_length(from_recipe, f"recipe {recipe}")
+    _one_length(from_recipe, f"recipe={recipe}")
     _one_length(from_flags, "flags")
     if from_flags.keys() & {"steps", "epochs"}:
         from_recipe = {key: value for key, value in from_recipe.items() if key not in ("steps", "epochs")}
@@ -326,7 +326,10 @@ def recipe_names() -> list[str]:
 def _read_recipe(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) or "/" in name else RECIPES / f"{name}.yaml"
     try:
-        return coerce_all(TrainConfig, read_yaml(path, f"recipe={name}"), f"recipe {name}")
+        content = read_yaml(path, f"recipe={name}")
+        if "recipe" in content:
+            raise UserError(f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})")
+        return coerce_all(TrainConfig, content, f"recipe={name}")
     except FileNotFoundError:
         known = recipe_names()
         raise UserError(

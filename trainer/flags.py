@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +12,20 @@ from trainer.errors import UserError
 from trainer.settings import nearest, value_type
 
 
-class _Parser(argparse.ArgumentParser):
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from `least` to `most`."""
+
+    def convert(text: str) -> int:
+        if not (text.isdecimal() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
+        return int(text)
+
+    return convert
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (write --name=value)")
 
@@ -43,7 +56,8 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{name}: 'setting: value' lines are needed, this is {type(content).__name__}")
+        found = "it is empty" if content is None else f"this is {type(content).__name__}"
+        raise UserError(f"{name}: 'setting: value' lines are needed, {found}")
     return content
 
 
@@ -68,7 +82,7 @@ def _underscored(argument: str) -> str:
 
 
 def _parser(fields: Sequence[dataclasses.Field[Any]], description: str, epilog: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m trainer.task",
         usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
         description=description,

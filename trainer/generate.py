@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.flags import Parser, whole
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
 
@@ -14,8 +15,10 @@ from trainer.quiet import quiet_start
 def main(arguments: Sequence[str] | None = None) -> int:
     """Loads the model, draws noise from the seed, writes one PNG. Returns the exit code."""
     start_logging()
-    options = _parse(arguments)
     try:
+        options = _parse(arguments)
+        if options.out.suffix != ".png":
+            raise UserError(f"out={options.out}: a PNG is written: give a name that ends in .png")
         with quiet_start():
             from trainer import images
         from trainer.storage import write_whole
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
-    log.info(f"{options.count} images in {options.out}")
+    log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {options.out}")
     return DONE
 
 
@@ -41,6 +44,8 @@ def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
     for found in (path / "model.keras", path / "model" / "model.keras"):
         if found.is_file():
             path = found
+    if (path / "run.json").is_file():
+        raise UserError(f"{path}: this run has no model yet: let it come to its end")
     if not path.exists():
         raise UserError(f"{path}: no such model: give a .keras or .h5 file, a SavedModel folder or a job directory")
     try:
@@ -73,26 +78,12 @@ def _load_saved_model(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
+    parser = Parser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("model", type=Path, help="a .keras or .h5 file, a SavedModel folder, or a job directory")
-    parser.add_argument("--count", type=_count, default=64, help="images to make (default: 64)")
-    parser.add_argument("--seed", type=_seed, default=1, help="fixes the noise (default: 1)")
+    parser.add_argument("--count", type=whole(1, 100_000), default=64, help="images to make (default: 64)")
+    parser.add_argument("--seed", type=whole(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("grid.png"), help="the PNG to write (default: grid.png)")
     return parser.parse_args(arguments)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 1, 100_000)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 0, 2**31 - 1)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    if not (text.isdecimal() and least <= int(text) <= most):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from trainer.reporting.reporter import Reporter
 from trainer.storage import write_whole
 from trainer.training.callbacks import bind, load_callbacks
 from trainer.training.checkpoint import Checkpoints
-from trainer.training.evaluate import evaluation
+from trainer.training.evaluate import Evaluation, evaluation
 from trainer.training.fid import Extractor, Fid
 from trainer.training.loop import CallSize, Event, train
 from trainer.training.preemption import StopRequest, stop_on_signals
@@ -59,7 +59,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float) -> int:
             job_dir.write_result(failed(_one_line(error), began))
         raise
     if job.progress.finished and job_dir.read_result().get("state") == "done" and job_dir.model.is_dir():
-        log.info(f"finished already at step {job.progress.step:,}: give more --steps or --epochs to go on")
+        done, asked = job.progress.step, job.progress.total_steps
+        log.info(f"finished already: {done:,} steps are done, {asked:,} were asked for: give more to go on")
         return DONE
     _describe(job, command)
     return _train_and_export(job, began)
@@ -80,7 +81,7 @@ def prepare(config: TrainConfig, job_dir: JobDir) -> Job:
     schedule = Schedule(dataset.train.count, config.global_batch_size, batches_per_step, config.seed)
     checkpoints = Checkpoints(model, job_dir.checkpoints, config.keep_checkpoints)
     step = checkpoints.restore()
-    log.info(f"resumes at step {step:,} from {checkpoints.latest}" if step else "starts from scratch")
+    log.info(f"resumes at step {step:,} from {checkpoints.restored}" if step else "starts from scratch")
     total = schedule.total_steps(config.steps, config.epochs)
     progress = Progress(step, total, schedule.steps_per_epoch, schedule.examples_per_step)
     return Job(config, job_dir, replicas, dataset, schedule, model, callbacks, checkpoints, progress)
@@ -138,13 +139,14 @@ def _train_and_export(job: Job, began: float) -> int:
 
 def _train(job: Job, reporter: Reporter, stop: StopRequest) -> None:
     config, model, progress, replicas = job.config, job.model, job.progress, job.replicas
-    callbacks = bind(job.callbacks, model, progress)
+    evaluate = evaluation(model, replicas, job.dataset.evaluation)
+    callbacks = bind(job.callbacks, model, progress, evaluates=evaluate is not None)
     rows = batches(
         job.dataset.train, job.schedule,
         first_step=progress.step, first_row=0, rows=replicas.rows, replicas=replicas.count,
     )  # fmt: skip
     run_steps = StepRunner(model, replicas, config.seed, augmentation(config))
-    events = _events(job, reporter, callbacks)
+    events = _events(job, reporter, callbacks, evaluate)
     size = CallSize(config.steps_per_loop)
     model.stop_training = False
     callbacks.on_train_begin()
@@ -153,7 +155,9 @@ def _train(job: Job, reporter: Reporter, stop: StopRequest) -> None:
     callbacks.on_train_end()
 
 
-def _events(job: Job, reporter: Reporter, callbacks: keras.callbacks.CallbackList) -> list[Event]:
+def _events(
+    job: Job, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None
+) -> list[Event]:
     """What happens between calls to the device, in this order."""
 
     def end_epoch(progress: Progress) -> None:
@@ -163,7 +167,6 @@ def _events(job: Job, reporter: Reporter, callbacks: keras.callbacks.CallbackLis
             callbacks.on_epoch_begin(int(progress.epoch))
 
     config, steps_per_epoch = job.config, job.schedule.steps_per_epoch
-    evaluate = evaluation(job.model, job.replicas, job.dataset.evaluation)
     events = [Event(config.report_every_steps, reporter.report)]
     if evaluate:
         events.append(Event(steps_per_epoch, lambda progress: reporter.evaluated(progress, evaluate())))

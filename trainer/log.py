@@ -1,8 +1,9 @@
-"""Log lines on stdout: plain text at the desk, JSON with a severity where Cloud Logging reads them."""
+"""Log lines: plain text at the desk, errors on stderr; JSON with a severity on stdout where Cloud Logging reads it."""
 
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 
 log = logging.getLogger("trainer")
@@ -13,11 +14,12 @@ def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
     return "CLOUD_ML_JOB_ID" in environment
 
 
-class _Stdout(logging.Handler):
-    """Prints to whatever sys.stdout is now, so that a progress bar can stay below the lines."""
+class _Print(logging.Handler):
+    """Prints to whatever sys.stdout and sys.stderr are now, so that a progress bar can stay below the lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), flush=True)
+        to_stderr = record.levelno >= logging.ERROR and not on_vertex()
+        print(self.format(record), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 class _CloudFormatter(logging.Formatter):
@@ -34,8 +36,8 @@ class _DeskFormatter(logging.Formatter):
 
 
 def start_logging() -> None:
-    """Sends this package's log to stdout, in the form that its reader wants."""
-    handler = _Stdout()
+    """Sends this package's log to the console, in the form that its reader wants."""
+    handler = _Print()
     handler.setFormatter(_CloudFormatter() if on_vertex() else _DeskFormatter())
     log.handlers[:] = [handler]
     log.propagate = False

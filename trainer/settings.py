@@ -124,5 +124,8 @@ def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, A
     for key, value in values.items():
         if key not in fields:
             raise UserError(f"{origin}: unknown setting '{key}'{nearest(str(key), fields)}")
-        result[key] = coerce(fields[key], value)
+        try:
+            result[key] = coerce(fields[key], value)
+        except UserError as error:
+            raise UserError(f"{origin}: {error}") from None
     return result

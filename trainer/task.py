@@ -9,6 +9,7 @@ from collections.abc import Sequence  # noqa: E402
 
 from trainer.config import resolve, to_yaml  # noqa: E402
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError  # noqa: E402
+from trainer.jobdir import open_job_dir  # noqa: E402
 from trainer.log import log, start_logging  # noqa: E402
 from trainer.quiet import quiet_start  # noqa: E402
 
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if request.print_config:
             print(to_yaml(request.config), end="")
             return DONE
+        open_job_dir(request.config)  # what can be refused is refused before TensorFlow is loaded
         with quiet_start():
             from trainer import job  # TensorFlow from here on
         return job.run(request.config, [sys.executable, "-m", "trainer.task", *given], _BEGAN)

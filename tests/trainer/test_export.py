@@ -131,8 +131,8 @@ def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -
 
 def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
-        assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}"]) == 0
-    assert (tmp_path / "1").read_bytes() != (tmp_path / "2").read_bytes()
+        assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}.png"]) == 0
+    assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -123,10 +123,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert resumed.progress.step == 4
     undisturbed, _ = run_steps(config, 4)
     assert largest_difference(weights(undisturbed), weights(resumed.model)) < 1e-12
+    run(config)  # goes past the damaged one, and writes it anew
+    assert max(int(path.stem[5:]) for path in (folder / "checkpoints").glob("*.index")) == 8
     for path in (folder / "checkpoints").glob("*.index"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="none of its checkpoints can be read"):
-        run(config)
+        run(small_config(*flags, "--steps=9"))
 
 
 def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:

@@ -84,12 +84,13 @@ def test_lines_are_json_with_a_severity_on_vertex(
     start_logging()
     log.info("plain")
     log.error("bad")
-    shown = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    shown = output.out.splitlines()
     assert [json.loads(line) for line in shown[:2]] == [
         {"severity": "INFO", "message": "two\nlines"},
         {"severity": "ERROR", "message": "bad"},
     ]
-    assert shown[2:] == ["plain", "error: bad"]
+    assert (shown[2:], output.err) == (["plain"], "error: bad\n")
     logging.getLogger("trainer").handlers.clear()
 
 

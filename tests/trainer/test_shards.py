@@ -107,12 +107,15 @@ def test_a_shard_damaged_between_two_attempts_is_made_anew(photos: Path, tmp_pat
     assert levels_of(load_dataset(config(destination)).train)[:3] == [0, 1, 2]
 
 
-def test_a_changed_source_begins_anew(photos: Path, tmp_path: Path) -> None:
+def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
     destination = tmp_path / "shards"
-    prepare(config(photos), destination, 64, quiet)
+    index = prepare(config(photos), destination, 64, quiet)
+    assert prepare(config(photos), destination, 64, quiet) == index
+    with pytest.raises(UserError, match="holds shards of other data or settings"):
+        prepare(config(photos, image_size=32), destination, 64, quiet)
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
-    prepare(config(photos), destination, 64, quiet)
-    assert levels_of(load_dataset(config(destination)).train)[0] == 77
+    with pytest.raises(UserError, match="holds shards of other data or settings"):
+        prepare(config(photos), destination, 64, quiet)
 
 
 def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
@@ -138,10 +141,10 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
         assert levels_of(found.train) == levels_of(given.train)
 
 
-@pytest.mark.parametrize("flags", [["--image_size=zero"], ["--nonsense"], []])
+@pytest.mark.parametrize("flags", [["--image_size=zero"], ["--width=3"], ["--shard_mib=0"], []])
 def test_prepare_says_what_is_wrong(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nothing"), str(tmp_path / "shards"), *flags]) == 2
-    assert capsys.readouterr().out.count("\n") == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 Damage = Callable[[Path], object]

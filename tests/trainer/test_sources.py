@@ -50,6 +50,12 @@ def test_idx_folder(tmp_path: Path, suffix: str) -> None:
     assert dataset.class_names == ("0", "1", "2")
 
 
+def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", levels(2))
+    with pytest.raises(UserError, match="no train-images-idx3-ubyte"):
+        load(tmp_path)
+
+
 def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
     write_idx(tmp_path / "pictures", levels(3))
     dataset = load(f"idx:{tmp_path}/pictures")
@@ -144,6 +150,14 @@ def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 4
     assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
+
+
+def test_an_evaluation_part_and_a_fraction_contradict_each_other(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        save(tmp_path / split / "a" / "0.png", (1, 1, 1))
+        save(tmp_path / split / "b" / "0.png", (1, 1, 1))
+    with pytest.raises(UserError, match="has an evaluation part of its own"):
+        load(tmp_path, evaluation_fraction=0.5)
 
 
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
@@ -244,6 +258,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
         ("/no/such/path", "there is no such path"),
         ("folder:/no/such", "there is no such path"),
         ("gs://bucket/x", "only local paths"),
+        ("idxx:/tmp", "no such kind 'idxx'; did you mean 'idx'?"),
         (__file__, "its kind is not known"),
     ],
 )

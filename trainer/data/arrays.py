@@ -29,8 +29,7 @@ def arrays_dataset(
     """
     train = _arrays(config, images, labels)
     evaluation = None if test_images is None else _arrays(config, test_images, test_labels)
-    if evaluation is None and config.evaluation_fraction:
-        train, evaluation = hold_back(config, train)
+    train, evaluation = with_evaluation(config, train, evaluation)
     return Dataset(config.data, train, evaluation, class_names or numbered_classes(train, evaluation))
 
 
@@ -38,6 +37,18 @@ def numbered_classes(*parts: Arrays | None) -> tuple[str, ...]:
     """ "0", "1" and so on to the largest label; none where there are no labels."""
     most = max((int(part.labels.max()) for part in parts if part and part.labels is not None), default=-1)
     return tuple(str(label) for label in range(most + 1))
+
+
+def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
+    """The source's own two parts, or `evaluation_fraction` of the one held back; UserError where both are wanted."""
+    if evaluation is None:
+        return hold_back(config, train) if config.evaluation_fraction else (train, None)
+    if config.evaluation_fraction:
+        raise UserError(
+            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has an evaluation part of its own "
+            f"({evaluation.count:,} examples): drop the flag"
+        )
+    return train, evaluation
 
 
 def hold_back(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:

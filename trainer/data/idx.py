@@ -23,7 +23,8 @@ _FILES = {"train": ("train-images", "train-labels"), "evaluation": ("t10k-images
 
 def is_idx(path: Path) -> bool:
     """Whether `path` is a folder of idx files, or one images file."""
-    return bool(_find(path, "train-images")) if path.is_dir() else "idx" in path.name
+    names = [name for pair in _FILES.values() for name in pair]
+    return any(_find(path, name) for name in names) if path.is_dir() else "idx" in path.name
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import TrainConfig
-from trainer.data.arrays import hold_back
+from trainer.data.arrays import with_evaluation
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.decode import SUFFIXES, BadImage, decode
 from trainer.errors import UserError
@@ -52,8 +52,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     examples, held = parts
     if examples is None:
         raise UserError(f"data={path}: none of its {len(train.files):,} image files could be decoded")
-    if held is None and config.evaluation_fraction:
-        examples, held = hold_back(config, examples)
+    examples, held = with_evaluation(config, examples, held)
     notes = {"converted": dict(bad.converted), "skipped": [f"{file}: {why}" for file, why in bad.files]}
     return Dataset(config.data, examples, held, train.class_names, notes)
 
@@ -62,7 +61,10 @@ def find(path: Path) -> tuple[Folder, Folder | None]:
     """The training and the evaluation files below `path`; UserError where there are none."""
     below = {child.name.lower(): child for child in _children(path) if child.is_dir()}
     train = next((below[name] for name in _TRAIN if name in below), path)
-    evaluation = next((below[name] for name in _EVALUATION if name in below), None) if train is not path else None
+    others = [below[name] for name in _EVALUATION if name in below] if train is not path else []
+    evaluation = others[0] if others else None
+    for unused in others[1:]:
+        log.info(f"{others[0]} is for evaluation; {unused} is not read")
     folder = _folder(train, None)
     if not folder.files:
         raise UserError(f"data={path}: no image files here (known by {' '.join(sorted(SUFFIXES))})")

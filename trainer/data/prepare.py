@@ -4,7 +4,6 @@ Decodes once what every run would decode again. Image folders and TFRecord files
 Interrupted, the same command goes on after the last whole shard.
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -16,17 +15,20 @@ from typing import Any
 
 from trainer.config import TrainConfig, resolve
 from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.flags import Parser, whole
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
+from trainer.settings import nearest
 
 with quiet_start():
     from trainer.data import image_folder, sources, tfrecord
     from trainer.data.dataset import Arrays, Examples
     from trainer.data.image_folder import Bad
-    from trainer.data.shards import FORMAT, INDEX, LABEL, sha256
+    from trainer.data.shards import FORMAT, INDEX, LABEL, read_index, sha256
     from trainer.storage import local_path, make_writable, write_whole
 
 JOURNAL = ".prepare.json"
+_SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ def prepare(
     """
     make_writable(destination, "DST")
     source = _source(config, max(1, shard_mib * 2**20 // (config.image_size**2 * config.channels)))
+    if (destination / INDEX).exists():
+        index = read_index(destination)
+        if index.get("fingerprint") == source.fingerprint:
+            return index
+        raise UserError(f"{destination} holds shards of other data or settings: give another folder, or remove it")
     journal = Journal(destination, source.fingerprint)
     total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
     written: dict[str, list[dict[str, Any]]] = {}
@@ -125,6 +132,7 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         raise UserError(f"SRC={config.data}: no image is left to train on")
     return {
         "format": FORMAT,
+        "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
         "class_names": list(source.class_names),
         "labelled": any(entry["labelled"] for entry in entries),
@@ -196,17 +204,19 @@ def _fingerprint(config: TrainConfig, per_shard: int, files: Sequence[Path]) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
     start_logging()
-    parser = argparse.ArgumentParser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", metavar="SRC", help="what --data takes: a folder, a file, a name")
     parser.add_argument("destination", metavar="DST", help="the folder that the shards go to")
-    parser.add_argument("--shard_mib", type=int, default=64, help="size of a shard (default: 64)")
-    parser.epilog = (
-        "And of the trainer's settings: --image_size --channels --skip_bad_images --evaluation_fraction --seed"
-    )
-    options, flags = parser.parse_known_args(arguments)
+    parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
+    parser.epilog = f"And of the trainer's settings: {' '.join(f'--{name}' for name in _SETTINGS)}"
     try:
+        options, flags = parser.parse_known_args(arguments)
+        for flag in flags:
+            name = flag.lstrip("-").partition("=")[0].replace("-", "_")
+            if name not in _SETTINGS:
+                raise UserError(f"unknown flag --{name}{nearest(name, _SETTINGS)} --help lists them all")
         config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
-        index = _with_bar(config, local_path(options.destination, "DST"), max(1, options.shard_mib))
+        index = _with_bar(config, local_path(options.destination, "DST"), options.shard_mib)
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
@@ -214,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.warning("interrupted: the same command goes on after the last whole shard")
         return INTERRUPTED
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
-    log.info(f"{options.destination}: " + ", ".join(f"{count:,} {split}" for split, count in counts.items() if count))
+    shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)
+    log.info(f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x width x channels)")
     return DONE
 
 

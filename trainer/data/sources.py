@@ -53,6 +53,8 @@ def kind_and_path(data: str) -> tuple[str, Path]:
     kind, colon, rest = data.partition(":")
     said = bool(colon) and kind in KINDS
     path = local_path(rest if said else data, "data")
+    if not path.exists() and colon and not said and not Path(kind).exists():
+        raise UserError(f"data={data}: no such kind '{kind}'{nearest(kind, KINDS)} Known: {', '.join(KINDS)}")
     if not path.exists():
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: there is no such path{hint} Known names: {', '.join(DATA_SOURCES)}")

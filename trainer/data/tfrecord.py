@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.data.arrays import hold_back, numbered_classes
+from trainer.data.arrays import numbered_classes, with_evaluation
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
 from trainer.errors import UserError
@@ -32,8 +32,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     refuse_or_skip(config, bad)
     if train is None:
         raise UserError(f"data={path}: no image in its TFRecord files")
-    if held is None and config.evaluation_fraction:
-        train, held = hold_back(config, train)
+    train, held = with_evaluation(config, train, held)
     notes = {"converted": dict(bad.converted), "skipped": [f"{file}: {why}" for file, why in bad.files]}
     return Dataset(config.data, train, held, numbered_classes(train, held), notes)
 

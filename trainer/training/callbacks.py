@@ -18,14 +18,17 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     def __init__(self, monitor: str, patience: int) -> None:
         super().__init__(monitor=monitor, patience=patience, mode="max" if "accuracy" in monitor else "min")
+        self.evaluates = False  # whether epochs have val_loss and val_accuracy
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Refuses, after the first call to the device, a value that no epoch will have."""
+        known = sorted({*(logs or {}), *(("val_loss", "val_accuracy") if self.evaluates else ())})
+        if self.monitor not in known:
+            near = nearest(self.monitor, known)
+            raise UserError(f"early_stopping={self.monitor}: an epoch has {', '.join(known)}{near}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Counts the epochs without improvement."""
-        if self.monitor not in (logs or {}):
-            known = sorted(logs or {})
-            raise UserError(
-                f"early_stopping={self.monitor}: an epoch has {', '.join(known)}{nearest(self.monitor, known)}"
-            )
         super().on_epoch_end(epoch, logs)
         if self.model.stop_training:
             log.info(f"early stopping: {self.monitor} got no better in {self.patience} epochs")
@@ -42,9 +45,12 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
 
 
 def bind(
-    callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress
+    callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, *, evaluates: bool
 ) -> keras.callbacks.CallbackList:
     """`callbacks` with the model and the length of the run, as `fit` gives it to them."""
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping):
+            callback.evaluates = evaluates
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(
         callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0

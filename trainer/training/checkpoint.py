@@ -15,6 +15,8 @@ class Checkpoints:
     def __init__(self, model: keras.Model, folder: Path, keep: int) -> None:
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._checkpoint = tf.train.Checkpoint(model=model, step=self._step)
+        self._kept_step = -1  # the newest step that is known to be kept whole
+        self.restored: str | None = None  # the path that restore() read
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=keep)
 
     def restore(self) -> int:
@@ -25,7 +27,8 @@ class Checkpoints:
         for path in reversed(self._manager.checkpoints):
             try:
                 self._checkpoint.restore(path).assert_existing_objects_matched()
-                return int(self._step.numpy())
+                self.restored, self._kept_step = path, int(self._step.numpy())
+                return self._kept_step
             except Exception as error:  # TensorFlow raises IndexError, DataLossError, NotFoundError and more
                 log.warning(
                     f"checkpoint {path} is damaged ({' '.join(str(error).split())[:120]}): trying the one before"
@@ -36,8 +39,9 @@ class Checkpoints:
 
     def save(self, step: int) -> None:
         """Saves the state after `step` steps; once only for the same step."""
-        if self._manager.latest_checkpoint and self._manager.latest_checkpoint.endswith(f"-{step}"):
+        if step == self._kept_step:
             return
+        self._kept_step = step
         self._step.assign(step)
         self._manager.save(checkpoint_number=step)
 
