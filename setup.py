@@ -19,7 +19,7 @@ setup(
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
     package_data={"trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"], "deploy": ["py.typed"]},
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
-    install_requires=["tensorflow>=2.17", "keras>=3.4", "pyyaml>=6", "h5py", "pillow>=10", "rich"],
+    install_requires=["tensorflow>=2.17", "keras>=3.12", "pyyaml>=6", "h5py", "pillow>=10", "rich"],
     extras_require={
         "local": ["tensorboard"],  # to look at logs/
         "deploy": ["google-cloud-aiplatform", "google-cloud-storage>=3,<4"],

@@ -25,7 +25,7 @@ CASES = {"32x32, batch 64": ("32", "64"), "16x16, batch 8": ("16", "8")}
 
 
 def our_loop(config: TrainConfig, dataset: Dataset) -> Callable[[int], int]:
-    """As the job runs it: calls that hold as many steps as fit into some three seconds."""
+    """Our loop, ten steps a call to the device."""
     set_precision_and_seed(config)
     replicas = make_replicas(config)
     with replicas.strategy.scope():

@@ -48,12 +48,12 @@ def test_stats_drop_what_lies_past_the_resumed_step_and_half_lines(tmp_path: Pat
     file = tmp_path / "stats.jsonl"
     stats = Stats(file, 0)
     for step in (10, 20, 30):
-        stats.append({"step": step, "loss": float("nan")})
+        stats.append({"kind": "report", "step": step, "loss": float("nan")})
     with open(file, "a") as more:
-        more.write('{"step": 40, "lo')
-    Stats(file, 20).append({"step": 30, "loss": 1.0})
+        more.write('[1]\n{"step": "x"}\n\x00\n{"kind": "report", "step": 40, "lo')
+    Stats(file, 20).append({"kind": "report", "step": 30, "loss": 1.0})
     found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert found == [{"step": 10, "loss": None}, {"step": 20, "loss": None}, {"step": 30, "loss": 1.0}]
+    assert [(entry["step"], entry["loss"]) for entry in found] == [(10, None), (20, None), (30, 1.0)]
 
 
 def test_the_tuning_file_is_as_vertex_reads_it(tmp_path: Path) -> None:

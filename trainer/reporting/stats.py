@@ -14,9 +14,8 @@ class Stats:
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
-        self.before = [json.loads(line) for line in kept]  # entries of the run so far
-        write_whole(path, "".join(kept))
+        self.before = [entry for entry in _entries(path) if entry["step"] <= step]
+        write_whole(path, "".join(json.dumps(entry) + "\n" for entry in self.before))
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Writes one line; a number that JSON cannot hold becomes null."""
@@ -24,8 +23,16 @@ class Stats:
             file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines: one cut short by a kill is left out."""
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """What the lines hold; one cut short by a kill, or damaged, is left out."""
     if not path.exists():
         return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("}\n")]
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int) and isinstance(entry.get("kind"), str):
+            found.append(entry)
+    return found
