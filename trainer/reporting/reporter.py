@@ -39,7 +39,7 @@ class Reporter:
         self._bar = Bar(progress)
         self._epoch_seconds: list[float] = []
         reports = [entry for entry in self._stats.before if entry["kind"] == "report"][-1:]
-        self._final = {kind: entry[kind] for entry in reports for kind in ("losses", "metrics")}
+        self._final = {kind: entry.get(kind, {}) for entry in reports for kind in ("losses", "metrics")}
         self._measured: dict[str, float] = {}  # by evaluation, FID and KID: the newest of each
         self._evaluated: dict[str, float] = {}
         self._fid_features: str | None = None
