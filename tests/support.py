@@ -47,10 +47,10 @@ def weights(model: keras.Model) -> dict[str, Any]:
     return {f"{i} {tuple(variable.shape)}": np.asarray(variable) for i, variable in enumerate(model.weights)}
 
 
-def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The largest relative L2 difference of any tensor."""
+def largest_difference(one: dict[str, Any], other: dict[str, Any], smallest_norm: float = 1e-30) -> float:
+    """The largest L2 difference of any tensor, relative to its norm or, where that is smaller, to `smallest_norm`."""
     assert one.keys() == other.keys()
-    norms = {name: max(float(np.linalg.norm(one[name])), 1e-30) for name in one}
+    norms = {name: max(float(np.linalg.norm(one[name])), smallest_norm) for name in one}
     return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
 
 

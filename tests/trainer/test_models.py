@@ -215,7 +215,8 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
     runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
-    assert largest_difference(weights(runs[0][0]), weights(runs[1][0])) < 1e-8
+    # Some of its tensors are 0 but for rounding (what batch norm subtracts again): those, against an update's size.
+    assert largest_difference(weights(runs[0][0]), weights(runs[1][0]), smallest_norm=1e-3) < 1e-8
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
 
