@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -66,10 +67,10 @@ class Arrays:
     def gather(self, rows: Any) -> tuple[Any, ...]:
         return tuple(tf.gather(part, rows) for part in self._tensors)
 
-    @property
+    @cached_property
     def _tensors(self) -> tuple[Any, ...]:
         parts = (self.images,) if self.labels is None else (self.images, self.labels)
-        with tf.init_scope():  # once, outside the input pipeline's graph
+        with tf.init_scope(), tf.device("CPU:0"):  # once for all who gather, outside their graphs
             return tuple(tf.constant(part) for part in parts)
 
 
