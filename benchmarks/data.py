@@ -19,6 +19,7 @@ from trainer.data import image_folder
 from trainer.data.batches import Schedule, batches
 from trainer.data.prepare import prepare
 from trainer.data.sources import load_dataset
+from trainer.distribution.strategy import make_replicas
 
 SIZE = 64
 
@@ -55,7 +56,7 @@ def input_side(config: TrainConfig) -> dict[str, float]:
             given = TrainConfig(data=folder, image_size=SIZE, channels=3, data_memory_mib=memory, global_batch_size=128)
             dataset = load_dataset(given)
             schedule = Schedule(dataset.train.count, 128, 5, 0)
-            rows = iter(batches(dataset.train, schedule, first_step=0, first_row=0, rows=128, replicas=1))
+            rows = iter(batches(dataset.train, schedule, make_replicas(given)))
 
             def run(steps: int, rows: object = rows) -> int:
                 for _ in range(steps):

@@ -5,17 +5,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, batches, row_order
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.digits import load
 from trainer.data.sources import load_dataset
+from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
 
 
 def numbered(examples: int) -> Arrays:
     """Images whose pixel is their row number."""
     return Arrays(np.arange(examples, dtype=np.int32).reshape(-1, 1, 1, 1), np.arange(examples))
+
+
+def part_of(cluster: Cluster, replicas: int, rows: int) -> Replicas:
+    """One worker's part of a global batch of `rows` a replica; its strategy is of no account."""
+    devices = tuple(f"CPU:{number}" for number in range(replicas))
+    return Replicas(None, devices, rows, cluster.workers * replicas * rows, cluster)
 
 
 def order(schedule: Schedule, first_step: int, steps: int) -> list[Any]:
@@ -53,7 +61,7 @@ def test_a_step_that_reads_more_than_there_is_goes_round_again() -> None:
 def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> None:
     schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5)
     rows = 8 // replicas
-    parts = batches(numbered(40), schedule, first_step=2, first_row=0, rows=rows, replicas=replicas)
+    parts = batches(numbered(40), schedule, part_of(Cluster(), replicas, rows), first_step=2)
     for expected, (images, labels) in zip(order(schedule, 2, 6), parts.take(6), strict=True):
         assert images.shape == (replicas, 2, rows, 1, 1, 1)
         assert np.array_equal(np.concatenate(images.numpy()[..., 0, 0, 0], axis=1), expected)
@@ -62,7 +70,8 @@ def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> Non
 
 def test_a_worker_begins_at_its_first_row() -> None:
     schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=1, seed=5)
-    (images, _), *_ = batches(numbered(40), schedule, first_step=0, first_row=4, rows=2, replicas=2).take(1)
+    second_of_two = Cluster(("a:1", "b:1"), index=1)
+    (images, _), *_ = batches(numbered(40), schedule, part_of(second_of_two, replicas=2, rows=2)).take(1)
     assert np.array_equal(images.numpy().ravel(), order(schedule, 0, 1)[0][0, 4:])
 
 

@@ -1,6 +1,8 @@
 """Prepared shards: made once from any source, whole or not at all, and read with flat memory."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,3 +190,38 @@ def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     with pytest.raises(UserError, match=r"images are \(16, 16, 1\), the settings say \(32, 32, 1\)"):
         load_dataset(config(tmp_path / "shards", image_size=32))
+
+
+_STREAM = """
+import sys
+import numpy as np, tensorflow as tf
+from trainer.config import TrainConfig
+from trainer.data.batches import Schedule, batches
+from trainer.data.sources import load_dataset
+from trainer.distribution.strategy import make_replicas
+from trainer.reporting.resources import memory_gib
+
+given = TrainConfig(data=sys.argv[1], image_size=64, channels=3, data_memory_mib=int(sys.argv[2]), global_batch_size=64)
+train = load_dataset(given).train
+rows = iter(batches(train, Schedule(train.count, 64, 1, 0), make_replicas(given)))
+for _ in range(10):
+    next(rows)
+before = memory_gib()
+for _ in range(2 * train.count // 64):
+    next(rows)
+print(train.count, round(1024 * (memory_gib() - before)))
+del rows  # what it prefetches must not meet the interpreter's end
+"""
+
+
+def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
+    np.savez(tmp_path / "images.npz", images=images)
+    flags = ["--image_size=64", "--channels=3"]
+    assert main([str(tmp_path / "images.npz"), str(tmp_path / "shards"), *flags]) == 0
+    command = [sys.executable, "-c", _STREAM, str(tmp_path / "shards"), "16"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=root)
+    count, grown_mib = done.stdout.split()[-2:]
+    assert int(count) == 5500
+    assert int(grown_mib) < 16, "two epochs went through memory, and some of it stayed"

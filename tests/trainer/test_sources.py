@@ -257,7 +257,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
     [
         ("/no/such/path", "there is no such path"),
         ("folder:/no/such", "there is no such path"),
-        ("gs://bucket/x", "only local paths"),
+        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
         ("idxx:/tmp", "no such kind 'idxx'; did you mean 'idx'?"),
         (__file__, "its kind is not known"),
     ],

@@ -5,12 +5,16 @@ So the order of the data is the same on any number of replicas, and a run can be
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.data.dataset import Examples
+from trainer.data.dataset import Examples, InOwnOrder
+from trainer.distribution.strategy import Replicas
+
+Permutation = Callable[[int, Any], Any]  # (seed, number) -> every row number once, (examples,) int32
 
 _ORDER_STREAM = 0x0D0E  # keeps the permutations apart from a model's own draws
 
@@ -37,49 +41,46 @@ class Schedule:
         return steps or (epochs or 1) * self.steps_per_epoch
 
 
-def batches(
-    examples: Examples, schedule: Schedule, *, first_step: int, first_row: int, rows: int, replicas: int
-) -> tf.data.Dataset:
+def batches(examples: Examples, schedule: Schedule, replicas: Replicas, first_step: int = 0) -> tf.data.Dataset:
     """This worker's part of every step from `first_step` on, without end.
 
-    Yields (images, labels), or (images,) where there are no labels. images: (replicas, batches_per_step, rows,
-    height, width, channels) in their own dtype; labels: (replicas, batches_per_step, rows). Replica r of this
-    worker gets rows `first_row + r * rows` and on of each global batch.
+    Yields (images, labels), or (images,) where there are no labels. images: (local replicas, batches_per_step, rows,
+    height, width, channels) in their own dtype; labels: (local replicas, batches_per_step, rows). Replica r of this
+    worker gets rows `replicas.first_row + r * replicas.rows` and on of each global batch.
     """
+    first_row, rows, local = replicas.first_row, replicas.rows, replicas.local
 
     def gather(step_rows: Any) -> Any:
-        mine = step_rows[:, first_row : first_row + replicas * rows]
-        per_replica = tf.transpose(tf.reshape(mine, (schedule.batches_per_step, replicas, rows)), (1, 0, 2))
+        mine = step_rows[:, first_row : first_row + local * rows]
+        per_replica = tf.transpose(tf.reshape(mine, (schedule.batches_per_step, local, rows)), (1, 0, 2))
         return examples.gather(per_replica)
 
-    order = row_order(schedule, first_step)
+    order = row_order(schedule, first_step, examples.permutation if isinstance(examples, InOwnOrder) else None)
     return order.map(gather, num_parallel_calls=2, deterministic=True).prefetch(4)
 
 
-def row_order(schedule: Schedule, first_step: int) -> tf.data.Dataset:
+def row_order(schedule: Schedule, first_step: int, permutation: Permutation | None = None) -> tf.data.Dataset:
     """Row numbers of every step from `first_step` on: (batches_per_step, global_batch_size) int32."""
+    permutation = permutation or _shuffled(schedule.examples)
     first_epoch, first_of_epoch = divmod(first_step, schedule.steps_per_epoch)
-    per_epoch = schedule.steps_per_epoch * schedule.examples_per_step
     shape = (schedule.steps_per_epoch, schedule.batches_per_step, schedule.global_batch_size)
+    # One permutation an epoch, or several where one step reads more than there are examples.
+    rounds = math.ceil(math.prod(shape) / schedule.examples)
 
     def epoch_rows(epoch: Any) -> tf.data.Dataset:
         done = tf.where(epoch == first_epoch, tf.constant(first_of_epoch, tf.int64), tf.constant(0, tf.int64))
-        rows = tf.reshape(_permutations(schedule, epoch, per_epoch), shape)
+        shuffled = [permutation(schedule.seed, epoch * rounds + round_) for round_ in range(rounds)]
+        rows = tf.reshape(tf.concat(shuffled, axis=0)[: math.prod(shape)], shape)
         return tf.data.Dataset.from_tensor_slices(rows[done:])
 
     return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_rows)
 
 
-def _permutations(schedule: Schedule, epoch: Any, count: int) -> Any:
-    """The first `count` rows of one permutation, or of several where one step reads more than there are examples."""
-    rounds = math.ceil(count / schedule.examples)
-    first_seed = tf.constant(schedule.seed + (_ORDER_STREAM << 40), tf.int64)
-    shuffled = [
-        tf.random.experimental.stateless_shuffle(
-            tf.range(schedule.examples),
-            seed=tf.stack([first_seed, epoch * rounds + round_]),
-            alg="philox",
-        )
-        for round_ in range(rounds)
-    ]
-    return tf.concat(shuffled, axis=0)[:count]
+def _shuffled(examples: int) -> Permutation:
+    """Permutations of all rows."""
+
+    def permutation(seed: int, number: Any) -> Any:
+        seeds = tf.stack([tf.constant(seed + (_ORDER_STREAM << 40), tf.int64), number])
+        return tf.random.experimental.stateless_shuffle(tf.range(examples), seed=seeds, alg="philox")
+
+    return permutation

@@ -1,9 +1,9 @@
 """The dataset object that every source gives: examples for training and for evaluation, and what they are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -33,6 +33,15 @@ class Examples(Protocol):
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
         """(images, labels), or (images,), of these rows (int32 tensor of any shape), as TensorFlow operations."""
+        ...
+
+
+@runtime_checkable
+class InOwnOrder(Protocol):
+    """Examples that say themselves in which order an epoch takes them, because not all are at hand at any time."""
+
+    def permutation(self, seed: int, number: Any) -> Any:
+        """Every row number once, (count,) int32, the same for the same seed and number (an int64 tensor)."""
         ...
 
 
@@ -72,6 +81,18 @@ class Arrays:
         parts = (self.images,) if self.labels is None else (self.images, self.labels)
         with tf.init_scope(), tf.device("CPU:0"):  # once for all who gather, outside their graphs
             return tuple(tf.constant(part) for part in parts)
+
+
+def gathered(
+    read: Callable[[Any], tuple[Array, ...]], rows: Any, image_shape: tuple[int, int, int], labelled: bool
+) -> tuple[Any, ...]:
+    """`Examples.gather` of `read`, which takes row numbers and returns their images and labels, all as arrays."""
+    types = (tf.uint8, tf.int32)[: 1 + labelled]
+    parts = tf.numpy_function(read, [rows], types, stateful=False)
+    parts[0].set_shape((*rows.shape, *image_shape))
+    for labels in parts[1:]:
+        labels.set_shape(rows.shape)
+    return tuple(parts)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.config import TrainConfig, resolve, said_kind
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
@@ -23,12 +24,16 @@ from trainer.settings import nearest
 with quiet_start():
     from trainer.data import image_folder, sources, tfrecord
     from trainer.data.dataset import Arrays, Examples
+    from trainer.data.destination import Destination, LocalFolder, RemoteFolder
     from trainer.data.image_folder import Bad
-    from trainer.data.shards import FORMAT, INDEX, LABEL, read_index, sha256
-    from trainer.storage import local_path, make_writable, write_whole
+    from trainer.data.shards import FORMAT, INDEX, LABEL, parse_index
+    from trainer.storage import Address, local_path, output_address, parse
+    from trainer.storage.staging import Staged
 
 JOURNAL = ".prepare.json"
-_SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed")
+_SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
+
+Present = Callable[[Sequence[Path]], AbstractContextManager[Any]]  # makes files whole within its block
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """Splits of pieces. The fingerprint changes with whatever would change a shard."""
+    """Splits of pieces. The fingerprint is of all that would change a shard. Without class names labels are numbers."""
 
     splits: dict[str, list[Piece]]
     class_names: tuple[str, ...]
@@ -49,20 +54,20 @@ class Source:
 
 
 def prepare(
-    config: TrainConfig, destination: Path, shard_mib: int, on_piece: Callable[[int, int], None]
+    config: TrainConfig, destination: Path | Address, shard_mib: int, on_piece: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Writes the shards and, last, index.json; returns the index. `on_piece(items done, items in all)` hears of each.
 
     UserError where the source cannot be read, or has images that cannot be decoded and may not be skipped.
     """
-    make_writable(destination, "DST")
+    place = RemoteFolder(destination) if isinstance(destination, Address) else LocalFolder(destination)
     source = _source(config, max(1, shard_mib * 2**20 // (config.image_size**2 * config.channels)))
-    if (destination / INDEX).exists():
-        index = read_index(destination)
+    if before := place.read(INDEX):
+        index = parse_index(before, destination)
         if index.get("fingerprint") == source.fingerprint:
             return index
         raise UserError(f"{destination} holds shards of other data or settings: give another folder, or remove it")
-    journal = Journal(destination, source.fingerprint)
+    journal = Journal(place, source.fingerprint)
     total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
     written: dict[str, list[dict[str, Any]]] = {}
     for split, pieces in source.splits.items():
@@ -73,28 +78,27 @@ def prepare(
             done += piece.items
             on_piece(done, total)
     index = _index(config, source, written)
-    write_whole(destination / INDEX, json.dumps(index, indent=1) + "\n")
-    journal.file.unlink()
+    place.write(INDEX, (json.dumps(index, indent=1) + "\n").encode())
+    place.remove(JOURNAL)
     return index
 
 
 class Journal:
     """Which shards of this very source are written already."""
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder, self.file, self.fingerprint = folder, folder / JOURNAL, fingerprint
+    def __init__(self, place: Destination, fingerprint: str) -> None:
+        self.place, self.fingerprint = place, fingerprint
         try:
-            content = json.loads(self.file.read_text(encoding="utf-8"))
+            content = json.loads(place.read(JOURNAL) or b"{}")
             self.shards: dict[str, Any] = content["shards"] if content["fingerprint"] == fingerprint else {}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             self.shards = {}
 
     def known(self, name: str) -> dict[str, Any] | None:
         """The entry of a shard that stands there whole."""
         entry: dict[str, Any] | None = self.shards.get(name)
-        if entry and entry["examples"]:
-            path = self.folder / name
-            return entry if path.is_file() and sha256(path) == entry["sha256"] else None
+        if entry and entry["examples"] and not self.place.holds(name, entry):
+            return None
         return entry
 
     def write(self, name: str, piece: Piece) -> dict[str, Any]:
@@ -104,18 +108,19 @@ class Journal:
         content = b"" if arrays is None else arrays.images.tobytes()
         if arrays is not None and arrays.labels is not None:
             content += arrays.labels.astype(LABEL).tobytes()
-        entry = {
+        entry: dict[str, Any] = {
             "file": name,
             "examples": 0 if arrays is None else arrays.count,
             "labelled": arrays is not None and arrays.labelled,
+            "most_label": -1 if arrays is None or arrays.labels is None else int(arrays.labels.max()),
             "sha256": hashlib.sha256(content).hexdigest(),
             "converted": dict(bad.converted),
             "skipped": [[str(file), why] for file, why in bad.files],
         }
         if content:
-            write_whole(self.folder / name, content)
+            entry |= self.place.write(name, content)
         self.shards[name] = entry
-        write_whole(self.file, json.dumps({"fingerprint": self.fingerprint, "shards": self.shards}))
+        self.place.write(JOURNAL, json.dumps({"fingerprint": self.fingerprint, "shards": self.shards}).encode())
         return entry
 
 
@@ -134,7 +139,7 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "format": FORMAT,
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
-        "class_names": list(source.class_names),
+        "class_names": list(source.class_names or _numbered(entries)),
         "labelled": any(entry["labelled"] for entry in entries),
         "splits": splits,
         "source": config.data,
@@ -143,44 +148,69 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
     }
 
 
+def _numbered(entries: list[dict[str, Any]]) -> list[str]:
+    """The labels' numbers as names, where the source has no names for them."""
+    return [str(label) for label in range(max(entry["most_label"] for entry in entries) + 1)]
+
+
 def _source(config: TrainConfig, per_shard: int) -> Source:
-    kind, path = ("", Path()) if sources.is_named(config.data) else sources.kind_and_path(config.data)
+    kind, path, present = _located(config)
     if kind == "folder" and not config.evaluation_fraction:
-        return _folder_source(config, path, per_shard)
+        return _folder_source(config, path, per_shard, present)
     if kind == "tfrecord" and not config.evaluation_fraction:
-        return _tfrecord_source(config, path)
+        return _tfrecord_source(config, path, present)
     dataset = sources.load_dataset(config)
     parts = {"train": dataset.train, "evaluation": dataset.evaluation}
     splits = {name: _slices(part, per_shard) for name, part in parts.items() if part is not None}
-    return Source(splits, dataset.class_names, _fingerprint(config, per_shard, []))
+    return Source(splits, dataset.class_names, _fingerprint(config, per_shard, Path(), []))
 
 
-def _folder_source(config: TrainConfig, path: Path, per_shard: int) -> Source:
+def _located(config: TrainConfig) -> tuple[str, Path, Present]:
+    """The kind of the data, where its files lie, and how they are made present: remote ones a piece at a time."""
+    if sources.is_named(config.data):
+        return "", Path(), nullcontext
+    said, where = said_kind(config.data)
+    address = parse(where, "SRC")
+    if address is None:
+        return *sources.kind_and_path(config.data), nullcontext
+    staged = Staged(address, "SRC", config.cache_dir)
+    path = staged.outline()
+    return said or sources.recognise(config.data, path), path, staged.present
+
+
+def _folder_source(config: TrainConfig, path: Path, per_shard: int, present: Present) -> Source:
     train, evaluation = image_folder.find(path)
     splits = {}
     for name, folder in (("train", train), ("evaluation", evaluation)):
         if folder is not None:
             starts = range(0, len(folder.files), per_shard)
             parts = [folder.part(start, start + per_shard) for start in starts]
-            splits[name] = [Piece(len(part.files), _decoder(config, part)) for part in parts]
+            splits[name] = [Piece(len(part.files), _decoder(config, part, present)) for part in parts]
     files = [file for folder in (train, evaluation) if folder for file in folder.files]
-    return Source(splits, train.class_names, _fingerprint(config, per_shard, files))
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files))
 
 
-def _decoder(config: TrainConfig, part: image_folder.Folder) -> Callable[[Bad], Arrays | None]:
-    return lambda bad: image_folder.decode_folder(config, part, bad)
+def _decoder(config: TrainConfig, part: image_folder.Folder, present: Present) -> Callable[[Bad], Arrays | None]:
+    def decode(bad: Bad) -> Arrays | None:
+        with present(part.files):
+            return image_folder.decode_folder(config, part, bad)
+
+    return decode
 
 
-def _tfrecord_source(config: TrainConfig, path: Path) -> Source:
+def _tfrecord_source(config: TrainConfig, path: Path, present: Present) -> Source:
     """One shard a file: how many records a file holds is known only when it was read."""
     train, evaluation = tfrecord.find(path)
 
     def piece(file: Path) -> Piece:
-        return Piece(1, lambda bad: tfrecord.read(config, [file], bad))
+        def read(bad: Bad) -> Arrays | None:
+            with present([file]):
+                return tfrecord.read(config, [file], bad)
+
+        return Piece(1, read)
 
     splits = {"train": [piece(file) for file in train], "evaluation": [piece(file) for file in evaluation]}
-    names = tfrecord.class_names([*train, *evaluation])
-    return Source(splits, names, _fingerprint(config, 0, [*train, *evaluation]))
+    return Source(splits, (), _fingerprint(config, 0, path, [*train, *evaluation]))
 
 
 def _slices(part: Examples, per_shard: int) -> list[Piece]:
@@ -195,8 +225,8 @@ def _slices(part: Examples, per_shard: int) -> list[Piece]:
     return [piece(start, min(start + per_shard, part.count)) for start in range(0, part.count, per_shard)]
 
 
-def _fingerprint(config: TrainConfig, per_shard: int, files: Sequence[Path]) -> str:
-    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
+    stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     what = [config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard, stats]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
@@ -206,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_logging()
     parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", metavar="SRC", help="what --data takes: a folder, a file, a name")
-    parser.add_argument("destination", metavar="DST", help="the folder that the shards go to")
+    parser.add_argument("destination", metavar="DST", help="the folder that the shards go to, here or at gs://")
     parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
     parser.epilog = f"And of the trainer's settings: {' '.join(f'--{name}' for name in _SETTINGS)}"
     try:
@@ -216,20 +246,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name not in _SETTINGS:
                 raise UserError(f"unknown flag --{name}{nearest(name, _SETTINGS)} --help lists them all")
         config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
-        index = _with_bar(config, local_path(options.destination, "DST"), options.shard_mib)
+        index = _with_bar(config, _destination(options.destination), options.shard_mib)
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
     except KeyboardInterrupt:
         log.warning("interrupted: the same command goes on after the last whole shard")
         return INTERRUPTED
+    except PlatformFault as error:
+        log.error("%s: the same command goes on after the last whole shard", error)
+        return FAULT
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
     shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)
     log.info(f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x width x channels)")
     return DONE
 
 
-def _with_bar(config: TrainConfig, destination: Path, shard_mib: int) -> dict[str, Any]:
+def _destination(path: str) -> Path | Address:
+    return output_address(path, "DST") or local_path(path, "DST")
+
+
+def _with_bar(config: TrainConfig, destination: Path | Address, shard_mib: int) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("prepare"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.data.dataset import Arrays, Dataset, Examples
+from trainer.data.dataset import Arrays, Dataset, Examples, gathered
 from trainer.errors import UserError
 
 INDEX = "index.json"
@@ -47,12 +46,7 @@ class ShardRows:
         return int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        types = (tf.uint8, tf.int32)[: 1 + self.labelled]
-        parts = tf.numpy_function(self.read, [rows], types, stateful=False)
-        parts[0].set_shape((*rows.shape, *self.image_shape))
-        for labels in parts[1:]:
-            labels.set_shape(rows.shape)
-        return tuple(parts)
+        return gathered(self.read, rows, self.image_shape, self.labelled)
 
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
         """Images and labels of `rows`, in their shape."""
@@ -84,8 +78,41 @@ def is_shards(path: Path) -> bool:
     return (path / INDEX).is_file()
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What the index of a folder says."""
+
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    labelled: bool
+    splits: dict[str, tuple[Shard, ...]]
+
+    @property
+    def file_names(self) -> set[str]:
+        """The names of all that the folder needs."""
+        return {INDEX, *(shard.path.name for shards in self.splits.values() for shard in shards)}
+
+
 def load(config: TrainConfig, path: Path) -> Dataset:
     """The shards of `path`: in memory where they fit into data_memory_mib (checksums verified), else row by row."""
+    contents = read_contents(path)
+    shape = contents.image_shape
+    total = sum(shard.examples for shards in contents.splits.values() for shard in shards) * int(np.prod(shape))
+    fits = total <= config.data_memory_mib * 2**20
+    parts = {name: open_split(contents, name, fits) for name, shards in contents.splits.items() if shards}
+    return Dataset(config.data, parts["train"], parts.get("evaluation"), contents.class_names, {"in_memory": fits})
+
+
+def open_split(contents: Contents, split: str, in_memory: bool) -> Examples:
+    """The examples of one split, whose files lie there whole; UserError where they do not."""
+    for shard in contents.splits[split]:
+        _check_size(shard, contents.image_shape, contents.labelled)
+    rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled)
+    return _in_memory(rows) if in_memory else rows
+
+
+def read_contents(path: Path) -> Contents:
+    """The index of `path`, understood; UserError where it is damaged. The shards themselves are not looked at."""
     index = read_index(path)
     try:
         shape, names = tuple(int(n) for n in index["image_shape"]), tuple(str(n) for n in index["class_names"])
@@ -95,20 +122,22 @@ def load(config: TrainConfig, path: Path) -> Dataset:
         raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it anew") from None
     if len(shape) != 3 or min(shape) < 1 or not splits.get("train"):
         raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it anew")
-    for shard in (shard for shards in splits.values() for shard in shards):
-        _check_size(shard, shape, labelled)
-    rows = {name: ShardRows(shards, shape, labelled) for name, shards in splits.items() if shards}
-    total = sum(part.count for part in rows.values()) * int(np.prod(shape))
-    fits = total <= config.data_memory_mib * 2**20
-    parts: dict[str, Examples] = {name: _in_memory(part) if fits else part for name, part in rows.items()}
-    return Dataset(config.data, parts["train"], parts.get("evaluation"), names, {"in_memory": fits})
+    return Contents(shape, names, labelled, splits)
 
 
 def read_index(path: Path) -> dict[str, Any]:
     """The content of index.json; UserError where it is none of ours."""
     try:
-        index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_index((path / INDEX).read_bytes(), path)
+    except OSError as error:
+        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it anew") from None
+
+
+def parse_index(content: bytes, path: object) -> dict[str, Any]:
+    """The content of the index.json of `path`, a folder or an address; UserError where it is none of ours."""
+    try:
+        index = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it anew") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(f"data={path}: its {INDEX} is not of format {FORMAT}: prepare it anew")

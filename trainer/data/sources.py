@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DATA_SOURCES, TrainConfig
-from trainer.data import idx, image_folder, npz, shards, tfrecord
+from trainer.config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
+from trainer.data import idx, image_folder, npz, shards, streaming, tfrecord
 from trainer.data.dataset import Dataset
 from trainer.errors import UserError
 from trainer.imports import load_function
 from trainer.settings import nearest
-from trainer.storage import local_path
+from trainer.storage import Address, is_remote, local_path, parse
+from trainer.storage.staging import Staged
 
 KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": idx.load,
@@ -20,6 +21,7 @@ KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "shards": shards.load,
     "folder": image_folder.load,
 }
+assert set(KINDS) == set(DATA_KINDS)
 
 
 def load_dataset(config: TrainConfig) -> Dataset:
@@ -44,26 +46,32 @@ def load_dataset(config: TrainConfig) -> Dataset:
 
 def is_named(data: str) -> bool:
     """Whether `data` is a source's name or a user's own function, not a path."""
+    if is_remote(data):
+        return False
     own = ":" in data and data.partition(":")[0] not in KINDS and "/" not in data and not Path(data).exists()
     return data in DATA_SOURCES or own
 
 
-def kind_and_path(data: str) -> tuple[str, Path]:
-    """`kind:path`, or a path whose kind is seen from what lies there; UserError where nothing does."""
-    kind, colon, rest = data.partition(":")
-    said = bool(colon) and kind in KINDS
-    path = local_path(rest if said else data, "data")
-    if not path.exists() and colon and not said and not Path(kind).exists():
+def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
+    """`kind:path`, or a path whose kind is seen from what lies there; UserError where nothing does.
+
+    What lies in Cloud Storage is fetched to `cache_dir` first, as far as its kind needs it.
+    """
+    said, where = said_kind(data)
+    address = parse(where, "data")
+    path = _fetched(address, cache_dir) if address else local_path(where, "data")
+    kind, colon, _ = where.partition(":")
+    if not path.exists() and colon and not Path(kind).exists():
         raise UserError(f"data={data}: no such kind '{kind}'{nearest(kind, KINDS)} Known: {', '.join(KINDS)}")
     if not path.exists():
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: there is no such path{hint} Known names: {', '.join(DATA_SOURCES)}")
-    return (kind if said else _recognise(data, path)), path
+    return said or recognise(data, path), path
 
 
 def beside_data(data: str, otherwise: Path) -> Path:
     """A folder beside the data for what is computed from it; `otherwise` where the data is no path, or read-only."""
-    if is_named(data):
+    if is_named(data) or is_remote(data):
         return otherwise
     path = kind_and_path(data)[1]
     folder = path if path.is_dir() else path.parent
@@ -74,11 +82,23 @@ def _load(config: TrainConfig) -> Any:
     data = config.data
     if is_named(data):
         return load_function(DATA_SOURCES.get(data, data), "data")(config)
-    kind, path = kind_and_path(data)
+    if config.stream:
+        return streaming.load(config, parse(said_kind(data)[1], "data"))
+    kind, path = kind_and_path(data, config.cache_dir)
     return KINDS[kind](config, path)
 
 
-def _recognise(data: str, path: Path) -> str:
+def _fetched(address: Address, cache_dir: str) -> Path:
+    """The local copy of an address: all of it, or of prepared shards those that their index names."""
+    staged = Staged(address, "data", cache_dir)
+    if shards.INDEX not in staged.objects:
+        return staged.fetch()
+    names = shards.read_contents(staged.fetch(lambda name: name == shards.INDEX)).file_names
+    return staged.fetch(lambda name: name in names)
+
+
+def recognise(data: str, path: Path) -> str:
+    """The kind of what lies at `path`, seen from names alone; UserError where it is not known."""
     if path.suffix == ".npz":
         return "npz"
     if shards.is_shards(path):

@@ -20,7 +20,7 @@ _EVALUATION = ("val", "test")
 
 def is_tfrecord(path: Path) -> bool:
     """Whether `path` is a TFRecord file, or a folder that holds some."""
-    return bool(_files(path)) if path.is_dir() else _named_so(path)
+    return bool(_files(path)) if path.is_dir() else is_named_so(path.name)
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
@@ -40,8 +40,13 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 def find(path: Path) -> tuple[list[Path], list[Path]]:
     """The files for training and those for evaluation."""
     files = _files(path) if path.is_dir() else [path]
-    held = [file for file in files if file.name.lower().startswith(_EVALUATION)]
+    held = [file for file in files if is_held(file.name)]
     return [file for file in files if file not in held], held
+
+
+def is_held(name: str) -> bool:
+    """Whether a file of that name is for evaluation."""
+    return name.lower().startswith(_EVALUATION)
 
 
 def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
@@ -75,17 +80,20 @@ def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
     compression = "GZIP" if file.suffix == ".gz" else ""
     try:
         for record in tf.data.TFRecordDataset(str(file), compression_type=compression):
-            feature = tf.train.Example.FromString(record.numpy()).features.feature
-            content = _first(feature, _IMAGE_KEYS, "bytes_list")
-            if content is None:
-                raise UserError(
-                    f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature]}"
-                )
-            yield content, _first(feature, _LABEL_KEYS, "int64_list")
+            yield parse(record.numpy(), file)
     except UserError:
         raise
     except Exception as error:  # a damaged record: TensorFlow's DataLossError, protobuf's DecodeError
         raise UserError(f"{file}: damaged, or not a TFRecord file: {' '.join(str(error).split())[:200]}") from None
+
+
+def parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
+    """The image bytes and the label of one tf.train.Example; UserError, naming `file`, where it has no image."""
+    feature = tf.train.Example.FromString(record).features.feature
+    content = _first(feature, _IMAGE_KEYS, "bytes_list")
+    if content is None:
+        raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature]}")
+    return content, _first(feature, _LABEL_KEYS, "int64_list")
 
 
 def _first(feature: Any, keys: tuple[str, ...], kind: str) -> Any:
@@ -95,16 +103,11 @@ def _first(feature: Any, keys: tuple[str, ...], kind: str) -> Any:
     return None
 
 
-def class_names(files: list[Path]) -> tuple[str, ...]:
-    """The labels' numbers, from the records of all `files`."""
-    most = max((label for file in files for _, label in _records(file) if label is not None), default=-1)
-    return tuple(str(label) for label in range(most + 1))
-
-
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _named_so(path) and path.is_file())
+    return sorted(path for path in folder.iterdir() if is_named_so(path.name) and path.is_file())
 
 
-def _named_so(path: Path) -> bool:
-    name = path.name.lower().removesuffix(".gz")
+def is_named_so(name: str) -> bool:
+    """Whether TFRecord files have such names."""
+    name = name.lower().removesuffix(".gz")
     return name.endswith(SUFFIXES) or ".tfrecord-" in name

@@ -1,0 +1,81 @@
+"""Each test has a bucket of its own, behind a proxy that can be told to fail; all of it on loopback."""
+
+import gc
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.storage.emulator import fake_gcs
+from tests.trainer.storage.fault_proxy import Proxy, fault_proxy
+from trainer.storage import gcs
+from trainer.storage.address import Address
+
+QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, silence=0.5, workers=4, piece=2**20)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The SDK drops the answers that it retries without closing them."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with fake_gcs() as url:
+        gc.freeze()  # what was imported until here need not be looked through after each test
+        yield url
+        gc.unfreeze()
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with fault_proxy(server) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        monkeypatch.setattr(gcs, "LIMITS", QUICK)
+        gcs._connect.cache_clear()
+        yield proxy
+        gcs._connect.cache_clear()
+        if proxy.faults:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
+
+
+@pytest.fixture
+def bucket(proxy: Proxy) -> "Bucket":
+    return Bucket(proxy)
+
+
+class Bucket:
+    """A new bucket, filled and looked into by the client alone."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.name = f"b-{uuid.uuid4().hex}"
+        self.client = gcs.connect()._client
+        self.bucket = self.client.create_bucket(self.name)
+        self.proxy = proxy
+
+    def put(self, name: str, content: bytes) -> None:
+        self.bucket.blob(name).upload_from_string(content)
+
+    def put_folder(self, folder: Path, prefix: str) -> None:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self.bucket.blob(f"{prefix}/{file.relative_to(folder)}").upload_from_filename(str(file))
+
+    def names(self) -> list[str]:
+        return [blob.name for blob in self.client.list_blobs(self.name)]
+
+    def content(self, name: str) -> bytes:
+        found: bytes = self.bucket.blob(name).download_as_bytes()
+        return found
+
+    def address(self, name: str = "") -> Address:
+        return Address(self.name, name)
+
+    def url(self, name: str = "") -> str:
+        return str(self.address(name))

@@ -1,0 +1,160 @@
+"""A proxy on loopback between the client and the emulator that does what networks and servers do on bad days."""
+
+import http.client
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+STATUS_TEXT = {
+    403: '{"error": {"code": 403, "message": "x@y does not have storage.objects.get access"}}',
+    400: '{"error": {"code": 400, "message": "Bucket is a requester pays bucket but no user project provided."}}',
+    401: '{"error": {"code": 401, "message": "Invalid Credentials"}}',
+}
+
+
+@dataclass
+class Fault:
+    """What befalls the next `times` requests of `method` whose path contains `path`, after `after` were let through.
+
+    For an upload the name of the object counts as part of the path.
+
+    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (one byte
+    is wrong), stall (no answer), lost (the request is done, but its answer never comes).
+    """
+
+    kind: int | str
+    method: str = "GET"
+    path: str = "alt=media"
+    times: int = 1
+    after: int = 0
+
+    def strikes(self, method: str, path: str) -> bool:
+        if method != self.method or self.path not in path or self.times <= 0:
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass
+class Proxy:
+    """`requests` are all that came, as "METHOD path"."""
+
+    url: str
+    faults: list[Fault] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def count(self, method: str, path: str) -> int:
+        return sum(request.startswith(method) and path in request for request in self.requests)
+
+
+_OURS = ("content-length", "transfer-encoding", "connection")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    proxy: Proxy
+    upstream: str
+    lock: threading.Lock
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:  # the client hung up
+            self.close_connection = True
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload names its object in its body
+        path = unquote(self.path) + (f" {name[1].decode()}" if name else "")
+        with self.lock:
+            self.proxy.requests.append(f"{self.command} {path}")
+            kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
+        if isinstance(kind, int):
+            self._answer(kind, [("Content-Type", "application/json")], STATUS_TEXT.get(kind, "{}").encode())
+            return
+        if kind == "stall":
+            self.proxy.released.wait(20)
+            self.close_connection = True
+            return
+        status, headers, content = self._ask(body)
+        if kind == "lost":
+            self.close_connection = True
+        elif kind in ("reset", "short", "flip"):
+            self._answer_badly(str(kind), status, headers, content)
+        else:
+            self._answer(status, headers, content)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _serve
+
+    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        target = urlsplit(self.upstream)
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+        try:
+            headers = {key: value for key, value in self.headers.items() if key.lower() != "host"}
+            connection.request(self.command, self.path, body, {**headers, "Host": target.netloc})
+            answer = connection.getresponse()
+            kept = [(key, value) for key, value in answer.getheaders() if key.lower() not in _OURS]
+            ours = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in kept]
+            return answer.status, ours, answer.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        self.send_response(status)
+        for key, value in headers:
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _answer_badly(self, kind: str, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        middle = len(content) // 2
+        if kind == "flip":
+            self._answer(status, headers, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+            return
+        self.send_response(status)
+        for key, value in headers:
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[:middle])
+        self.wfile.flush()
+        if kind == "reset":  # RST instead of FIN
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close() if kind == "reset" else self.connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def fault_proxy(upstream: str) -> Iterator[Proxy]:
+    """A proxy in front of `upstream` that ends with the block."""
+    facts: dict[str, Any] = {"upstream": upstream, "lock": threading.Lock()}
+    handler = type("Handler", (_Handler,), facts)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    proxy = Proxy(f"http://127.0.0.1:{server.server_port}")
+    handler.proxy = proxy
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,65 @@
+"""What paths name, and what typos were meant to be."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import UserError
+from trainer.storage import Address, local_path, output_address, parse
+
+
+@pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        ("gs://my-bucket/photos", Address("my-bucket", "photos")),
+        ("gs://my-bucket/photos/a b/", Address("my-bucket", "photos/a b")),
+        ("gs://my-bucket", Address("my-bucket", "")),
+        ("gs://my-bucket/", Address("my-bucket", "")),
+        ("/gcs/my-bucket/photos", None),
+        ("photos", None),
+        ("C:/photos", None),
+        ("gsx:photos", None),
+    ],
+)
+def test_paths(path: str, address: Address | None) -> None:
+    assert parse(path, "data") == address
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+        ("gs:///bucket/x", "did you mean gs://bucket/x?"),
+        ("gs:bucket/x", "did you mean gs://bucket/x?"),
+        ("GS://bucket/x", "did you mean gs://bucket/x?"),
+        ("gcs://bucket/x", "did you mean gs://bucket/x?"),
+        ("https://storage.googleapis.com/bucket/x", "did you mean gs://bucket/x?"),
+        ("gs://", "'' cannot be a bucket"),
+        ("gs:///", "did you mean gs://BUCKET/…?"),
+        ("gs://Bucket/x", "'Bucket' cannot be a bucket"),
+        ("gs://my bucket/x", "'my bucket' cannot be a bucket"),
+        ("s3://bucket/x", "only local paths, gs://BUCKET/… and /gcs/BUCKET/… can be reached"),
+    ],
+)
+def test_typos(path: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(path, "data")
+    assert str(caught.value).startswith(f"data={path}: ")
+    assert line in str(caught.value)
+
+
+def test_what_is_written_below_the_mount_goes_to_the_bucket() -> None:
+    assert output_address("/gcs/my-bucket/runs/7/", "job_dir") == Address("my-bucket", "runs/7")
+    assert output_address("runs/7", "job_dir") is None
+
+
+def test_below() -> None:
+    assert str(Address("bucket", "") / "x") == "gs://bucket/x"
+    assert str(Address("bucket", "a") / "b/c") == "gs://bucket/a/b/c"
+    assert [Address("bucket", name).prefix for name in ("", "a")] == ["", "a/"]
+
+
+def test_where_only_local_paths_do() -> None:
+    assert local_path("runs", "out") == Path("runs")
+    with pytest.raises(UserError, match="only local paths"):
+        local_path("gs://bucket/x", "out")

@@ -1,0 +1,70 @@
+"""The commands that a user types, with data in a bucket."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.storage.conftest import Bucket
+from tests.trainer.test_sources import levels
+
+ROOT = Path(__file__).parents[3]
+SMALL = [
+    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=2",
+    "--image_size=16",
+]  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *SMALL, *arguments]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")}
+    return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_the_same_run_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=levels(20, 16))
+    bucket.bucket.blob("d/x.npz").upload_from_filename(str(tmp_path / "x.npz"))
+    losses = []
+    for name, data in (("here", str(tmp_path / "x.npz")), ("there", bucket.url("d/x.npz"))):
+        done = run(f"--data={data}", f"--job_dir={tmp_path / name}", f"--cache_dir={tmp_path / 'cache'}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ("fetched 1 files" in done.stdout) == (name == "there")
+        losses.append(json.loads((tmp_path / name / "result.json").read_text())["final"]["losses"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
+        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: nothing lies there"),
+        ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
+    ],
+)
+def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
+    bucket: Bucket, tmp_path: Path, flag: str, line: str
+) -> None:
+    began = time.monotonic()
+    done = run(flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}")
+    assert time.monotonic() - began < 15  # the limit that is promised
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_cloud_storage_is_imported_only_for_its_paths() -> None:
+    code = (
+        "import sys; from trainer.config import resolve; from trainer.storage.preflight import preflight; "
+        "preflight(resolve(['--recipe=wgan_gp_digits']).config.inputs, {'job_dir': 'runs'}); "
+        "heavy = ('google.cloud.storage', 'google.auth', 'requests', 'tensorflow'); "
+        "print([name for name in sys.modules if name.startswith(heavy)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

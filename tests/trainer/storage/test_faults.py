@@ -1,0 +1,153 @@
+"""Bad days: the result is right or the line is clear; nothing partial stands under a final name; nothing hangs."""
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.storage.conftest import QUICK, Bucket
+from tests.trainer.storage.fault_proxy import Fault, Proxy
+from trainer.errors import PlatformFault, UserError
+from trainer.storage import gcs
+from trainer.storage.checksum import crc32c_of
+from trainer.storage.gcs import connect
+from trainer.storage.staging import stage
+
+CONTENT = bytes(range(256)) * 400
+FOREVER = 10**9
+
+
+@pytest.fixture
+def filled(bucket: Bucket) -> Bucket:
+    for number in range(6):
+        bucket.put(f"d/{number}", CONTENT + bytes([number]))
+    return bucket
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+@pytest.mark.parametrize("kind", [503, 429, 500, 408, "reset", "short", "flip", "stall", "lost"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fault_that_passes_leaves_no_trace(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, times: int
+) -> None:
+    proxy.faults.append(Fault(kind, times=times))
+    folder = stage(filled.url("d"), "data", str(tmp_path))
+    assert {file.name: file.read_bytes() for file in files(folder)} == {
+        str(number): CONTENT + bytes([number]) for number in range(6)
+    }
+    assert proxy.count("GET", "alt=media") >= 6 + times
+
+
+@pytest.mark.parametrize("kind", [503, 429, "reset", "stall", "lost"])
+def test_a_listing_is_asked_for_again(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    proxy.faults.append(Fault(kind, path="/o?", times=2))
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
+
+
+@pytest.mark.parametrize("kind", [503, 429, "reset", "short", "stall", "lost"])
+def test_a_fault_for_good_ends_in_a_line_within_the_limits(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "LIMITS", limits := replace(QUICK, retry=0.7))
+    proxy.faults.append(Fault(kind, times=FOREVER))
+    began = time.monotonic()
+    with pytest.raises(PlatformFault, match="Cloud Storage does not answer as it should") as caught:
+        stage(filled.url("d"), "data", str(tmp_path))
+    assert time.monotonic() - began < limits.longest + 2
+    assert str(caught.value).startswith(f"gs://{filled.name}/d/")
+    assert len(str(caught.value).splitlines()) == 1
+    assert files(tmp_path) == []
+
+
+def test_a_wrong_checksum_for_good_names_the_object(filled: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    proxy.faults.append(Fault("flip", path="/3?", times=FOREVER))
+    with pytest.raises(PlatformFault, match=r"/d/3: arrived damaged 3 times"):
+        stage(filled.url("d"), "data", str(tmp_path))
+    assert proxy.count("GET", "/3?") == 3
+    assert all(file.name != "3" for file in files(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (Fault(403, times=FOREVER, after=3), "no permission to read it (roles/storage.objectViewer)"),
+        (Fault(404, times=FOREVER, after=3), "gone, or replaced while it was read"),
+        (Fault(400, times=FOREVER), "requester pays"),
+        (Fault(401, path="/o?", times=FOREVER), "no valid Google credentials"),
+        (Fault(403, path="/o?", times=FOREVER), "no permission to list its objects"),
+    ],
+)
+def test_what_the_user_must_change_is_said_at_once(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, fault: Fault, line: str
+) -> None:
+    proxy.faults.append(fault)
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
+        stage(filled.url("d"), "data", str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+    whole = {CONTENT + bytes([number]) for number in range(6)}
+    assert {file.read_bytes() for file in files(tmp_path)} <= whole
+    proxy.faults.clear()
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
+
+
+def test_a_reset_late_in_a_long_object_is_mended(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    content = CONTENT * 30  # 3 MB: three pieces
+    bucket.put("big", content)
+    proxy.faults.append(Fault("reset", after=2))
+    assert stage(bucket.url("big"), "data", str(tmp_path)).read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", [503, 429, "lost", "stall", "reset"])
+def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(CONTENT)
+    proxy.faults.append(Fault(kind, "POST", "/upload/", times=1))
+    generation = connect().upload(file, bucket.address("out"))
+    blob = bucket.bucket.get_blob("out")
+    assert (bucket.content("out"), blob.generation, blob.crc32c) == (CONTENT, generation, crc32c_of(file))
+    if kind == "lost":  # stored at the first attempt: the second was refused by its precondition, not written
+        assert proxy.count("POST", "/upload/") == 2
+        assert len(list(bucket.client.list_blobs(bucket.name, versions=True))) == 1
+
+
+def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"first")
+    first = connect().upload(file, bucket.address("out"))
+    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the same is there already
+    file.write_bytes(b"second")
+    assert connect().upload(file, bucket.address("out"), known=first) != first
+    file.write_bytes(b"third")
+    connect().upload(file, bucket.address("out"))  # not known: looked up, then replaced
+    assert bucket.content("out") == b"third"
+
+
+@pytest.mark.parametrize("size", [0, 1, 9 * 2**20])
+def test_uploads_of_every_size(bucket: Bucket, tmp_path: Path, size: int) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * size)
+    connect().upload(file, bucket.address("out"))
+    assert bucket.content("out") == b"x" * size
+    assert stage(bucket.url("out"), "data", str(tmp_path / "cache")).stat().st_size == size
+
+
+def test_a_lost_answer_to_a_delete_is_no_error(bucket: Bucket, proxy: Proxy) -> None:
+    bucket.put("x", b"1")
+    found = connect().get(bucket.address("x"))
+    assert found is not None
+    proxy.faults.append(Fault("lost", "DELETE", "/o/x"))
+    connect().delete(found)
+    assert bucket.names() == []
+
+
+def test_gzip_encoded_objects_are_refused(bucket: Bucket, tmp_path: Path) -> None:
+    blob = bucket.bucket.blob("d/x")
+    blob.content_encoding = "gzip"
+    blob.upload_from_string(b"\x1f\x8b")
+    with pytest.raises(UserError, match="Content-Encoding gzip: upload it without"):
+        stage(bucket.url("d"), "data", str(tmp_path))

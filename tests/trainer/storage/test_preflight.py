@@ -1,0 +1,98 @@
+"""Before any training: each thing that would fail later is one line, soon."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.storage.conftest import Bucket
+from tests.trainer.storage.emulator import free_port
+from tests.trainer.storage.fault_proxy import Fault, Proxy
+from trainer.errors import UserError
+from trainer.storage import gcs, preflight
+
+ROOT = Path(__file__).parents[3]
+FOREVER = 10**9
+
+
+def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
+    bucket.put("d/x", b"1")
+    preflight.preflight({"data": bucket.url("d"), "weights": bucket.url("d/x")}, {"job_dir": bucket.url("runs/7")})
+    preflight.preflight({"data": "digits"}, {"job_dir": f"/gcs/{bucket.name}/runs/7"})
+    assert bucket.names() == ["d/x"]
+    preflight.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
+        (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
+        (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
+        (Fault(503, "GET", "/o?", FOREVER), "does not answer as it should"),
+        (Fault("stall", "GET", "/o?", FOREVER), "does not answer as it should"),
+        (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+        (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+    ],
+)
+def test_each_failure_is_a_line(
+    bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("d/x", b"1")
+    monkeypatch.setattr(preflight, "_PATIENCE", gcs.Limits(retry=1, pause=0.5, connect=1, silence=1))
+    proxy.faults.append(fault)
+    with pytest.raises(UserError) as caught:
+        preflight.preflight({"data": bucket.url("d")}, {"job_dir": bucket.url("runs")})
+    assert line.replace("BUCKET", bucket.name) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_typos_and_what_is_not_there(bucket: Bucket) -> None:
+    for path, line in (
+        ("gs:/x", "did you mean gs://x?"),
+        (bucket.url("none"), "nothing lies there"),
+        ("gs://no-such-bucket-at-all/x", "there is no such bucket"),
+    ):
+        with pytest.raises(UserError, match=line):
+            preflight.preflight({"data": path}, {})
+    with pytest.raises(UserError, match="there is no such bucket"):
+        preflight.preflight({}, {"job_dir": "gs://no-such-bucket-at-all/x"})
+
+
+def test_the_longest_wait_is_stated() -> None:
+    assert preflight._PATIENCE.retry + preflight._PATIENCE.pause < preflight.SECONDS
+
+
+def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(preflight, "SECONDS", 0.5)
+        with pytest.raises(UserError, match="no answer within 0 seconds: check the network"):
+            preflight.preflight({"data": "gs://bucket/x"}, {})
+
+
+SCRIPT = """
+from trainer.errors import UserError
+from trainer.storage.preflight import preflight
+try:
+    preflight({"data": "gs://bucket/x"}, {})
+except UserError as error:
+    print(error)
+"""
+
+
+def test_without_credentials(tmp_path: Path) -> None:
+    """A process of its own, without the emulator, where no metadata server answers."""
+    environment = {
+        "PATH": "/usr/bin", "HOME": str(tmp_path), "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path),
+        "https_proxy": f"http://127.0.0.1:{free_port()}",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert "no valid Google credentials: run `gcloud auth application-default login`" in done.stdout

@@ -1,0 +1,128 @@
+"""Every kind of data from a bucket: the same examples, and the same weights, as from local files."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import run_steps, small, weights
+from tests.trainer.storage.conftest import Bucket
+from tests.trainer.storage.fault_proxy import Proxy
+from tests.trainer.test_sources import levels, png, write_idx, write_tfrecord
+from trainer.config import TrainConfig
+from trainer.data.dataset import Examples
+from trainer.data.prepare import prepare
+from trainer.data.sources import beside_data, load_dataset
+from trainer.errors import UserError
+
+
+def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:
+    settings: dict[str, Any] = {"image_size": 16, "global_batch_size": 1, "cache_dir": str(cache), **given}
+    return TrainConfig(data=str(data), **settings)
+
+
+def idx_folder(folder: Path) -> str:
+    write_idx(folder / "train-images-idx3-ubyte", levels(20, 16))
+    write_idx(folder / "train-labels-idx1-ubyte", np.arange(20, dtype=np.uint8) % 4)
+    return ""
+
+
+def npz_file(folder: Path) -> str:
+    np.savez(folder / "x.npz", images=levels(20, 16), labels=np.arange(20) % 4)
+    return "x.npz"
+
+
+def image_folder(folder: Path) -> str:
+    for level in range(20):
+        name = folder / f"class {level % 4}" / f"{level:02d}.png"
+        name.parent.mkdir(exist_ok=True)
+        name.write_bytes(png(level))
+    return ""
+
+
+def tfrecords(folder: Path) -> str:
+    for part in range(5):
+        records = [{"image": png(level), "label": level % 4} for level in range(part * 4, part * 4 + 4)]
+        write_tfrecord(folder / f"part-{part}.tfrecord", records)
+    return ""
+
+
+def prepared(folder: Path) -> str:
+    source = folder.parent / "source"
+    source.mkdir()
+    image_folder(source)
+    settings = config(source, folder, evaluation_fraction=0.25, seed=3)
+    prepare(dataclasses.replace(settings, image_size=16), folder, 1, lambda done, total: None)
+    return ""
+
+
+KINDS = {"idx": idx_folder, "npz": npz_file, "folder": image_folder, "tfrecord": tfrecords, "shards": prepared}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def content(part: Examples | None) -> list[Any]:
+    if part is None:
+        return []
+    return [found.numpy().tolist() for found in part.gather(np.arange(part.count, dtype=np.int32))]
+
+
+def filled(bucket: Bucket, folder: Path, kind: str) -> tuple[Path, str]:
+    """Data of that kind, here and in the bucket."""
+    folder.mkdir()
+    name = KINDS[kind](folder)
+    bucket.put_folder(folder, "d")
+    return folder / name, bucket.url(f"d/{name}")
+
+
+def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: str) -> None:
+    local, remote = filled(bucket, tmp_path / "d", kind)
+    here, there = (load_dataset(config(path, tmp_path / "cache")) for path in (local, remote))
+    assert content(there.train) == content(here.train)
+    assert content(there.evaluation) == content(here.evaluation)
+    assert there.class_names == here.class_names
+    reads = proxy.count("GET", "alt=media")
+    said = load_dataset(config(f"{kind}:{remote}", tmp_path / "cache"))
+    assert content(said.train) == content(here.train)
+    assert proxy.count("GET", "alt=media") == reads
+    assert beside_data(remote, tmp_path) == tmp_path
+
+
+def test_shards_of_no_index_are_not_fetched(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    _, remote = filled(bucket, tmp_path / "d", "shards")
+    bucket.put("d/train-99999.bin", b"left over")
+    load_dataset(config(remote, tmp_path / "cache"))
+    assert proxy.count("GET", "train-99999.bin") == 0
+
+
+def test_the_same_weights_bit_for_bit(bucket: Bucket, tmp_path: Path) -> None:
+    local, remote = filled(bucket, tmp_path / "d", "npz")
+    found = []
+    for data in (str(local), remote):
+        settings = dataclasses.replace(small("--steps=3"), data=data, cache_dir=str(tmp_path / "cache"))
+        model, logs = run_steps(settings, 3)
+        found.append((weights(model), logs.values))
+    for name, value in found[0][0].items():
+        np.testing.assert_array_equal(value, found[1][0][name])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+        ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
+        ("gs://no-such-bucket-at-all/x", "there is no such bucket"),
+    ],
+)
+@pytest.mark.usefixtures("proxy")
+def test_what_cannot_be_had_is_one_line(data: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_dataset(config(data, tmp_path))
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,166 @@
+"""--stream: the same examples with a few files on the disk at a time, in an order of seed and step alone."""
+
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.trainer.storage.conftest import Bucket
+from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.test_remote_sources import config, content, filled, image_folder
+from tests.trainer.test_sources import png, write_tfrecord
+from trainer.cluster import Cluster
+from trainer.data import prepare as prepare_module
+from trainer.data.batches import Schedule, batches
+from trainer.data.sources import load_dataset
+from trainer.data.streaming import GROUP, Streamed
+from trainer.distribution.strategy import Replicas
+from trainer.errors import PlatformFault, UserError
+from trainer.storage.gcs import connect
+from trainer.storage.rolling import Rolling
+
+
+@pytest.fixture(params=["tfrecord", "shards"])
+def both(
+    request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, str]:
+    """20 images in 10 files, here and in the bucket."""
+    here = tmp_path / "d"
+    here.mkdir()
+    if request.param == "tfrecord":
+        for part in range(10):
+            records = [{"image": png(level), "label": level % 4} for level in (2 * part, 2 * part + 1)]
+            write_tfrecord(here / f"part-{part}.tfrecord", records)
+        write_tfrecord(here / "val.tfrecord", [{"image": png(200), "label": 3}])
+    else:
+        real = prepare_module._source
+        monkeypatch.setattr(prepare_module, "_source", lambda config, per_shard: real(config, 2))
+        (tmp_path / "source").mkdir()
+        image_folder(tmp_path / "source")
+        prepare_module.prepare(config(tmp_path / "source", tmp_path), here, 1, lambda done, total: None)
+    bucket.put_folder(here, "d")
+    return here, bucket.url("d")
+
+
+def streamed(url: str, cache: Path) -> Streamed:
+    part = load_dataset(config(url, cache, stream=True)).train
+    assert isinstance(part, Streamed)
+    return part
+
+
+def on_disk(cache: Path) -> int:
+    return sum(file.stat().st_size for file in cache.rglob("*") if file.is_file() and "rolling" in file.parts)
+
+
+def test_the_same_examples(both: tuple[Path, str], tmp_path: Path) -> None:
+    here = load_dataset(config(both[0], tmp_path))
+    there = load_dataset(config(both[1], tmp_path / "cache", stream=True))
+    assert content(there.train) == content(here.train)
+    assert content(there.evaluation) == content(here.evaluation)
+    assert there.class_names == here.class_names
+    rows = np.array([[19, 0], [7, 7]], np.int32)
+    for mine, other in zip(there.train.gather(rows), here.train.gather(rows), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert on_disk(tmp_path / "cache") == 0
+
+
+def epochs(part: Streamed, first_step: int, steps: int, worker: int = 0, workers: int = 1) -> list[Any]:
+    cluster = Cluster(("chief:2222", "worker:2222")[:workers] if workers > 1 else (), worker)
+    replicas = Replicas(None, ("CPU:0",), rows=4 // workers, global_batch_size=4, cluster=cluster)
+    data = batches(part, Schedule(part.count, 4, 1, seed=5), replicas, first_step)
+    return [images.numpy()[..., 0, 0, 0].ravel().tolist() for images, _ in data.take(steps)]
+
+
+def test_the_order_is_of_seed_and_step(both: tuple[Path, str], tmp_path: Path) -> None:
+    part = streamed(both[1], tmp_path / "cache")
+    steps = epochs(part, 0, 10)
+    first, second = ([level for step in steps[n : n + 5] for level in step] for n in (0, 5))
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+    assert first != sorted(first)
+    assert epochs(part, 7, 3) == steps[7:]
+    workers = [epochs(streamed(both[1], tmp_path / f"cache {n}"), 2, 4, worker=n, workers=2) for n in range(2)]
+    assert [one + other for one, other in zip(*workers, strict=True)] == steps[2:6]
+
+
+def test_examples_of_a_group_of_files_are_mixed(both: tuple[Path, str], tmp_path: Path) -> None:
+    part = streamed(both[1], tmp_path / "cache")
+    files = part._shuffled(0, 0) // 2
+    groups = [files[start : start + 2 * GROUP] for start in range(0, 20, 2 * GROUP)]
+    assert [len(set(group)) for group in groups] == [4, 4, 2]
+    assert not set(groups[0]) & set(groups[1])
+    assert any(one != other for one, other in zip(files[::2], files[1::2], strict=True))
+
+
+def test_each_file_is_fetched_once_an_epoch(both: tuple[Path, str], proxy: Proxy, tmp_path: Path) -> None:
+    part = streamed(both[1], tmp_path / "cache")
+    before = proxy.count("GET", "alt=media")
+    for rows in part._shuffled(0, 0).reshape(5, 4):
+        part.read(rows)
+    assert proxy.count("GET", "alt=media") - before <= 10
+
+
+def test_a_second_start_knows_the_files(both: tuple[Path, str], proxy: Proxy, tmp_path: Path) -> None:
+    streamed(both[1], tmp_path / "cache")
+    before = proxy.count("GET", "alt=media")
+    assert streamed(both[1], tmp_path / "cache").count == 20
+    assert proxy.count("GET", "alt=media") == before
+
+
+def test_a_fault_while_training_is_named_and_can_be_outlived(
+    both: tuple[Path, str], proxy: Proxy, tmp_path: Path
+) -> None:
+    part = streamed(both[1], tmp_path / "cache")
+    part._files._opened.clear()
+    proxy.faults.append(Fault("flip", times=10**9))
+    with pytest.raises(PlatformFault, match="arrived damaged 3 times"):
+        part.read(np.array([19], np.int32))
+    proxy.faults[0].times = 0
+    assert part.read(np.array([19], np.int32))[0][0, 0, 0, 0] in range(20)
+    assert on_disk(tmp_path / "cache") == 0
+
+
+def test_only_so_many_files_are_kept(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    for number in range(6):
+        bucket.put(f"d/{number}", bytes([number]) * 100)
+
+    class Opened:
+        alive: ClassVar[Any] = weakref.WeakSet()
+
+        def __init__(self, number: int, path: Path) -> None:
+            self.content = np.memmap(path, np.uint8, "r")
+            self.alive.add(self)
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / "rolling").mkdir()
+    (tmp_path / "rolling" / f"{ended.pid}-1-0").write_bytes(b"left behind by a killed process")
+    rolling = Rolling(connect().list(bucket.address("d")), tmp_path / "rolling", 2, Opened)
+    for number in [0, 1, 2, 3, 4, 5, 4, 0]:
+        assert rolling.get(number).content[99] == number
+        rolling.ahead([number])
+        assert len(Opened.alive) <= 3  # two that are kept, and the one that was just let go
+    assert proxy.count("GET", "alt=media") == 7
+    assert list((tmp_path / "rolling").iterdir()) == []
+
+
+def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None:
+    filled(bucket, tmp_path / "d", "npz")
+    with pytest.raises(UserError, match="neither TFRecord files nor prepared shards lie there"):
+        load_dataset(config(bucket.url("d"), tmp_path, stream=True))
+    with pytest.raises(UserError, match="only what lies at gs:// is streamed"):
+        load_dataset(config(tmp_path, tmp_path, stream=True))
+    bucket.put("r/x.tfrecord", b"no records")
+    with pytest.raises(UserError, match=r"r/x\.tfrecord: damaged, or not a TFRecord file"):
+        load_dataset(config(bucket.url("r"), tmp_path, stream=True))
+    bucket.put("z/x.tfrecord.gz", b"")
+    with pytest.raises(UserError, match="is compressed as a whole"):
+        load_dataset(config(bucket.url("z"), tmp_path, stream=True))
+    write_tfrecord(tmp_path / "half.tfrecord", [{"image": png(1), "label": 1}, {"image": png(2)}])
+    bucket.put("h/half.tfrecord", (tmp_path / "half.tfrecord").read_bytes())
+    with pytest.raises(UserError, match="all records have one or none has"):
+        load_dataset(config(bucket.url("h"), tmp_path, stream=True))

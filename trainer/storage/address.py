@@ -1,0 +1,69 @@
+"""What a path names: a local file or folder, or an address in Cloud Storage; and what a typo was meant to be."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import UserError
+
+MOUNT = "/gcs/"  # where Vertex AI mounts buckets: https://cloud.google.com/vertex-ai/docs/training/cloud-storage-fuse
+
+# https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_MEANT = re.compile(
+    r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """gs://bucket/name. The name of a folder has no slash at its end; a whole bucket has an empty name."""
+
+    bucket: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"gs://{self.bucket}/{self.name}"
+
+    def __truediv__(self, below: str) -> "Address":
+        return Address(self.bucket, f"{self.name}/{below}" if self.name else below)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all objects below begin with."""
+        return f"{self.name}/" if self.name else ""
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is, or was meant to be, an address and not a local path."""
+    return "://" in path or bool(_MEANT.match(path))
+
+
+def parse(path: str, name: str) -> Address | None:
+    """The address that `path` names, None for a local one; UserError, naming the setting `name`, for a typo."""
+    if not is_remote(path):
+        return None
+    if not path.startswith("gs://") or path.startswith("gs:///"):
+        meant = _MEANT.match(path)
+        if meant:
+            raise UserError(f"{name}={path}: not an address: did you mean gs://{meant[1] or 'BUCKET/…'}?")
+        raise UserError(f"{name}={path}: only local paths, gs://BUCKET/… and /gcs/BUCKET/… can be reached")
+    bucket, _, rest = path.removeprefix("gs://").partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise UserError(
+            f"{name}={path}: {bucket!r} cannot be a bucket: 3 or more small letters, digits and .-_ are needed, "
+            "as in gs://my-bucket/photos"
+        )
+    return Address(bucket, rest.rstrip("/"))
+
+
+def output_address(path: str, name: str) -> Address | None:
+    """As parse, for a place to write to: /gcs/BUCKET/… is gs://BUCKET/… there, for the mount does not write safely."""
+    return parse(f"gs://{path.removeprefix(MOUNT)}" if path.startswith(MOUNT) else path, name)
+
+
+def local_path(path: str, name: str) -> Path:
+    """`path` as a local Path; UserError, naming the setting `name`, for an address."""
+    if parse(path, name):
+        raise UserError(f"{name}={path}: only local paths are read and written here: give a local folder")
+    return Path(path).expanduser()

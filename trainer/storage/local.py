@@ -1,0 +1,75 @@
+"""Local files and folders that appear whole or not at all."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.errors import UserError
+
+
+def make_writable(folder: Path, name: str) -> None:
+    """Makes `folder` and proves that a file can be written there; UserError otherwise."""
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{name}={folder}: cannot write there ({error.strerror}): give a folder that you may write to"
+        ) from None
+
+
+def cannot_write(path: Path, reason: str) -> UserError:
+    """The error for a full disk, a folder that became read-only, and the like."""
+    return UserError(
+        f"{path} cannot be written: {reason}: free or mend the disk, then give the same command again; what was "
+        "written before is whole"
+    )
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses within the block into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error.strerror or str(error)) from error
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes beside, then renames: a reader sees the old file or the new one, never a part. UserError: see writing."""
+    beside = path.with_name(f".{path.name}.part")
+    with writing(path):
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(beside)
+        os.replace(beside, path)
+
+
+def sync(path: Path) -> None:
+    """Returns when the file's content is on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A scratch folder beside `folder` that takes its place when the block ends well, and vanishes when it does not."""
+    beside = folder.with_name(f".{folder.name}.part")
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(beside, ignore_errors=True)
+    with writing(folder):
+        try:
+            beside.mkdir(parents=True)
+            yield beside
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(beside, folder)
+    shutil.rmtree(old, ignore_errors=True)

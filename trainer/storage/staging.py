@@ -1,0 +1,208 @@
+"""Data in Cloud Storage -> local files: fetched once, several at a time, verified, and seen whole or not at all.
+
+One address has one folder in the cache: `local`, its copy, where parts never lie; `parts`, what is under way; `lock`,
+so that two processes do not fetch the same. What is there already is compared by size and checksum, not fetched.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from trainer.errors import UserError
+from trainer.log import log
+from trainer.storage.address import Address, parse
+from trainer.storage.checksum import crc32c_of
+from trainer.storage.failures import Cancelled, explained
+from trainer.storage.gcs import Remote, connect
+from trainer.storage.transfer_bar import TransferBar
+
+_FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, as Linux file systems have it
+
+
+def stage(path: str, name: str, cache_dir: str = "") -> Path:
+    """A local file or folder for what the setting `name` names; a local path, also below /gcs/, is returned as it is.
+
+    UserError where nothing lies there, it may not be read, local files cannot stand for it or the disk is too small.
+    """
+    address = parse(path, name)
+    return Staged(address, name, cache_dir).fetch() if address else Path(path).expanduser()
+
+
+def cache_home(cache_dir: str = "") -> Path:
+    """`cache_dir`, or by default a folder of the user's own cache."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vertex-trainer"
+    return (Path(cache_dir) if cache_dir else default).expanduser()
+
+
+def home_of(address: Address, cache_dir: str = "") -> Path:
+    """The folder of `address` in the cache, another one for each address."""
+    digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
+    return cache_home(cache_dir) / f"{address.bucket}-{digest}"
+
+
+class Staged:
+    """The objects at an address as they were listed, by their names below it ("" for a single object)."""
+
+    def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
+        self._gcs, self._what, self._cleared = connect(), f"{name}={address}", False
+        found = self._gcs.list(address)
+        single = None if found or not address.name else self._gcs.get(address)
+        listed = [single] if single else found
+        self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
+        self.objects = {below: remote for below, remote in self.objects.items() if not _is_placeholder(below, remote)}
+        if not self.objects:
+            raise UserError(f"{self._what}: nothing lies there: check with `gcloud storage ls {address}`")
+        self.home = home_of(address, cache_dir)
+        self.local = self.home / "local" / (PurePosixPath(address.name).name or address.bucket)
+        _refuse_names([self.local.name], self.home, self._what)
+        if not single:
+            _refuse_names(self.objects, self.local, self._what)
+
+    def fetch(self, wanted: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
+        """The local copy, with all of the `wanted` objects in it; whatever no object stands for is removed from it."""
+        chosen = {below: remote for below, remote in self.objects.items() if wanted(below)}
+        with explained(self._what), self._alone(), ThreadPoolExecutor(self._gcs.limits.workers) as pool:
+            if not self._cleared:
+                _clear(self.local, self.objects.keys())
+                self._cleared = True
+            same = pool.map(lambda item: _is_same(self.local / item[0], item[1]), chosen.items())
+            missing = {below: chosen[below] for below, whole in zip(chosen, list(same), strict=True) if not whole}
+            total, size = len(chosen), sum(remote.size for remote in chosen.values())
+            if missing:
+                self._fetch(pool, missing, quiet)
+            elif not quiet:
+                log.info(f"{self._what}: {total:,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
+        return self.local
+
+    def outline(self) -> Path:
+        """The local copy without contents: files of the right names, sizes and times that take no space.
+
+        What was fetched before stays as it is.
+        """
+        with explained(self._what), self._alone():
+            _clear(self.local, self.objects.keys())
+            for below, remote in self.objects.items():
+                if not (self.local / below).exists():
+                    self._empty(below, remote)
+        return self.local
+
+    @contextmanager
+    def present(self, files: Iterable[Path]) -> Iterator[None]:
+        """These files of the outline are whole within the block, and empty again after it."""
+        names = {"" if file == self.local else file.relative_to(self.local).as_posix() for file in files}
+        self.fetch(names.__contains__, quiet=True)
+        yield
+        for below in names:
+            self._empty(below, self.objects[below])
+
+    def _empty(self, below: str, remote: Remote) -> None:
+        file = self.local / below
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        with open(file, "wb") as sparse:
+            sparse.truncate(remote.size)
+        _set_time(file, remote)
+
+    def _fetch(self, pool: ThreadPoolExecutor, missing: dict[str, Remote], quiet: bool) -> None:
+        size = sum(remote.size for remote in missing.values())
+        free = shutil.disk_usage(self.home).free
+        if size > free:
+            raise UserError(
+                f"{self._what}: {size / 1e9:,.2f} GB to fetch, {free / 1e9:,.2f} GB are free below {self.home}: "
+                "name a larger disk with --cache_dir=FOLDER, or read TFRecord files or prepared shards with --stream"
+            )
+        cancelled = threading.Event()
+        with TransferBar(self._what, size, len(missing), quiet) as bar:
+
+            def one(number: int, below: str, remote: Remote) -> None:
+                part, whole = self.home / "parts" / str(number), self.local / below
+                self._gcs.download(remote, part, bar.advance, cancelled)
+                whole.parent.mkdir(parents=True, exist_ok=True)
+                _set_time(part, remote)
+                os.replace(part, whole)
+
+            under_way = [pool.submit(one, number, *item) for number, item in enumerate(missing.items())]
+            try:
+                wait(under_way, return_when=FIRST_EXCEPTION)
+            finally:  # after the first failure, or Ctrl-C, nothing more is begun
+                cancelled.set()
+                for transfer in under_way:
+                    transfer.cancel()
+            failed = [transfer.exception() for transfer in under_way if not transfer.cancelled()]
+            for error in sorted(filter(None, failed), key=lambda error: isinstance(error, Cancelled)):
+                raise error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process fetches this address within the block; parts that one left behind are removed."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            parts = self.home / "parts"
+            shutil.rmtree(parts, ignore_errors=True)
+            parts.mkdir()
+            self.local.parent.mkdir(exist_ok=True)
+            yield
+
+
+def _is_placeholder(below: str, remote: Remote) -> bool:
+    """The empty object with a slash at its end that consoles make for a folder."""
+    return remote.size == 0 and (below.endswith("/") or (not below and remote.address.name.endswith("/")))
+
+
+def _refuse_names(names: Iterable[str], root: Path, what: str) -> None:
+    """UserError for the first name that a local file below `root` cannot have."""
+    files = set(names)
+    for name in sorted(files):
+        parts = name.split("/")
+        reason = ""
+        if any(part in ("", ".", "..") for part in parts):
+            reason = "it has an empty part, . or .. between its slashes"
+        elif _FORBIDDEN.search(name):
+            reason = "it has a backslash or a control character"
+        elif max(map(_bytes, parts)) > _LONGEST_NAME or _bytes(str(root / name)) > _LONGEST_PATH:
+            reason = "it is too long"
+        else:
+            beside = next(("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in files), None)
+            reason = f"{beside[:100]!r} is a file beside it" if beside else ""
+        if reason:
+            raise UserError(f"{what}: no local file can stand for the object {name[:100]!r}: {reason}: rename it")
+
+
+def _bytes(name: str) -> int:
+    return len(name.encode(errors="surrogatepass"))
+
+
+def _is_same(file: Path, remote: Remote) -> bool:
+    try:
+        return not file.is_symlink() and file.stat().st_size == remote.size and crc32c_of(file) == remote.crc32c
+    except OSError:
+        return False
+
+
+def _set_time(file: Path, remote: Remote) -> None:
+    """The time of change is the generation, in microseconds: it is the same wherever the object is fetched."""
+    os.utime(file, ns=(remote.generation * 1000, remote.generation * 1000))
+
+
+def _clear(local: Path, names: Iterable[str]) -> None:
+    """Removes what no object stands for from the local copy, and a file where a folder must be or the other way."""
+    kept = {str(local / name) for name in names}
+    if not local.is_dir():
+        if str(local) not in kept:
+            local.unlink(missing_ok=True)
+        return
+    for folder, _, files in os.walk(local, topdown=False):
+        for file in files:
+            if os.path.join(folder, file) not in kept:
+                os.unlink(os.path.join(folder, file))
+        if not os.listdir(folder):
+            os.rmdir(folder)
