@@ -55,9 +55,14 @@ class StepContext:
 _current: ContextVar[StepContext | None] = ContextVar("current_step", default=None)
 
 
+def running_step() -> StepContext | None:
+    """The step that this replica is in; None outside the loop."""
+    return _current.get()
+
+
 def current_step() -> StepContext:
     """The step that this replica is in; RuntimeError outside the loop."""
-    step = _current.get()
+    step = running_step()
     if step is None:
         raise RuntimeError("no step is running: a model that asks for current_step() is driven by trainer's own loop")
     return step

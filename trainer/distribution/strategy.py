@@ -1,12 +1,27 @@
-"""Which devices a run uses, and the tf.distribute strategy over them."""
+"""Which devices a run uses, on how many workers, and the tf.distribute strategy over them."""
 
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
+from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.errors import UserError
+
+SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` where the machine has no GPUs
+
+ONE_MACHINE = Cluster()
+
+Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -14,39 +29,149 @@ class Replicas:
     """The devices of this run and the strategy that joins them."""
 
     strategy: Any
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # of this worker
     rows: int  # of each global batch, on one replica
     global_batch_size: int
+    cluster: Cluster = ONE_MACHINE
+
+    @property
+    def local(self) -> int:
+        """Replicas of this worker."""
+        return len(self.devices)
 
     @property
     def count(self) -> int:
-        return len(self.devices)
+        """Replicas of all workers."""
+        return self.cluster.workers * self.local
+
+    @property
+    def first(self) -> int:
+        """The number of this worker's first replica among all."""
+        return self.cluster.index * self.local
+
+    @property
+    def first_row(self) -> int:
+        """Where this worker's rows of each global batch begin."""
+        return self.first * self.rows
 
     def sentence(self) -> str:
-        """The batch, said once in one way everywhere: `global batch 128 = 2 replicas x 64`."""
-        noun = "replica" if self.count == 1 else "replicas"
-        return f"global batch {self.global_batch_size} = {self.count} {noun} x {self.rows}"
+        """The batch, said once in one way everywhere: `global batch 128 = 2 workers x 2 replicas x 32`."""
+        noun = "replica" if self.local == 1 else "replicas"
+        workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""
+        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {self.rows}"
+
+    def sum_over_workers(self, values: npt.ArrayLike) -> Numbers:
+        """`values`, of one shape on all workers, added up over them; every worker must call it. Float64."""
+        array = np.asarray(values, np.float64)
+        if not self.cluster.several:
+            return array
+        return np.reshape(self._sum(tf.constant(array.ravel())).numpy(), array.shape)
+
+    def from_chief(self, value: Any) -> Any:
+        """What JSON can hold, as the chief has it; every worker must call it."""
+        if not self.cluster.several:
+            return value
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8) if self.cluster.is_chief else np.zeros(0)
+        length = int(self.sum_over_workers([len(text)])[0])
+        sent = self.sum_over_workers(text if self.cluster.is_chief else np.zeros(length))
+        return json.loads(sent.astype(np.uint8).tobytes())
+
+    @cached_property
+    def _sum(self) -> Any:
+        def on_replica(values: Any) -> Any:
+            replica = tf.distribute.get_replica_context()
+            ours = tf.cast(replica.replica_id_in_sync_group == self.first, tf.float64)  # once a worker
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * ours)
+
+        def summed(values: Any) -> Any:
+            return self.strategy.experimental_local_results(self.strategy.run(on_replica, args=(values,)))[0]
+
+        return tf.function(summed, input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)
 
 
-def make_replicas(config: TrainConfig) -> Replicas:
-    """The strategy for what is visible and asked for; UserError where the machine or the batch does not fit."""
-    gpus = tf.config.list_physical_devices("GPU")
-    _check_expected(config.expect_devices, gpus)
-    devices = _gpus(config.replicas, gpus) if gpus else _cpus(config.replicas or 1)
-    if config.strategy == "one_device":
-        devices = devices[:1]
-    rows = config.rows_per_replica(len(devices))
-    if len(devices) > 1 or config.strategy == "mirrored":
+def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replicas:
+    """The strategy for what is visible and asked for; UserError where the machine or the batch does not fit.
+
+    With several workers it must come before any other TensorFlow operation, and returns when all of them are there.
+    """
+    devices = local_devices(config, cluster)
+    rows = config.rows_per_replica(len(devices) * cluster.workers)
+    if cluster.several:
+        strategy = _multi_worker(config, cluster, devices)
+    elif len(devices) > 1 or config.strategy == "mirrored":
         strategy = tf.distribute.MirroredStrategy(list(devices))
     else:
         strategy = tf.distribute.get_strategy()
-    return Replicas(strategy, devices, rows, config.global_batch_size)
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster)
 
 
-def _check_expected(expected: int, gpus: list[Any]) -> None:
-    if len(gpus) >= expected:
+def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
+    """This worker's devices, as `GPU:0`; UserError where they are too few. TensorFlow is not started."""
+    _check_cluster(config, cluster)
+    gpus = tf.config.list_physical_devices("GPU")
+    _check_expected(config.expect_devices, len(gpus) or simulated_devices())
+    devices = _gpus(config.replicas, gpus) if gpus else _cpus(config.replicas or simulated_devices() or 1)
+    return devices[:1] if config.strategy == "one_device" else devices
+
+
+def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
+    if cluster.several and config.strategy not in ("auto", "multi_worker"):
+        raise UserError(
+            f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
+            "TF_CONFIG for one machine"
+        )
+    if config.strategy == "multi_worker" and not cluster.several:
+        raise UserError(
+            "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
+            "does so), or drop --strategy"
+        )
+
+
+class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
+    """Tells the strategy the workers and how many GPUs each of them uses."""
+
+    def __init__(self, cluster: Cluster, gpus: int) -> None:
+        spec = tf.train.ClusterSpec({"worker": list(cluster.addresses)})
+        super().__init__(spec, task_type="worker", task_id=cluster.index, rpc_layer="grpc")
+        self._gpus = gpus
+
+    def num_accelerators(self, *given: Any, **named: Any) -> dict[str, int]:
+        return {"GPU": self._gpus} if self._gpus else {}
+
+
+def _multi_worker(config: TrainConfig, cluster: Cluster, devices: Sequence[str]) -> Any:
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[config.communication.upper()])
+    gpus = len(devices) if devices[0].startswith("GPU") else 0
+    with _cpu_devices(0 if gpus else len(devices)):
+        return tf.distribute.MultiWorkerMirroredStrategy(_Resolver(cluster, gpus), options)
+
+
+@contextmanager
+def _cpu_devices(count: int) -> Iterator[None]:
+    """Within the block a strategy takes `count` logical CPU devices of its worker: it knows of one only."""
+    initialize = CollectiveAllReduceExtended._initialize_local_devices
+
+    def several(self: Any, resolver: Any, worker: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker}/device:CPU:{index}" for index in range(count)), "CPU"
+
+    if count > 1:
+        CollectiveAllReduceExtended._initialize_local_devices = several
+    try:
+        yield
+    finally:
+        CollectiveAllReduceExtended._initialize_local_devices = initialize
+
+
+def simulated_devices() -> int:
+    """Logical CPU devices that stand for this worker's accelerators in a rehearsal; 0: none do."""
+    return int(os.environ.get(SIMULATED, "0")) if not tf.config.list_physical_devices("GPU") else 0
+
+
+def _check_expected(expected: int, visible: int) -> None:
+    if visible >= expected:
         return
-    found = f"{len(gpus)} visible" if gpus else "none is visible"
+    found = f"{visible} visible" if visible else "none is visible"
     raise UserError(
         f"expect_devices={expected}, but of accelerators {found}: check the machine's GPU count, its drivers and "
         "whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower --expect_devices"

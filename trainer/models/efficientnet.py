@@ -18,6 +18,7 @@ from trainer.distribution.step import current_step
 from trainer.errors import UserError
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.layers import StepDropout
+from trainer.storage.staging import stage
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -61,12 +62,14 @@ class Gate(keras.layers.Layer):
 
 def _backbone(config: TrainConfig) -> keras.Model:
     make = getattr(keras.applications, f"EfficientNet{config.variant}")
-    if config.weights not in ("imagenet", "none") and not Path(config.weights).is_file():
+    named = {"imagenet": "imagenet", "none": None}
+    weights = named[config.weights] if config.weights in named else stage(config.weights, "weights", config.cache_dir)
+    if isinstance(weights, Path) and not weights.is_file():
         raise UserError(f"weights={config.weights}: no such file: give imagenet, none, or the path of a weights file")
     try:
         return make(
             include_top=False,
-            weights=None if config.weights == "none" else config.weights,
+            weights=weights,
             input_shape=(config.image_size, config.image_size, 3),
             pooling="avg",
         )

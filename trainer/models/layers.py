@@ -1,5 +1,6 @@
 """Layers whose randomness belongs to the step, and what several models share."""
 
+import math
 from typing import Any
 
 import keras
@@ -35,6 +36,27 @@ class StepDropout(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """As Keras asks."""
         return {**super().get_config(), "rate": self.rate, "per_example": self.per_example}
+
+
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """Batch norm over the rows of all replicas, with one all-reduce a pass where Keras's own makes three."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "synchronized": True})
+
+    def _moments(self, inputs: Any, mask: Any) -> Any:
+        """Mean and variance of each channel, (channels,)."""
+        replica = tf.distribute.get_replica_context()
+        if mask is not None or replica is None:
+            return super()._moments(inputs, mask)
+        sums = tf.stack([tf.reduce_sum(values, self._reduction_axes) for values in (inputs, tf.square(inputs))])
+        count = math.prod(inputs.shape[axis] for axis in self._reduction_axes) * replica.num_replicas_in_sync
+        mean, square = tf.unstack(replica.all_reduce(tf.distribute.ReduceOp.SUM, sums) / count)
+        return mean, tf.maximum(square - tf.square(mean), 0.0)
+
+    def plain(self) -> keras.layers.Layer:
+        """The layer that a template holds instead."""
+        return keras.layers.BatchNormalization.from_config({**self.get_config(), "synchronized": False})
 
 
 def full_precision() -> str:

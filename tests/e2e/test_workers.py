@@ -1,0 +1,181 @@
+"""Several worker processes: the numbers of one, one writer, and no one who waits for the dead."""
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.rehearsal import free_addresses
+from tests import workers
+from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE
+from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+
+COMMON = ["--steps=30", "--global_batch_size=48", "--precision=float64", "--learning_rate=1e-3", "--image_size=16"]
+MODELS = {
+    "mlp": ["--model=mlp", "--width=32", "--dropout=0.3", "--evaluation_fraction=0.2"],
+    "dcgan": ["--model=dcgan", "--width=4", "--latent_dim=16"],
+    "wgan_gp": ["--model=wgan_gp", "--width=4", "--latent_dim=16", "--critic_steps=2"],
+}
+CLUSTERS = {"2 workers": (2, []), "3 workers": (3, []), "2 workers x 2 devices": (2, ["--replicas=2"])}
+
+
+def state(job_dir: Path) -> dict[str, Any]:
+    return read_checkpoint(whole_checkpoints(job_dir / "checkpoints")[-1])[1]
+
+
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Relative to each tensor's norm, or to that of an update where it is smaller.
+
+    Left out is what is zero but for rounding: the last bias of a critic has no gradient, and Adam magnifies its noise.
+    """
+    assert one.keys() == other.keys()
+    norms = {name: float(np.linalg.norm(one[name])) for name in one}
+    there = [name for name in one if max(norms[name], float(np.linalg.norm(other[name]))) > 1e-8]
+    assert len(there) > len(one) / 2
+    return max(float(np.linalg.norm(one[name] - other[name])) / max(norms[name], 1e-3) for name in there)
+
+
+def trained(where: Path, count: int, flags: list[str]) -> Path:
+    assert workers.run(count, [*flags, f"--job_dir={where}"], where.with_suffix(".log")) == [DONE] * count, [
+        log.read_text() for log in where.parent.glob("*.log.*")
+    ]
+    return where
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each model in one process."""
+    return {}
+
+
+def run_alone(alone: dict[str, Path], model: str, root: Path) -> Path:
+    if model not in alone:
+        alone[model] = trained(root / "alone", 1, [*COMMON, *MODELS[model]])
+    return alone[model]
+
+
+CASES = [("mlp", "2 workers")]
+SLOW = [(model, cluster) for model in MODELS for cluster in CLUSTERS if (model, cluster) not in CASES]
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_any_cluster_gives_the_numbers_of_one_worker(
+    model: str, cluster: str, alone: dict[str, Path], tmp_path: Path
+) -> None:
+    one = run_alone(alone, model, tmp_path)
+    count, flags = CLUSTERS[cluster]
+    several = trained(tmp_path / "several", count, [*COMMON, *MODELS[model], *flags])
+    assert largest_difference(state(one), state(several)) < 1e-10
+    results = [json.loads((folder / "result.json").read_text()) for folder in (one, several)]
+    assert results[0]["final"]["metrics"].get("val_accuracy") == results[1]["final"]["metrics"].get("val_accuracy")
+    run = json.loads((several / "run.json").read_text())
+    assert run["cluster"]["workers"] == count
+    assert run["strategy"] == "MultiWorkerMirroredStrategy"
+    assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
+
+
+LONG = ["--steps=2000", "--width=4", "--latent_dim=16", "--critic_steps=1", "--global_batch_size=16", "--image_size=16"]
+LONG = [*LONG, "--report_every_steps=5", "--checkpoint_every_steps=20"]
+
+
+def wait_for_step(job_dir: Path, step: int) -> None:
+    deadline = time.monotonic() + workers.LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        if (job_dir / "stats.jsonl").exists():
+            lines = (job_dir / "stats.jsonl").read_text().splitlines()
+            if lines and json.loads(lines[-1])["step"] >= step:
+                return
+    raise AssertionError("the run got nowhere")
+
+
+def interrupted(tmp_path: Path, victim: int, number: int) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of two workers of which one gets a signal in the midst of the run."""
+    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
+    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
+    try:
+        wait_for_step(tmp_path / "job", 30)
+        processes[victim].send_signal(number)
+        if number == signal.SIGSTOP:  # it will not end by itself
+            processes[1 - victim].wait(workers.LIMIT_SECONDS)
+            processes[victim].kill()
+    finally:
+        codes = workers.end(processes)
+    return codes, [log.read_text() for log in logs]
+
+
+def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path: Path) -> None:
+    codes, outputs = interrupted(tmp_path, 1, signal.SIGKILL)
+    assert codes == [INTERRUPTED, -signal.SIGKILL]
+    assert "error: worker 1 (127.0.0.1:" in outputs[0]
+    assert "is gone: its process has ended" in outputs[0]
+    assert "Traceback" not in outputs[0]
+    result = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (result["state"], result["exit_code"]) == ("failed", INTERRUPTED)
+    assert read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"] >= 20
+
+
+@pytest.mark.slow
+def test_a_lost_chief_is_noticed_too(tmp_path: Path) -> None:
+    codes, outputs = interrupted(tmp_path, 0, signal.SIGKILL)
+    assert codes == [-signal.SIGKILL, INTERRUPTED]
+    assert "error: chief (127.0.0.1:" in outputs[1]
+
+
+@pytest.mark.slow  # half a minute of silence
+def test_a_frozen_worker_is_noticed_by_its_silence(tmp_path: Path) -> None:
+    codes, outputs = interrupted(tmp_path, 1, signal.SIGSTOP)
+    assert codes[0] == INTERRUPTED
+    assert "is gone: nothing was heard of it for 30 seconds" in outputs[0]
+
+
+def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> None:
+    codes, outputs = interrupted(tmp_path, 1, signal.SIGTERM)
+    assert codes == [INTERRUPTED, INTERRUPTED]
+    assert "SIGTERM: state saved at step" in outputs[1]
+    assert "a signal to another worker: state saved at step" in outputs[0]
+    step = read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"]
+    assert f"step {step:,};" in outputs[0]
+    assert f"step {step:,};" in outputs[1]
+
+
+@pytest.mark.slow
+def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
+    addresses = free_addresses(2)
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
+    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [USER_MUST_CHANGE]
+    output = (tmp_path / "0.log").read_text()
+    assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in output
+
+    flags = [*LONG[1:], "--steps=3", f"--job_dir={tmp_path / 'late'}"]
+    chief = workers.start(addresses, 0, flags, tmp_path / "late0.log")
+    time.sleep(5)
+    late = workers.start(addresses, 1, flags, tmp_path / "late1.log")
+    assert workers.end([chief, late]) == [DONE, DONE]
+
+
+def test_workers_that_do_not_run_the_same_say_so(tmp_path: Path) -> None:
+    addresses = free_addresses(2)
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
+    processes = [
+        workers.start(addresses, index, [*flags, f"--seed={index}"], tmp_path / f"{index}.log") for index in range(2)
+    ]
+    assert workers.end(processes) == [USER_MUST_CHANGE] * 2
+    assert "do not run the same (seed: 0 on the chief, 1 there): start them alike" in (tmp_path / "0.log").read_text()
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    addresses = free_addresses(2)
+    host, port = addresses[0].split(":")
+    with socket.create_server((host, int(port))):
+        flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
+        assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [USER_MUST_CHANGE]
+    assert "another process uses this port" in (tmp_path / "0.log").read_text()

@@ -1,0 +1,46 @@
+"""Starts the workers of a job as processes of this machine, each with its TF_CONFIG."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.rehearsal import free_addresses
+
+LIMIT_SECONDS = 240
+
+
+def start(addresses: Sequence[str], index: int, flags: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    """Worker `index` of the cluster; its output goes to `log`."""
+    task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
+    config = {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
+    environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
+    with open(log, "ab") as output:
+        command = [sys.executable, "-m", "trainer.task", *flags]
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def end(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
+    """Waits for all and returns their exit codes; whatever hangs is killed, and fails the test by its code."""
+    try:
+        for process in processes:
+            process.wait(LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+    return [process.returncode for process in processes]
+
+
+def run(workers: int, flags: Sequence[str], log: Path) -> list[int]:
+    """Runs a job on `workers` workers; their outputs are `log`.0, `log`.1 …"""
+    addresses = free_addresses(workers)
+    logs = [log.with_name(f"{log.name}.{index}") for index in range(workers)]
+    return end([start(addresses, index, flags, logs[index]) for index in range(workers)])

@@ -1,0 +1,287 @@
+"""Who works beside us: workers meet before TensorFlow starts, and each notices when another one is gone.
+
+TensorFlow starts no worker before all are there, and aborts the survivors of a lost one in C++, often without a word
+that helps. So the chief first listens on its own address of the cluster, in Python: each worker calls in and says what
+it runs. These connections stay: a killed process closes its own at once, a frozen machine falls silent.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.cluster import Cluster
+from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.log import log
+
+BEAT_SECONDS = 5.0
+SILENCE_SECONDS = 30.0  # without a beat: the peer's machine is gone or frozen
+LEAVE_SECONDS = 5.0  # for our own main thread to come to its end, after another one has failed
+
+
+@dataclass
+class _Peer:
+    """One connection, and what is known of the worker at its other end."""
+
+    index: int
+    link: socket.socket
+    heard: float = field(default_factory=time.monotonic)
+    received: bytes = b""
+    calls: int = 0
+    done: bool = False
+
+
+class Peers:
+    """Connections of the chief to all workers, or of a worker to its chief; watched in a thread of its own."""
+
+    def __init__(
+        self, cluster: Cluster, links: Mapping[int, socket.socket], stall_seconds: float, on_loss: Callable[[str], None]
+    ) -> None:
+        self._cluster, self._stall_seconds, self._on_loss = cluster, stall_seconds, on_loss
+        self._peers = {index: _Peer(index, link) for index, link in links.items()}
+        self._calls, self._behind_since = 0, time.monotonic()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._selector = selectors.DefaultSelector()
+        for peer in self._peers.values():
+            peer.link.settimeout(SILENCE_SECONDS)
+            self._selector.register(peer.link, selectors.EVENT_READ, peer)
+        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._thread.start()
+
+    def begin_call(self) -> None:
+        """Counts a call to the devices, in which all workers take part."""
+        self._calls += 1
+
+    def finish(self, timeout_seconds: float) -> None:
+        """The last barrier: the chief returns when every worker is done, so that it ends last."""
+        if not self._cluster.is_chief:
+            self._send({"done": True})  # the chief answers alike: a link closed too early would lose our word
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline and not all(peer.done for peer in self._peers.values()):
+            time.sleep(0.02)
+        self._close()
+
+    def fail(self, code: int, error: str) -> None:
+        """Tells the others why this worker leaves, so that they leave for the same reason."""
+        self._send({"failed": code, "error": error[:2000], "index": self._cluster.index})
+        self._close()
+
+    def await_verdict(self) -> None:
+        """After an error of TensorFlow's that a lost worker may have caused: gives the watch the time to find it."""
+        self._over.wait(SILENCE_SECONDS + BEAT_SECONDS)
+
+    def _close(self) -> None:
+        self._over.set()
+        self._thread.join(2 * BEAT_SECONDS)
+
+    def _send(self, message: Mapping[str, Any], *, skip: int | None = None, only: int | None = None) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            for peer in self._peers.values():
+                if peer.index != skip and only in (None, peer.index) and not peer.done:
+                    with contextlib.suppress(OSError):  # the watch hears of it too, and says so
+                        peer.link.sendall(line)
+
+    def _watch(self) -> None:
+        next_beat = time.monotonic()
+        while not self._over.is_set():
+            if time.monotonic() >= next_beat:
+                self._send({"beat": self._calls})
+                next_beat = time.monotonic() + BEAT_SECONDS
+            for key, _ in self._selector.select(timeout=0.1):
+                self._receive(key.data)
+            self._check()
+        for peer in self._peers.values():
+            peer.link.close()
+
+    def _receive(self, peer: _Peer) -> None:
+        try:
+            data = peer.link.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(peer.link)
+            if not peer.done:
+                self._lost(peer, "its process has ended")
+            return
+        peer.heard = time.monotonic()
+        *lines, peer.received = (peer.received + data).split(b"\n")
+        for line in lines:
+            self._understand(peer, _parse(line))
+
+    def _understand(self, peer: _Peer, message: Mapping[str, Any]) -> None:
+        peer.calls = message.get("beat", peer.calls)
+        if "done" in message and not peer.done:
+            if self._cluster.is_chief:
+                self._send({"done": True}, only=peer.index)
+            peer.done = True
+        if "failed" in message:
+            who, code = self._cluster.name(message["index"]), message["failed"]
+            self._send(message, skip=peer.index)
+            self._leave(f"{who} stopped: {message['error']}", code, LEAVE_SECONDS)
+
+    def _check(self) -> None:
+        """Loses a peer that is silent; the chief also one that stays behind the others' calls to the devices."""
+        now = time.monotonic()
+        working = [peer for peer in self._peers.values() if not peer.done]
+        for peer in working:
+            if now - peer.heard > SILENCE_SECONDS:
+                self._lost(peer, f"nothing was heard of it for {SILENCE_SECONDS:.0f} seconds")
+        behind = [peer for peer in working if peer.calls < self._calls]
+        if not (behind and self._cluster.is_chief):
+            self._behind_since = now
+        elif now - self._behind_since > self._stall_seconds:
+            self._lost(behind[0], f"it has stayed behind the others for {self._stall_seconds:.0f} seconds")
+
+    def _lost(self, peer: _Peer, reason: str) -> None:
+        error = f"{self._cluster.name(peer.index)} is gone: {reason}"
+        self._send({"failed": INTERRUPTED, "error": error, "index": self._cluster.index}, skip=peer.index)
+        advice = "the last checkpoint is the state, the same command again goes on"
+        self._leave(f"{error}; {advice}", INTERRUPTED, 0.0)
+
+    def _leave(self, line: str, code: int, grace_seconds: float) -> None:
+        """Ends this process: its main thread may wait in C++ for a worker that never answers."""
+        if self._over.wait(grace_seconds):
+            return
+        log.error("%s", line)
+        try:
+            self._on_loss(line)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT)
+
+
+def meet(
+    cluster: Cluster,
+    runs: Mapping[str, Any],
+    timeout_seconds: float,
+    on_loss: Callable[[str], None] = lambda line: None,
+) -> Peers:
+    """Waits until all workers are there, and run the same: `runs` must be equal everywhere; UserError otherwise.
+
+    `on_loss` hears the line that is said when a worker is gone, just before this process ends.
+    """
+    host, _, port = cluster.addresses[cluster.index].rpartition(":")
+    server = _own_port(host.strip("[]"), int(port))
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        if cluster.is_chief:
+            links = _await_workers(cluster, server, runs, deadline, timeout_seconds)
+        else:
+            links = {0: _call_chief(cluster, runs, deadline, timeout_seconds)}
+    finally:
+        server.close()  # TensorFlow's server takes the port
+    return Peers(cluster, links, timeout_seconds, on_loss)
+
+
+def _own_port(host: str, port: int) -> socket.socket:
+    """A server on our own address: it proves that the port is free, which TensorFlow does not (it shares ports)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "another process uses this port: end it, or take another port" if in_use else str(error)
+        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
+
+
+def _await_workers(
+    cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], deadline: float, timeout_seconds: float
+) -> dict[int, socket.socket]:
+    links: dict[int, socket.socket] = {}
+    said = time.monotonic()
+    server.settimeout(1.0)
+    while len(links) < cluster.workers - 1:
+        missing = [cluster.name(index) for index in range(1, cluster.workers) if index not in links]
+        if time.monotonic() > deadline:
+            raise UserError(f"{', '.join(missing)} did not start within {timeout_seconds:.0f} seconds: see its log")
+        if time.monotonic() - said > 10:
+            log.info(f"waiting for {', '.join(missing)}")
+            said = time.monotonic()
+        try:
+            link, _ = server.accept()
+        except TimeoutError:
+            continue
+        hello = _read_line(link)
+        index = hello.get("hello")
+        if not isinstance(index, int) or not 0 < index < cluster.workers:
+            link.close()
+            continue
+        differing = _differing(runs, hello.get("runs"))
+        _send_line(link, {"welcome": index, "differing": differing})
+        if differing:
+            raise UserError(f"{cluster.name(index)} and the chief do not run the same ({differing}): start them alike")
+        if index in links:
+            links[index].close()  # it was started anew
+        links[index] = link
+    for index, link in links.items():
+        _send_line(link, {"start": index})
+    return links
+
+
+def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, timeout_seconds: float) -> socket.socket:
+    host, _, port = cluster.addresses[0].rpartition(":")
+    while time.monotonic() < deadline:
+        try:
+            link = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+        except OSError:
+            time.sleep(0.2)
+            continue
+        if link.getsockname() == link.getpeername():  # a port that nobody listens on may be connected to itself
+            link.close()
+            continue
+        _send_line(link, {"hello": cluster.index, "runs": dict(runs)})
+        welcome = _read_line(link)
+        if welcome.get("differing"):
+            raise UserError(f"the chief and this worker do not run the same ({welcome['differing']}): start them alike")
+        if welcome.get("welcome") == cluster.index and "start" in _read_line(link, deadline - time.monotonic()):
+            return link
+        link.close()  # a server of an older run that is about to end
+        time.sleep(0.5)
+    raise UserError(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds: see its log")
+
+
+def _differing(ours: Mapping[str, Any], theirs: Any) -> str:
+    """Names and values that differ; empty where all are equal."""
+    theirs = theirs if isinstance(theirs, dict) else {}
+    ours = json.loads(json.dumps(ours))
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return "; ".join(f"{name}: {ours.get(name)!r} on the chief, {theirs.get(name)!r} there" for name in names[:3])
+
+
+def _send_line(link: socket.socket, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # it is gone: whoever waits for its answer sees that
+        link.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _read_line(link: socket.socket, timeout_seconds: float = 5.0) -> dict[str, Any]:
+    """One JSON object a line, byte by byte so that nothing behind it is taken; {} for anything else."""
+    link.settimeout(max(0.1, timeout_seconds))
+    line = b""
+    try:
+        while not line.endswith(b"\n") and len(line) < 65536:
+            byte = link.recv(1)
+            if not byte:
+                return {}
+            line += byte
+    except OSError:
+        return {}
+    return _parse(line)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line; {} for anything else."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
