@@ -1,6 +1,7 @@
 """Keras callbacks of the user's own, under our loop: epoch hooks as in `fit`, batch hooks once a call to the device."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -42,6 +43,22 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, it returned {found!r}")
     stopping = [EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []
     return [*found, *stopping]
+
+
+_STATE = ("wait", "best", "best_epoch", "stopped_epoch")
+
+
+def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
+    """What a checkpoint keeps of early stopping; callbacks of the user's own begin anew with every process."""
+    return {name: getattr(one, name) for one in callbacks if isinstance(one, EarlyStopping) for name in _STATE}
+
+
+def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
+    """Goes on from what `state_of_callbacks` gave; called after on_train_begin, which begins anew."""
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping):
+            for name, value in state.items():
+                setattr(callback, name, value)
 
 
 def bind(

@@ -1,52 +1,230 @@
-"""Checkpoints: models, optimizers, averages and the step, so that the same command again goes on."""
+"""Checkpoints: everything that a run goes on from, each a folder that appears whole.
 
+    step-00000500/manifest.json           sizes and SHA-256 of the files, its own too; the state beside the variables
+    step-00000500/variables.index, .data  TensorFlow's own format (tf.train.load_checkpoint reads it)
+
+Training waits for a snapshot only; a thread writes it. Only the chief reads and writes.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainer.errors import UserError
+from trainer.disk import tensorflow_writing
+from trainer.distribution.strategy import Replicas
+from trainer.errors import NotFinite, UserError
+from trainer.jobdir import finite, write_json
 from trainer.log import log
+from trainer.storage import sync, whole_folder
+from trainer.storage.mirror import MANIFEST as _MANIFEST
+from trainer.storage.mirror import Mirror
+from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
+
+_PREFIX = "variables"
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what its manifest says; the text names the file."""
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of `model` in `folder`. Data order and noise follow from the step alone."""
+    """The newest `keep` checkpoints of `model` in `folder`, and the best one; `mirror` hears of each."""
 
-    def __init__(self, model: keras.Model, folder: Path, keep: int) -> None:
-        self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._checkpoint = tf.train.Checkpoint(model=model, step=self._step)
-        self._kept_step = -1  # the newest step that is known to be kept whole
-        self.restored: str | None = None  # the path that restore() read
-        self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=keep)
+    def __init__(
+        self, model: keras.Model, replicas: Replicas, folder: Path, keep: int, mirror: Mirror | None = None
+    ) -> None:
+        self._variables, self._replicas = variables_of(model), replicas
+        self._folder, self._keep, self._mirror = folder, keep, mirror or Mirror()
+        self._saved_step = -1  # the newest step that is kept, or being written
+        self._writer: threading.Thread | None = None
+        self._error: Exception | None = None
+        self.restored: str | None = None  # what restore() read
+        self.saving_seconds = 0.0  # that training waited
 
-    def restore(self) -> int:
-        """Restores the newest checkpoint that can be read and returns its step; 0 where there is none.
+    def restore(self) -> dict[str, Any]:
+        """Puts the newest whole checkpoint back on all workers and returns its state, with `step`; {} for none.
 
         UserError where there are some and none can be read: nothing is overwritten then.
         """
-        for path in reversed(self._manager.checkpoints):
-            try:
-                self._checkpoint.restore(path).assert_existing_objects_matched()
-                self.restored, self._kept_step = path, int(self._step.numpy())
-                return self._kept_step
-            except Exception as error:  # TensorFlow raises IndexError, DataLossError, NotFoundError and more
-                log.warning(
-                    f"checkpoint {path} is damaged ({' '.join(str(error).split())[:120]}): trying the one before"
-                )
-        if self._manager.checkpoints:
-            raise UserError(f"{self._manager.directory}: none of its checkpoints can be read: give another --job_dir")
-        return 0
+        manifest, values = self._newest() if self._replicas.cluster.is_chief else (None, None)
+        manifest = self._replicas.from_chief(manifest)
+        if manifest is None:
+            return {}
+        put_back(self._variables, values, self._replicas)
+        self._saved_step = manifest["step"]
+        return {**manifest["state"], "step": manifest["step"]}
 
-    def save(self, step: int) -> None:
-        """Saves the state after `step` steps; once only for the same step."""
-        if step == self._kept_step:
+    def _newest(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        damaged = []
+        for folder in reversed(whole_checkpoints(self._folder)):
+            self._mirror.fetch(folder)
+            try:
+                manifest, values = read_checkpoint(folder)
+            except Damaged as error:
+                log.warning(f"checkpoint {folder.name} is damaged ({error}): trying the one before")
+                damaged.append(str(error))
+                continue
+            self.restored = self._mirror.where(folder)
+            check_fits(self._variables, {name: value.shape for name, value in values.items()}, self.restored)
+            return manifest, values
+        if damaged:
+            raise UserError(
+                f"{self._mirror.where(self._folder)}: none of its checkpoints can be read ({damaged[0]}): nothing is "
+                "overwritten; mend them, or give another --job_dir"
+            )
+        return None, None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Takes the state after `step` steps, once only for the same step, and writes it in the background.
+
+        `state`: what goes beside the variables; its ["best"]["step"], where there is one, is kept too. An earlier write
+        that failed is raised here.
+        """
+        if step == self._saved_step or not self._replicas.cluster.is_chief:
             return
-        self._kept_step = step
-        self._step.assign(step)
-        self._manager.save(checkpoint_number=step)
+        self.wait()
+        began = time.monotonic()
+        self._saved_step = step
+        # Text now: the background must not see what the next steps make of the state.
+        manifest = json.dumps({"step": step, "state": state})
+        self._writer = threading.Thread(
+            target=self._write, args=(step, snapshot(self._variables), manifest), name="checkpoint", daemon=True
+        )
+        self._writer.start()
+        self.saving_seconds += time.monotonic() - began
+
+    def wait(self) -> None:
+        """Returns when what was saved is kept; raises what hindered it."""
+        began = time.monotonic()
+        if self._writer:
+            self._writer.join()
+            self._writer = None
+        self.saving_seconds += time.monotonic() - began
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def _write(self, step: int, values: Mapping[str, Any], manifest: str) -> None:
+        try:
+            self._refuse_not_finite(step, values)
+            folder = self._folder / f"step-{step:08d}"
+            write_checkpoint(folder, values, json.loads(manifest))
+            self._mirror.put(folder)
+            self._prune(step, json.loads(manifest)["state"])
+        except Exception as error:  # told by the next save or wait, in the thread that trains
+            self._error = error
+
+    def _refuse_not_finite(self, step: int, values: Mapping[str, Any]) -> None:
+        """A state with NaN is no state to go on from: the one before stays the newest."""
+        for name, value in values.items():
+            if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
+                line = f"step {step}: {name} is NaN or infinite: lower learning_rate or try --precision=float32, with "
+                line += "another --job_dir; what was written before is kept"
+                # Only the chief looks: the other workers would not go back with it.
+                raise UserError(line) if self._replicas.cluster.several else NotFinite(line)
+
+    def _prune(self, step: int, state: Mapping[str, Any]) -> None:
+        """Leaves the newest up to `step` and the best. Those of later steps are damaged: restore() passed them by."""
+        whole = whole_checkpoints(self._folder)
+        best = (state.get("best") or {}).get("step")
+        kept = [folder for folder in whole if _step_of(folder) <= step][-self._keep :]
+        for folder in whole:
+            if folder not in kept and _step_of(folder) != best:
+                self._mirror.remove(folder)
+        for folder in self._folder.glob(".step-*"):  # left half written by a kill
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def latest(self) -> str | None:
-        """Path of the newest checkpoint."""
-        path: str | None = self._manager.latest_checkpoint
-        return path
+        """Where the newest checkpoint is kept."""
+        kept = whole_checkpoints(self._folder)
+        return self._mirror.where(kept[-1]) if kept else None
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoint folders in `folder`, oldest first. What a kill left half written has another name."""
+    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdecimal()]
+    return sorted(found, key=_step_of)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
+def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> None:
+    """Writes `folder` whole: the variables, then the manifest with their sizes and checksums."""
+    with tensorflow_writing(folder), whole_folder(folder) as beside:
+        with tf.device("CPU:0"):
+            names, tensors = list(values), [tf.identity(value) for value in values.values()]
+            slices = [""] * len(names)
+            tf.raw_ops.SaveV2(
+                prefix=str(beside / _PREFIX), tensor_names=names, shape_and_slices=slices, tensors=tensors
+            )
+        files = {path.name: _fingerprint(path) for path in sorted(beside.iterdir())}
+        for name in files:
+            sync(beside / name)
+        content = finite({**manifest, "files": files})
+        write_json(beside / _MANIFEST, {**content, "sha256": _digest(content)})
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The manifest and the variables by name, checked against it; Damaged, naming the file, where they do not fit."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        sealed = manifest.pop("sha256") == _digest(manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{folder.name}/{_MANIFEST}: {type(error).__name__}") from None
+    if not sealed:
+        raise Damaged(f"{folder.name}/{_MANIFEST} has another checksum")
+    for name, fingerprint in manifest["files"].items():
+        try:
+            found = _fingerprint(folder / name)
+        except OSError:
+            raise Damaged(f"{folder.name}/{name} is missing") from None
+        if found != fingerprint:
+            what = "has another size" if found["bytes"] != fingerprint["bytes"] else "has another checksum"
+            raise Damaged(f"{folder.name}/{name} {what}")
+    reader = tf.train.load_checkpoint(str(folder / _PREFIX))
+    return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
+    """The networks' weights of another run's checkpoint, for a run that begins anew; optimizers begin anew too.
+
+    `path`: one checkpoint, or a folder of them (also one level up), whose newest is taken. UserError where none fits.
+    """
+    candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / "checkpoints"))]
+    whole = next((one for one in candidates if (one / _MANIFEST).is_file()), None)
+    if whole is None:
+        raise UserError(
+            f"initial_checkpoint={path}: no checkpoint there: give a job directory, or one of its step-… folders"
+        )
+    try:
+        _, values = read_checkpoint(whole)
+    except Damaged as error:
+        raise UserError(f"initial_checkpoint={path}: damaged ({error}): give another one") from None
+    wanted = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
+    there = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
+    check_fits(wanted, {name: value.shape for name, value in there.items()}, f"initial_checkpoint={path}")
+    put_back(wanted, there, replicas)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest.hexdigest()}
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

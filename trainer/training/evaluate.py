@@ -21,15 +21,19 @@ class Evaluation:
 
     def __call__(self) -> dict[str, float]:
         """{"val_loss", "val_accuracy"}: means over the examples, as Keras names them."""
-        loss, correct = self._run().numpy().tolist()
+        loss, correct = self._totals()
         return {"val_loss": loss / self.examples.count, "val_accuracy": correct / self.examples.count}
 
     def count_correct(self) -> int:
         """How many examples have their label as the largest output."""
-        return round(self._run().numpy().tolist()[1])
+        return round(self._totals()[1])
+
+    def _totals(self) -> list[float]:
+        found: list[float] = self.replicas.sum_over_workers(self._run().numpy()).tolist()
+        return found
 
     def _sums(self) -> Any:
-        """[sum of losses, correct answers]. The last batch is filled up with rows that weigh nothing."""
+        """[sum of losses, correct answers] of this worker's rows; what fills up the last batch weighs nothing."""
         strategy, batch = self.replicas.strategy, self.replicas.global_batch_size
         total = tf.zeros((2,), tf.float64)
         for i in tf.range(math.ceil(self.examples.count / batch)):

@@ -20,9 +20,10 @@ import tensorflow as tf
 
 from trainer.data.dataset import Examples
 from trainer.distribution.strategy import Replicas
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 from trainer.images import noise, to_uint8
 from trainer.storage import write_whole
+from trainer.storage.staging import stage
 
 Features = npt.NDArray[np.float64]  # (images, features)
 
@@ -87,7 +88,10 @@ class Extractor:
 def _inception(weights: str) -> tuple[keras.Model, int, int]:
     try:
         shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
-        inside = keras.applications.InceptionV3(include_top=False, weights=weights, pooling="avg", input_shape=shape)
+        found = weights if weights == "imagenet" else stage(weights, "fid_weights")
+        inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
+    except (UserError, PlatformFault):
+        raise
     except Exception as error:  # no network, or a file of another network
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -101,14 +105,25 @@ def _inception(weights: str) -> tuple[keras.Model, int, int]:
 
 def _classifier(path: str) -> tuple[keras.Model, int, int]:
     try:
-        model = keras.models.load_model(path, compile=False)
+        model = keras.models.load_model(stage(path, "fid_features"), compile=False)
         shape, features = model.input_shape, model.layers[-2].output
+    except (UserError, PlatformFault):
+        raise
     except Exception as error:  # whatever Keras makes of a file that is not a model
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"fid_features={path}: cannot be loaded as a classifier's model.keras: {reason}") from error
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise UserError(f"fid_features={path}: it takes {shape}: a classifier of square images is needed")
     return keras.Model(model.inputs, features), shape[1], shape[3]
+
+
+def _kept(cache: Path, key: str) -> Features | None:
+    """The features in `cache`; None where there are none, or others, or damaged ones."""
+    try:
+        with np.load(cache, allow_pickle=False) as content:
+            return np.asarray(content["features"], np.float64) if str(content["key"]) == key else None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 class Fid:
@@ -130,21 +145,22 @@ class Fid:
         self._of_fakes = tf.function(self._fake_features, autograph=False)
 
     def __call__(self, cache: Path) -> dict[str, float]:
-        """{"fid", "kid"} now; features of the real examples come from `cache` where it holds these very ones."""
+        """{"fid", "kid"} now, on the chief; features of the real examples come from `cache` where it holds them."""
         self._model.averaged_generator()
         reals, fakes = self.real_features(cache), self._collect(self._of_fakes)
+        if reals is None:
+            return {}
         return {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
 
-    def real_features(self, cache: Path) -> Features:
-        """Features of the real examples, (samples, features)."""
-        key = self._key()
-        try:
-            with np.load(cache, allow_pickle=False) as content:
-                if str(content["key"]) == key:
-                    return np.asarray(content["features"], np.float64)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            pass  # none yet, or damaged: made anew
+    def real_features(self, cache: Path) -> Features | None:
+        """Features of the real examples, (samples, features); None on a worker that is not the chief."""
+        key, chief = self._key(), self._replicas.cluster.is_chief
+        kept = _kept(cache, key) if chief else None
+        if self._replicas.sum_over_workers([kept is not None])[0]:
+            return kept
         features = self._collect(self._of_reals)
+        if not chief:
+            return None
         content = io.BytesIO()
         np.savez(content, key=np.array(key), features=features)
         write_whole(cache, content.getvalue())
@@ -158,9 +174,16 @@ class Fid:
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
         """Features of all samples, a global batch at a time; what fills up the last batch is left out."""
-        starts = range(0, len(self._noise), self._replicas.global_batch_size)
-        found = [features_of(tf.constant(start)).numpy() for start in starts]
-        return np.concatenate(found)[: self.samples].astype(np.float64)
+        batch, first = self._replicas.global_batch_size, self._replicas.first_row
+
+        def of_all_workers(start: int) -> Features:
+            mine = features_of(tf.constant(start)).numpy()
+            whole = np.zeros((batch, mine.shape[1]))
+            whole[first : first + len(mine)] = mine
+            return self._replicas.sum_over_workers(whole)
+
+        found = [of_all_workers(start) for start in range(0, len(self._noise), batch)]
+        return np.concatenate(found)[: self.samples]
 
     def _real_features(self, start: Any) -> Any:
         return self._on_replicas(start, lambda rows: self._reals.gather(tf.gather(self._rows, rows))[0])
@@ -170,7 +193,7 @@ class Fid:
         return self._on_replicas(start, lambda rows: to_uint8(generator(tf.gather(self._noise, rows), training=False)))
 
     def _on_replicas(self, start: Any, images_of: Callable[[Any], Any]) -> Any:
-        """Features of the global batch that begins at `start`, each replica extracting its rows."""
+        """Features of this worker's rows of the global batch that begins at `start`, each replica doing its own."""
 
         def on_replica() -> Any:
             replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self._replicas.rows

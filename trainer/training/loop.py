@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from trainer.errors import UserError
+from trainer.errors import NotFinite
 from trainer.progress import Progress, StepLogs
-from trainer.training.preemption import StopRequest
+from trainer.training.preemption import Control
 from trainer.training.steps import StepRunner
 
 CALL_SECONDS = 3.0
@@ -17,11 +17,12 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Event:
-    """Something done after every `every` steps (0: never) and, with `at_end`, after the last one."""
+    """Done after every `every` steps (0: never), when `asked` for, and, with `at_end`, after the last step."""
 
     every: int
     act: Callable[[Progress], None]
     at_end: bool = True
+    asked: Callable[[], bool] = lambda: False
 
     def next_after(self, step: int, total: int) -> int:
         """The first step after `step` where it cuts a call, at most `total`."""
@@ -29,7 +30,8 @@ class Event:
 
     def due(self, progress: Progress) -> bool:
         """Whether to act now."""
-        return (self.at_end and progress.finished) or bool(self.every and progress.step % self.every == 0)
+        on_its_step = self.every and progress.step % self.every == 0
+        return bool(on_its_step or (self.at_end and progress.finished) or self.asked())
 
 
 class CallSize:
@@ -58,43 +60,40 @@ def train(
     callbacks: keras.callbacks.CallbackList,
     on_call: Callable[[Progress, StepLogs], None],
     call_size: CallSize,
-    stop: StopRequest,
+    control: Control,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs until `progress` is finished, a Keras callback sets `model.stop_training`, or `stop` is asked for.
+    """Runs until `progress` is finished, a Keras callback sets `model.stop_training`, or `control` says stop.
 
-    `on_call` hears of every call to the device, `events` come at their steps, batch hooks of `callbacks` once a call
-    with the step reached. UserError, naming the step, when a scalar is NaN or infinite.
+    `on_begin` and `on_call` hear of every call to the device, `events` come at their steps, batch hooks of `callbacks`
+    once a call with the step reached. UserError, naming the step, when a scalar is NaN or infinite.
     """
-    while not (progress.finished or stop):
+    while not (progress.finished or control):
         boundary = min(event.next_after(progress.step, progress.total_steps) for event in events)
         count = call_size(boundary - progress.step)
         callbacks.on_train_batch_begin(progress.step)
+        on_begin()
         began = time.monotonic()
         logs = run_steps(iterator, progress.step, count)
-        seconds = time.monotonic() - began
+        seconds = control.agree(time.monotonic() - began)
         _refuse_not_finite(logs, progress.step)
         progress.advance(logs, seconds)
         if progress.call_timed:
             call_size.learn(count, seconds)
         on_call(progress, logs)
         callbacks.on_train_batch_end(progress.step, logs.means())
-        _act(events, progress)
-        if run_steps.model.stop_training and not progress.finished:
-            progress.total_steps = progress.step
-            _act([event for event in events if not (event.every and progress.step % event.every == 0)], progress)
-
-
-def _act(events: Sequence[Event], progress: Progress) -> None:
-    for event in events:
-        if event.due(progress):
-            event.act(progress)
+        for event in events:
+            if run_steps.model.stop_training:  # also by an event before this one
+                progress.total_steps = progress.step
+            if event.due(progress):
+                event.act(progress)
 
 
 def _refuse_not_finite(logs: StepLogs, first_step: int) -> None:
     bad = logs.first_not_finite()
     if bad is not None:
         index, names = bad
-        raise UserError(
+        raise NotFinite(
             f"step {first_step + index + 1}: {', '.join(names)} is NaN or infinite: lower learning_rate or try "
             "--precision=float32, with another --job_dir; what was written before is kept"
         )

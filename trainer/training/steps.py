@@ -32,7 +32,8 @@ class StepRunner:
         metrics = self.model.metrics
         if metrics:
             self.model.reset_metrics()
-        values = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64)).numpy()
+        steps = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64))
+        values = self.replicas.sum_over_workers(steps.numpy())  # once a call, not once a step
         kept = {name: float(value) for name, value in self.model.get_metrics_result().items()} if metrics else {}
         return StepLogs(self._names, values, kept)
 
@@ -61,7 +62,8 @@ class StepRunner:
         several = hasattr(self.model, "batches_per_step")
         # Taken on the host, so that only this replica's uint8 rows travel to its device.
         with tf.device("CPU:0"):
-            mine = [part[replica] if several else part[replica, 0] for part in (images, *labels)]
+            local = replica - self.replicas.first
+            mine = [part[local] if several else part[local, 0] for part in (images, *labels)]
         pixels = tf.cast(mine[0], keras.config.floatx())
         return pixels if several or not labels else (pixels, mine[1])
 

@@ -1,0 +1,162 @@
+"""The interruption drill: one run, killed again and again at random moments and started anew with the same command."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+
+ROOT = Path(__file__).parents[1]
+RUN = [
+    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
+    "--checkpoint_every_steps=5", "--report_every_steps=3", "--sample_every_steps=50", "--tensorboard=false",
+]  # fmt: skip
+MOMENTS = ("starting, SIGKILL", "starting, SIGTERM", "training, SIGKILL", "training, SIGTERM", "saving, SIGKILL")
+_LONGEST_SECONDS = 600.0  # of anything that is waited for
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on, all different."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def start(flags: Sequence[str], workers: int, log: Path) -> list[subprocess.Popen[bytes]]:
+    """The processes of one run, the chief first; all write to `log`."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
+    processes = []
+    for index in range(workers):
+        environment = dict(os.environ)
+        if workers > 1:
+            task = {"type": "worker", "index": index}
+            environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        with open(log, "ab") as out:
+            command = [sys.executable, "-m", "trainer.task", *flags]
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out))
+    return processes
+
+
+def finish(flags: Sequence[str], log: Path, workers: int = 1) -> None:
+    """Runs to the end, undisturbed."""
+    processes = start(flags, workers, log)
+    assert [process.wait(_LONGEST_SECONDS) for process in processes] == [0] * workers, log.read_text()
+
+
+@dataclass
+class Drill:
+    """One run in `folder` and what was done to it. `replicas`: one number, or several, one a life in turn."""
+
+    folder: Path
+    steps: int
+    seed: int
+    workers: int = 1
+    replicas: Sequence[int] = (1,)
+    flags: Sequence[str] = ()
+    kills: Counter[str] = field(default_factory=Counter)
+    left_half_written: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def run(self, kills: Sequence[str]) -> None:
+        """Kills the run at each of these moments (see MOMENTS), then lets it come to its end."""
+        for number, moment in enumerate(kills):
+            gap = 2 * (self.steps - self.reached) // (len(kills) - number + 1)
+            self._one_life(moment, self.reached + self._random.randint(0, gap))
+        finish(self._flags(len(kills)), self.log, self.workers)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    @property
+    def reached(self) -> int:
+        """The last step that was reported."""
+        return max((line["step"] for line in stats(self.folder)), default=0)
+
+    def _flags(self, life: int) -> list[str]:
+        replicas = self.replicas[life % len(self.replicas)]
+        job = [f"--job_dir={self.folder}", f"--steps={self.steps}", f"--replicas={replicas}"]
+        return [*RUN, *job, *self.flags]
+
+    def _one_life(self, moment: str, step: int) -> None:
+        log_before = self.log.stat().st_size if self.log.exists() else 0
+        processes = start(self._flags(sum(self.kills.values())), self.workers, self.log)
+        try:
+            self._await_moment(moment, step, processes)
+            victim, number = self._random.choice(processes), signal.Signals[moment.split()[-1]]
+            assert victim.poll() is None, f"it ended before the kill: {self.log.read_text()[log_before:]}"
+            victim.send_signal(number)
+            ended = [process.wait(_LONGEST_SECONDS) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        self.kills[moment] += 1
+        self.left_half_written += any(self.folder.glob("checkpoints/.step-*"))
+        # Before Python has come to our first line, SIGTERM kills too.
+        codes = {-number} if number == signal.SIGKILL else {75, -number} if moment.startswith("starting") else {75}
+        for process, code in zip(processes, ended, strict=True):
+            assert code in (codes if process is victim else {75}), self.log.read_text()[log_before:]
+
+    def _await_moment(self, moment: str, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
+        """Returns at a random moment of the kind that is asked for."""
+        if moment.startswith("starting"):
+            time.sleep(self._random.uniform(0.0, 5.0))
+            return
+
+        def goes_on() -> bool:
+            return all(process.poll() is None for process in processes)
+
+        restored = self.reached  # what is reported past it is of this life
+        _until(lambda: self.reached >= max(step, restored) or not goes_on())
+        if moment.startswith("saving"):
+            _until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not goes_on())
+            time.sleep(self._random.uniform(0.0, 0.004))
+        else:
+            time.sleep(self._random.uniform(0.0, 0.06))
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.0005)
+
+
+def stats(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of stats.jsonl."""
+    path = folder / "stats.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def numbers(folder: Path) -> list[tuple[Any, ...]]:
+    """What must be equal in stats.jsonl: kind, step and epoch of each line."""
+    return [(line["kind"], line["step"], line["epoch"]) for line in stats(folder)]
+
+
+def losses(folder: Path) -> list[float]:
+    """Every loss and metric of stats.jsonl, in order."""
+    return [value for line in stats(folder) for kind in ("losses", "metrics") for value in line[kind].values()]
+
+
+def last_state(folder: Path) -> dict[str, Any]:
+    """Every variable of the newest checkpoint: networks, averages, optimizers, random state."""
+    _, values = read_checkpoint(whole_checkpoints(folder / "checkpoints")[-1])
+    return {name: np.asarray(value) for name, value in values.items()}

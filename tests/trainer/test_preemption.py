@@ -1,0 +1,254 @@
+"""What ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drill import ROOT, losses, numbers
+from tests.support import fresh_collectives
+from trainer import job
+from trainer.config import TrainConfig
+from trainer.distribution.strategy import make_replicas
+from trainer.errors import UserError
+from trainer.jobdir import write_json
+from trainer.training import preemption
+from trainer.training.checkpoint import whole_checkpoints
+from trainer.training.preemption import Control, StopRequest, stop_on_signals
+
+Make = Callable[..., TrainConfig]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(config: TrainConfig) -> Path:
+    fresh_collectives()
+    assert job.run(config, ["test"], time.monotonic()) == 0
+    return Path(config.job_dir)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())  # type: ignore[no-any-return]
+
+
+def eventually(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_save_is_due_every_so_many_minutes() -> None:
+    clock = Clock()
+    control = Control(make_replicas(TrainConfig()), StopRequest(), save_every_seconds=60, clock=clock)
+    due = []
+    for _ in range(8):
+        clock.now += 25
+        assert control.agree(1.5) == 1.5
+        due.append(control.save_due)
+    assert due == [False, False, True, False, False, True, False, False]
+    assert not control
+
+
+def test_the_budget_ends_the_run() -> None:
+    clock = Clock()
+    control = Control(make_replicas(TrainConfig()), StopRequest(), budget_seconds=60, clock=clock)
+    ended = []
+    for now in (130, 159, 160, 200):
+        clock.now = now
+        control.agree(1.0)
+        ended.append(bool(control))
+    assert ended == [False, False, True, True]
+    assert (control.budget_spent, control.signal, control.save_due) == (True, None, False)
+
+
+def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stop_on_signals() as stop:
+        control = Control(make_replicas(TrainConfig()), stop)
+        control.agree(1.0)
+        assert not control
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: stop)
+        control.agree(1.0)
+        assert (bool(control), control.signal, left) == (True, "SIGTERM", [])
+        os.kill(os.getpid(), signal.SIGINT)
+        eventually(lambda: left)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+LONG_CALL = """
+import tensorflow as tf
+from trainer.log import start_logging
+from trainer.training.preemption import stop_on_signals
+
+start_logging()
+with stop_on_signals():
+    print("begins", flush=True)
+    product = lambda i, x: (i + 1, tf.linalg.matmul(x, x))
+    tf.function(lambda x: tf.while_loop(lambda i, x: i < 10**9, product, (0, x)))(tf.eye(256))
+"""
+
+
+def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
+    """Python runs no handler while a call lasts, so that both would be one."""
+    command = [sys.executable, "-c", LONG_CALL]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begins\n"
+            time.sleep(0.5)  # into the call
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 75
+    assert "stopped at once: the same command again goes on from the last checkpoint" in out
+
+
+def test_checkpoints_by_the_clock(small_config: Make) -> None:
+    flags = ("--checkpoint_every_steps=0", "--checkpoint_every_minutes=1e-9", "--steps_per_loop=1", "--steps=3")
+    folder = run(small_config(*flags))
+    assert [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")] == [1, 2, 3]
+
+
+def test_the_budget_counts_over_restarts_and_ends_the_run_as_planned(
+    small_config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--steps=30", "--steps_per_loop=1", "--max_minutes=5")
+    folder = Path(small_config().job_dir)
+    folder.mkdir()
+    write_json(folder / "result.json", {"state": "running", "wall_seconds": 299.9})  # of a process before
+    run(small_config(*flags))
+    result = result_of(folder)
+    assert (result["state"], result["steps"], result["error"]) == ("budget", 1, None)
+    assert result["wall_seconds"] > 300
+    assert (folder / "model" / "model.keras").is_file()
+    run(small_config(*flags))
+    assert result_of(folder) == result  # it ended at once
+    run(small_config("--steps=3", "--steps_per_loop=1", "--max_minutes=50"))
+    assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("done", 3)
+
+
+DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
+
+
+def test_nan_stops_and_the_last_good_checkpoint_is_kept(small_config: Make) -> None:
+    config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
+    with pytest.raises(UserError, match="step 3: loss is NaN or infinite: lower learning_rate"):
+        run(config)
+    assert [path.name for path in whole_checkpoints(Path(config.job_dir) / "checkpoints")][-1] == "step-00000002"
+
+
+def test_rollback_halves_the_rate_and_a_restart_goes_on_with_it(small_config: Make) -> None:
+    flags = (*DIVERGES, "--learning_rate=0.1", "--on_nan=rollback", "--report_every_steps=1")
+    folder = run(small_config(*flags, "--steps=6"))
+    assert (result_of(folder)["state"], result_of(folder)["rollbacks"]) == ("done", 2)
+    run(small_config(*flags, "--steps=8"))  # at the full rate, or half of it, it would be NaN again
+    assert result_of(folder)["rollbacks"] == 2
+    assert [kind[:2] for kind in numbers(folder)] == [("report", step) for step in range(1, 9)]
+    assert losses(folder) == pytest.approx([0.1, 0.1, *[0.025] * 6])
+
+
+def test_rollback_happens_at_most_twice(small_config: Make) -> None:
+    config = small_config(*DIVERGES, "--learning_rate=0.2", "--on_nan=rollback", "--steps=6")
+    for _ in range(2):  # nor does the same command again begin anew
+        with pytest.raises(UserError, match="step 3: loss is NaN"):
+            run(config)
+        result = result_of(Path(config.job_dir))
+        assert (result["state"], result["rollbacks"]) == ("failed", 2)
+
+
+def test_on_vertex_a_restart_that_cannot_help_leaves_before_training(
+    small_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
+    config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
+    with pytest.raises(UserError) as first:
+        run(config)
+
+    def trained(*given: Any) -> None:
+        raise AssertionError("it came to train")
+
+    monkeypatch.setattr(job, "prepare", trained)
+    for _ in range(2):
+        with pytest.raises(UserError) as again:
+            run(config)
+        assert str(again.value) == str(first.value)
+        assert result_of(Path(config.job_dir))["error"] == str(first.value)
+
+
+STOPS = (
+    "--model=mlp", "--width=8", "--global_batch_size=256", "--evaluation_fraction=0.3", "--learning_rate=0.3",
+    "--early_stopping=val_loss", "--patience=2", "--steps=240", "--checkpoint_every_steps=4", "--report_every_steps=3",
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_early_stopping_goes_on_counting_and_stays_stopped(
+    small_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(small_config(*STOPS, f"--job_dir={tmp_path / 'undisturbed'}"))
+    stopped_at = result_of(undisturbed)["steps"]
+    assert 8 <= stopped_at < 200
+
+    config = small_config(*STOPS)
+    save, saves = job.Job.save, []
+
+    def killed_at_the_third(self: job.Job, reporter: Any) -> None:
+        save(self, reporter)
+        saves.append(self.progress.step)
+        if len(saves) == 3 or self.progress.finished:
+            self.checkpoints.wait()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Job, "save", killed_at_the_third)
+        for _ in range(60):
+            with pytest.raises(Killed):
+                run(config)
+            if saves[-1] == stopped_at:
+                break
+            saves.clear()
+    folder = run(config)
+    assert numbers(folder) == numbers(undisturbed)
+    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("done", stopped_at)
+    kept = [[path.name for path in whole_checkpoints(one / "checkpoints")] for one in (folder, undisturbed)]
+    assert kept[0] == kept[1]
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> None:
+    flags = [flag for flag in STOPS if not flag.startswith(("--early", "--patience", "--steps"))]
+    folder = run(small_config(*flags, "--steps=48", "--keep_checkpoints=1", "--best_metric=val_loss"))
+    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    best = min((line["losses"]["val_loss"], line["step"]) for line in lines if line["kind"] == "evaluation")
+    kept = [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")]
+    assert kept == sorted({best[1], result_of(folder)["steps"]})
+
+
+def test_a_best_metric_that_nothing_measures_is_refused(small_config: Make) -> None:
+    with pytest.raises(UserError, match="best_metric=fidd: this run measures nothing"):
+        run(small_config("--best_metric=fidd"))
+    with pytest.raises(UserError, match="this run measures val_loss, val_accuracy; did you mean 'val_accuracy'"):
+        run(small_config(*STOPS[:4], "--best_metric=val_acc"))

@@ -1,0 +1,22 @@
+"""What TensorFlow says of a disk that it cannot write to, in the words of this package."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tensorflow as tf
+
+from trainer.storage import cannot_write
+
+
+@contextmanager
+def tensorflow_writing(path: Path) -> Iterator[None]:
+    """Turns what hinders TensorFlow's own writing within the block into a UserError that names `path`.
+
+    A full disk is a ResourceExhaustedError to TensorFlow, as an exhausted memory is.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        first_line = error.message.partition("\n")[0].partition(" [Op:")[0]
+        raise cannot_write(path, first_line.rpartition("; ")[2]) from error

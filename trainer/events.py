@@ -1,0 +1,108 @@
+"""What happens between calls to the device, and in which order: reports, evaluation, FID, samples, checkpoints."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from trainer.assembly import Assembly
+from trainer.config import TrainConfig
+from trainer.data.sources import beside_data
+from trainer.errors import UserError
+from trainer.progress import Progress
+from trainer.reporting.reporter import Reporter
+from trainer.settings import nearest
+from trainer.training.evaluate import Evaluation
+from trainer.training.fid import Extractor, Fid
+from trainer.training.loop import Event
+
+
+class Best:
+    """The best value of one metric so far, and its step: `best_metric`, or else val_accuracy or FID."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._names = [config.best_metric] if config.best_metric else ["val_accuracy", "fid"]
+        self._state: dict[str, Any] = {}
+        self.improved = False  # by the newest measurement
+
+    def state(self) -> dict[str, Any]:
+        """{"metric", "value", "step"}; {} where nothing was measured yet."""
+        return self._state
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state()` gave."""
+        self._state = dict(state)
+
+    def consider(self, found: Mapping[str, float], step: int) -> None:
+        """Compares a measurement with the best so far; the first that is measured is the best."""
+        for name in self._names:
+            if name in found:
+                value, before = found[name], self._state.get("value")
+                better = before is None or (value > before if "accuracy" in name else value < before)
+                if better:
+                    self._state, self.improved = {"metric": name, "value": value, "step": step}, True
+                return
+
+
+def events_of(
+    assembly: Assembly,
+    reporter: Reporter,
+    callbacks: keras.callbacks.CallbackList,
+    evaluate: Evaluation | None,
+    best: Best,
+    save: Event,
+    job_dir: Path,
+) -> list[Event]:
+    """The events of a run in their order. An epoch's end may stop the run: what comes at the end comes after it.
+
+    `save` is the last: a checkpoint holds what all the others did.
+    """
+    config, model, steps_per_epoch = assembly.config, assembly.model, assembly.schedule.steps_per_epoch
+
+    def end_epoch(progress: Progress) -> None:
+        means = reporter.epoch_end(progress)
+        callbacks.on_epoch_end(int(progress.epoch) - 1, means)
+        if not (progress.finished or model.stop_training):
+            callbacks.on_epoch_begin(int(progress.epoch))
+
+    def measured(tell: Callable[..., None], measure: Callable[[], dict[str, float]]) -> Callable[[Progress], None]:
+        def act(progress: Progress) -> None:
+            found = measure()
+            tell(progress, found)
+            best.consider(found, progress.step)
+
+        return act
+
+    _check_best_metric(config, evaluates=evaluate is not None)
+    events = [Event(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
+    # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
+    events.append(Event(steps_per_epoch, end_epoch, at_end=False))
+    events.append(Event(config.report_every_steps, reporter.report))
+    if config.fid_every_steps:
+        fid, cache = _fid(assembly, job_dir)
+        tell = partial(reporter.quality, features=config.fid_features, samples=fid.samples)
+        events.append(Event(config.fid_every_steps, measured(tell, partial(fid, cache))))
+    if hasattr(model, "sample"):
+        events.append(Event(config.sample_every_steps, lambda progress: reporter.sample(model, progress)))
+    return [*events, save]
+
+
+def _check_best_metric(config: TrainConfig, *, evaluates: bool) -> None:
+    known = ["val_loss", "val_accuracy"] if evaluates else []
+    known += ["fid", "kid"] if config.fid_every_steps else []
+    if config.best_metric and config.best_metric not in known:
+        near = nearest(config.best_metric, known)
+        raise UserError(f"best_metric={config.best_metric}: this run measures {', '.join(known) or 'nothing'}{near}")
+
+
+def _fid(assembly: Assembly, job_dir: Path) -> tuple[Fid, Path]:
+    """What computes FID and KID, and where the real features are kept: beside the data, or in `job_dir`."""
+    config, model = assembly.config, assembly.model
+    if not hasattr(model, "averaged_generator"):
+        raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
+    with assembly.replicas.strategy.scope():
+        extractor = Extractor(config.fid_features, config.fid_weights)
+    fid = Fid(model, assembly.replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)
+    return fid, beside_data(config.data, job_dir) / f".fid-{extractor.identity}.npz"

@@ -1,0 +1,76 @@
+"""The variables of a run by name, taken out in an instant and put back: networks, averages, optimizers, random state.
+
+TensorFlow's own object graph leaves out the state of Keras's SeedGenerators and says nothing, so the names are ours.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.distribution.strategy import Replicas
+from trainer.errors import UserError
+
+WEIGHTS = "model/"  # the prefix of what a network holds; the rest is "training/"
+
+
+def variables_of(model: keras.Model) -> dict[str, Any]:
+    """Every variable that training changes, by a name that no strategy or number of replicas alters.
+
+    Left out: metrics, which begin anew with every call to the device, and learning rates, which the settings give.
+    """
+    metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
+    found: dict[str, Any] = {}
+    for variable in _all(model, metrics):
+        if getattr(variable, "name", "") != "learning_rate":
+            part = WEIGHTS if len(found) < len(model.weights) else "training/"
+            kind = variable.name.split(":")[0].split("_")[-1]  # as momentum: Keras counts layers over the whole process
+            found[f"{part}{len(found):04d}/{kind}"] = variable
+    return found
+
+
+def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
+    """The model's weights first, then random state, then what optimizers and the model's attributes hold."""
+    for variable in (*model.weights, *model.variables, *_reachable(model)):
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable
+
+
+def _reachable(model: keras.Model) -> Iterator[Any]:
+    for item in tf.train.TrackableView(model).descendants():
+        if isinstance(item, keras.optimizers.Optimizer):
+            yield from item.variables
+        elif isinstance(item, (tf.Variable, keras.Variable)) and not isinstance(item, keras.Metric):
+            yield item
+
+
+def snapshot(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The values now, as tensors that later steps leave alone (TensorFlow copies a buffer that is still held)."""
+    return {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
+
+
+def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas) -> None:
+    """Gives every variable its value on all replicas of all workers. Only the chief needs `values`."""
+    with replicas.strategy.scope():
+        for name, variable in variables.items():
+            value = values[name] if values is not None else np.zeros(variable.shape)
+            if replicas.cluster.several:
+                value = replicas.sum_over_workers(value)
+            variable.assign(tf.cast(value, variable.dtype))
+
+
+def check_fits(variables: Mapping[str, Any], shapes: Mapping[str, Any], origin: str) -> None:
+    """UserError where the saved names and shapes are not those of this model."""
+    ours = {name: list(variable.shape) for name, variable in variables.items()}
+    theirs = {name: list(shapes[name]) for name in shapes}
+    differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f"{origin}: {name} is {theirs.get(name, 'missing')} in it, {ours.get(name, 'missing')} in this model: "
+            "it is of another model, or of another version of Keras"
+        )
