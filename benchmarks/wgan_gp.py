@@ -11,34 +11,26 @@ import tensorflow as tf
 
 from benchmarks.measure import alternate, images_per_second, keep, table
 from benchmarks.tutorial import TutorialLoop
+from trainer.assembly import assemble
 from trainer.config import TrainConfig, resolve
-from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import make_replicas
-from trainer.job import set_precision_and_seed
-from trainer.models import build_model
 from trainer.training.loop import CALL_SECONDS
-from trainer.training.steps import StepRunner
 
 CASES = {"32x32, batch 64": ("32", "64"), "16x16, batch 8": ("16", "8")}
 
 
 def our_loop(config: TrainConfig, dataset: Dataset) -> Callable[[int], int]:
     """Our loop, ten steps a call to the device."""
-    set_precision_and_seed(config)
-    replicas = make_replicas(config)
-    with replicas.strategy.scope():
-        model = build_model(config, dataset)
-    schedule = Schedule(dataset.train.count, config.global_batch_size, config.critic_steps, config.seed)
-    rows = batches(dataset.train, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
-    iterator, run_steps, position = iter(rows), StepRunner(model, replicas, config.seed), 0
+    assembly = assemble(config, make_replicas(config), dataset)
+    iterator, run_steps, position = assembly.rows_from(0), assembly.step_runner(), 0
 
     def run(steps: int) -> int:
         nonlocal position
         run_steps(iterator, position, steps)
         position += steps
-        return steps * schedule.examples_per_step
+        return steps * assembly.schedule.examples_per_step
 
     return run
 

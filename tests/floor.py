@@ -34,7 +34,9 @@ def install(python: str) -> str:
     if not stamp.exists() or stamp.stat().st_mtime < sources.stat().st_mtime:
         subprocess.run([python, "-m", "venv", str(VENV)], check=True)
         packages = [TENSORFLOW, "--editable", ".[test]"]
-        subprocess.run([str(interpreter), "-m", "pip", "install", "--quiet", *packages], cwd=ROOT, check=True)
+        pinned = ["--require-hashes", "--no-deps", "--requirement", "tests/requirements-gcs.txt"]
+        for what in (packages, pinned):
+            subprocess.run([str(interpreter), "-m", "pip", "install", "--quiet", *what], cwd=ROOT, check=True)
         stamp.touch()
     return str(interpreter)
 

@@ -9,29 +9,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.assembly import assemble
 from trainer.config import TrainConfig, resolve
-from trainer.data.batches import Schedule, batches
-from trainer.data.sources import load_dataset
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
-from trainer.job import set_precision_and_seed
-from trainer.models import build_model
 from trainer.progress import StepLogs
 from trainer.training.steps import StepRunner
 
 
 def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
     """A fresh model after `steps` steps in one call, and what the call returned."""
-    set_precision_and_seed(config)
     fresh_collectives()
-    replicas = make_replicas(config)
-    dataset = load_dataset(config)
-    with replicas.strategy.scope():
-        model = build_model(config, dataset)
-    per_step = getattr(model, "batches_per_step", 1)
-    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    rows = batches(dataset.train, schedule, first_step=0, first_row=0, rows=replicas.rows, replicas=replicas.count)
-    return model, StepRunner(model, replicas, config.seed)(iter(rows), 0, steps)
+    assembly = assemble(config, make_replicas(config))
+    return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, steps)
 
 
 def fresh_collectives() -> None:

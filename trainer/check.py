@@ -64,23 +64,12 @@ def compare(config: TrainConfig) -> list[str]:
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     """The model after a few steps, and what they returned."""
-    from trainer.data.augment import augmentation
-    from trainer.data.batches import Schedule, batches
-    from trainer.data.sources import load_dataset
+    from trainer.assembly import assemble
     from trainer.distribution.strategy import make_replicas
-    from trainer.job import set_precision_and_seed
-    from trainer.models import build_model
-    from trainer.training.steps import StepRunner
 
     config = dataclasses.replace(config, precision="float64", replicas=replicas, strategy="auto", jit_compile=False)
-    set_precision_and_seed(config)
-    found, dataset = make_replicas(config), load_dataset(config)
-    with found.strategy.scope():
-        model = build_model(config, dataset)
-    per_step = getattr(model, "batches_per_step", 1)
-    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    rows = batches(dataset.train, schedule, first_step=0, first_row=0, rows=found.rows, replicas=found.count)
-    return model, StepRunner(model, found, config.seed, augmentation(config))(iter(rows), 0, STEPS)
+    assembly = assemble(config, make_replicas(config))
+    return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
 
 
 def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:

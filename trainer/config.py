@@ -26,6 +26,8 @@ DATA_SOURCES = {
     "cifar10": "trainer.data.keras_datasets:load",
 }
 
+# What may stand before a path, as in folder:photos, where its kind is not seen from what lies there.
+DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 
 # What `augment` may name, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
@@ -36,7 +38,7 @@ class TrainConfig:
     """Every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
 
     recipe: str = setting("", "name or path of the recipe", group="run")
-    job_dir: str = setting("", "folder that the run writes to, and resumes from", group="run")
+    job_dir: str = setting("", "folder or gs:// address that the run writes to, and resumes from", group="run")
     callbacks: str = setting("", "package.module:function that returns a list of Keras callbacks", group="run")
 
     model: str = setting("wgan_gp", "a model's name, or package.module:function of your own", group="model")
@@ -82,6 +84,14 @@ class TrainConfig:
         minimum=0,
         group="data",
     )
+    cache_dir: str = setting(
+        "", "folder that keeps what was read from gs://; without it ~/.cache/vertex-trainer", group="data"
+    )
+    stream: bool = setting(
+        False,
+        "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time",
+        group="data",
+    )
 
     global_batch_size: int = setting(
         64, "examples of one batch, over all replicas", unit="examples", minimum=1, group="training"
@@ -109,10 +119,36 @@ class TrainConfig:
     patience: int = setting(
         3, "epochs without improvement before early_stopping", unit="epochs", minimum=1, group="training"
     )
+    max_minutes: float = setting(
+        0.0,
+        "end the run, saved and exported, after this time over all restarts; 0: no limit",
+        unit="minutes",
+        minimum=0,
+        group="training",
+    )
+    on_nan: str = setting(
+        "stop",
+        "when a loss is NaN: stop, or rollback to the last checkpoint with half the learning rate, at most twice",
+        choices=("stop", "rollback"),
+        group="training",
+    )
+    initial_checkpoint: str = setting(
+        "", "begin with the weights of another run's checkpoint (or job directory)", group="model"
+    )
+    initial_model: str = setting("", "begin with the weights of a saved template model, a model.keras", group="model")
     seed: int = setting(0, "fixes weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
 
     strategy: str = setting(
-        "auto", "how replicas work together", choices=("auto", "one_device", "mirrored"), group="devices"
+        "auto",
+        "how replicas work together; auto goes by the devices and TF_CONFIG",
+        choices=("auto", "one_device", "mirrored", "multi_worker"),
+        group="devices",
+    )
+    communication: str = setting(
+        "auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"), group="devices"
+    )
+    worker_timeout_seconds: int = setting(
+        600, "how long workers wait for one that is late", unit="seconds", minimum=1, group="devices"
     )
     replicas: int = setting(
         0,
@@ -132,6 +168,9 @@ class TrainConfig:
         group="devices",
     )
     jit_compile: bool = setting(False, "compile the gradient computation with XLA", group="devices")
+    deterministic: bool = setting(
+        False, "the same numbers bit for bit on GPUs too, as they are on CPUs; slower", group="devices"
+    )
     sync_batch_norm: bool = setting(True, "batch norm over all replicas' rows", group="devices")
     steps_per_loop: int = setting(
         0,
@@ -144,7 +183,13 @@ class TrainConfig:
     checkpoint_every_steps: int = setting(
         500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0, group="output"
     )
-    keep_checkpoints: int = setting(3, "newest checkpoints to keep", minimum=1, group="output")
+    checkpoint_every_minutes: float = setting(
+        0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0, group="output"
+    )
+    keep_checkpoints: int = setting(3, "newest checkpoints to keep, and the best one", minimum=1, group="output")
+    best_metric: str = setting(
+        "", "value whose best checkpoint is kept; none: val_accuracy, or fid where it is computed", group="output"
+    )
     report_every_steps: int = setting(
         50, "report losses and speed this often, and at the end", unit="steps", minimum=1, group="output"
     )
@@ -165,6 +210,12 @@ class TrainConfig:
     fid_weights: str = setting("imagenet", "weights of inception: imagenet, or a weights file", group="output")
     tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
     tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The settings that may name a file or folder to read, and what they name."""
+        others = ("weights", "fid_features", "fid_weights", "initial_checkpoint", "initial_model")
+        return {"data": said_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property
     def augmentations(self) -> tuple[str, ...]:
@@ -188,7 +239,8 @@ MAY_CHANGE = frozenset({
     "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
     "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
-    "early_stopping", "data_memory_mib",
+    "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
+    "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
 })  # fmt: skip
 
 
@@ -254,6 +306,12 @@ def _description() -> str:
     )
 
 
+def said_kind(data: str) -> tuple[str, str]:
+    """`kind:path` in its two parts; an empty kind where none is said."""
+    kind, colon, rest = data.partition(":")
+    return (kind, rest) if colon and kind in DATA_KINDS else ("", data)
+
+
 def resolve(arguments: Sequence[str]) -> Request:
     """Flags over recipe over defaults; UserError where something does not fit, SystemExit(0) for --help."""
     flags = parse_flags([*dataclasses.fields(TrainConfig), _PRINT_CONFIG], arguments, _description(), _EPILOG)
@@ -285,8 +343,18 @@ def check(config: TrainConfig) -> None:
                 f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
                 f"Known: {', '.join(AUGMENTATIONS)}"
             )
+    if config.stream and (config.evaluation_fraction or config.skip_bad_images):
+        raise UserError(
+            "stream=true with evaluation_fraction or skip_bad_images: both need to see all images first: drop them, or "
+            "prepare the data with them (python -m trainer.data.prepare)"
+        )
     if config.strategy == "one_device" and config.replicas > 1:
         raise UserError(f"strategy=one_device and replicas={config.replicas} contradict each other: drop one of them")
+    if config.initial_checkpoint and config.initial_model:
+        raise UserError(
+            f"initial_checkpoint={config.initial_checkpoint} and initial_model={config.initial_model} contradict each "
+            "other: drop one of them"
+        )
     if config.strategy == "one_device" and config.expect_devices > 1:
         raise UserError(
             f"strategy=one_device and expect_devices={config.expect_devices} contradict each other: drop one"

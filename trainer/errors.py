@@ -8,3 +8,11 @@ INTERRUPTED = 75  # state saved: the same command again goes on
 
 class UserError(Exception):
     """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
+
+
+class PlatformFault(Exception):
+    """A fault of the platform that the same command may outlive. Its text is one line; exit code 1."""
+
+
+class NotFinite(UserError):
+    """A loss or a weight is NaN or infinite."""

@@ -3,13 +3,15 @@
 import contextlib
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer.disk import tensorflow_writing
+from trainer.errors import UserError
 from trainer.log import log
 from trainer.storage import whole_folder
 
@@ -32,6 +34,35 @@ def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) 
         _save_for_serving(template, serve, image_shape, beside / "saved_model")
 
 
+def load_template_weights(model: keras.Model, path: Path) -> None:
+    """Gives the networks of `model` the weights of saved template models; call it under the strategy's scope.
+
+    `path`: the model.keras that `export` wrote; a GAN's other networks are read from the files beside it, where they
+    are there, and its generator begins as its average. UserError where the weights do not fit.
+    """
+    templates = model.templates() if hasattr(model, "templates") else {"model": model}
+    weights = _weights_of(path)
+    if _shapes(weights) != _shapes(templates["model"].weights):
+        raise UserError(f"initial_model={path}: its weights do not fit this model: give the settings it was made with")
+    for name, network in templates.items():
+        beside = path.with_name(f"{name}{path.suffix}")
+        own = _weights_of(beside) if name != "model" and beside.exists() else weights
+        if _shapes(own) == _shapes(network.weights):
+            network.set_weights(own)
+
+
+def _weights_of(path: Path) -> list[Any]:
+    try:
+        return list(keras.models.load_model(path, compile=False, safe_mode=True).get_weights())
+    except Exception as error:  # whatever Keras makes of a file that is not a model
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"initial_model={path}: cannot be loaded as a model.keras: {reason}") from error
+
+
+def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(weight.shape) for weight in weights]
+
+
 def plain_copy(model: keras.Model) -> keras.Model:
     """A copy with the same weights, outside any strategy, with plain batch norm and no 16-bit arithmetic.
 
@@ -52,7 +83,7 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, keras.Model):
         return plain_copy(layer)
     if hasattr(layer, "plain"):  # one of ours, which needs the step that it runs in
-        return layer.plain()
+        layer = layer.plain()
     config = layer.get_config()
     if "synchronized" in config:
         config["synchronized"] = False
@@ -62,6 +93,8 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
+    # HDF5 crashes where the disk fills up: the room, for the weights and what it writes around them, is proved first.
+    path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
     absl = logging.getLogger("absl")  # Keras calls the format legacy at each save: we write it beside the newer ones
     level = absl.level
     absl.setLevel(logging.ERROR)
@@ -85,5 +118,5 @@ def _save_for_serving(
     archive.track(template)
     one = len(signature) == 1
     archive.add_endpoint("serve", lambda *given: serve(template(given[0] if one else list(given))), signature)
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it wrote
+    with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # it prints what it wrote
         archive.write_out(str(folder))

@@ -35,7 +35,7 @@ def parse_flags(
 ) -> dict[str, str]:
     """The text of each flag given. UserError for an unknown one, with the nearest name; --help prints and exits."""
     parser = _parser(fields, description, epilog)
-    found, unknown = parser.parse_known_args([_underscored(argument) for argument in arguments])
+    found, unknown = parser.parse_known_args([underscored(argument) for argument in arguments])
     if unknown:
         name = unknown[0].split("=")[0].lstrip("-")
         if not unknown[0].startswith("--"):
@@ -73,7 +73,7 @@ class _OnceEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _underscored(argument: str) -> str:
+def underscored(argument: str) -> str:
     """`--job-dir=a-b` -> `--job_dir=a-b`."""
     if not argument.startswith("--"):
         return argument

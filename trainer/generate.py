@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.errors import DONE, FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
+from trainer.storage import local_path, write_whole
+from trainer.storage.initial import fetch_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,22 +19,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_logging()
     try:
         options = _parse(arguments)
-        if options.out.suffix != ".png":
-            raise UserError(f"out={options.out}: a PNG is written: give a name that ends in .png")
+        out = local_path(options.out, "out")
+        if out.suffix != ".png":
+            raise UserError(f"out={out}: a PNG is written: give a name that ends in .png")
+        model = fetch_model(options.model, "model")
         with quiet_start():
             from trainer import images
-        from trainer.storage import write_whole
 
-        generate, latent_dim, dtype = load_generator(options.model)
+        generate, latent_dim, dtype = load_generator(model)
         pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
         try:
-            write_whole(options.out, images.encode_png(images.grid(pictures)))
+            write_whole(out, images.encode_png(images.grid(pictures)))
         except OSError as error:
-            raise UserError(f"out={options.out}: cannot write there ({error.strerror})") from None
+            raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
-    log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {options.out}")
+    except PlatformFault as error:
+        log.error("%s", error)
+        return FAULT
+    log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {out}")
     return DONE
 
 
@@ -79,10 +85,10 @@ def _load_saved_model(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("model", type=Path, help="a .keras or .h5 file, a SavedModel folder, or a job directory")
+    parser.add_argument("model", help="a .keras or .h5 file, a SavedModel folder, or a job directory; also at gs://")
     parser.add_argument("--count", type=whole(1, 100_000), default=64, help="images to make (default: 64)")
     parser.add_argument("--seed", type=whole(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
-    parser.add_argument("--out", type=Path, default=Path("grid.png"), help="the PNG to write (default: grid.png)")
+    parser.add_argument("--out", default="grid.png", help="the PNG to write (default: grid.png)")
     return parser.parse_args(arguments)
 
 

@@ -1,33 +1,39 @@
-"""One job, readable from the top: job directory, devices, data, model, resume, train, export, result."""
+"""One job, readable from the top: cluster, job directory, devices, data, model, resume, train, export, result."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer.account import Account, refuse_hopeless_restart
+from trainer.assembly import Assembly, assemble
+from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
-from trainer.data.augment import augmentation
-from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Dataset
-from trainer.data.sources import beside_data, load_dataset
-from trainer.distribution.strategy import Replicas, make_replicas
-from trainer.errors import DONE, INTERRUPTED, UserError
-from trainer.export import export
+from trainer.distribution.peers import Peers, meet
+from trainer.distribution.strategy import Replicas, local_devices, make_replicas
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
+from trainer.events import Best, events_of
+from trainer.export import export, load_template_weights
 from trainer.jobdir import JobDir, open_job_dir, write_json
 from trainer.log import log
-from trainer.models import build_model, depends_on_replicas
+from trainer.models import depends_on_replicas
 from trainer.progress import Progress
-from trainer.record import describe, ended, failed
+from trainer.record import describe
 from trainer.reporting.reporter import Reporter
+from trainer.reporting.stats import last_reported_step
 from trainer.storage import write_whole
-from trainer.training.callbacks import bind, load_callbacks
-from trainer.training.checkpoint import Checkpoints
-from trainer.training.evaluate import Evaluation, evaluation
-from trainer.training.fid import Extractor, Fid
+from trainer.storage.initial import fetch_checkpoint, fetch_model
+from trainer.training.callbacks import bind, load_callbacks, restore_callbacks, state_of_callbacks
+from trainer.training.checkpoint import Checkpoints, load_weights
+from trainer.training.evaluate import evaluation
 from trainer.training.loop import CallSize, Event, train
-from trainer.training.preemption import StopRequest, stop_on_signals
-from trainer.training.steps import StepRunner
+from trainer.training.preemption import Control, StopRequest, stop_on_signals
+
+_MOST_ROLLBACKS = 2
 
 
 @dataclass
@@ -36,159 +42,261 @@ class Job:
 
     config: TrainConfig
     job_dir: JobDir
-    replicas: Replicas
-    dataset: Dataset
-    schedule: Schedule
-    model: keras.Model
+    account: Account
+    peers: Peers | None
+    assembly: Assembly
     callbacks: list[keras.callbacks.Callback]
     checkpoints: Checkpoints
     progress: Progress
+    restored: dict[str, Any]  # the state beside the variables that it goes on from; {} for none
+    best: Best
+
+    @property
+    def replicas(self) -> Replicas:
+        return self.assembly.replicas
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes what is kept."""
+        return self.replicas.cluster.is_chief
+
+    def state(self, reporter: Reporter) -> dict[str, Any]:
+        """What a checkpoint keeps beside the variables."""
+        return {
+            **self.progress.state(),
+            "reporter": reporter.state(),
+            "callbacks": state_of_callbacks(self.callbacks),
+            "best": self.best.state(),
+        }
+
+    def save(self, reporter: Reporter) -> None:
+        """A checkpoint of now; result.json then says how far the run is."""
+        self.best.improved = False
+        self.checkpoints.save(self.progress.step, self.state(reporter))
+        self.write_result("running", reporter)
+
+    def write_result(self, state: str, reporter: Reporter) -> None:
+        """Replaces result.json, on the chief."""
+        if self.is_chief:
+            self.account.saving_seconds = self.checkpoints.saving_seconds
+            self.job_dir.write_result({**self.account.result(state), **reporter.summary()})
 
 
-def run(config: TrainConfig, command: Sequence[str], began: float) -> int:
-    """Runs the job and returns its exit code. `began`: time.monotonic() at the start of the process.
+def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None) -> int:
+    """Runs the job and returns its exit code.
+
+    `began`: time.monotonic() at the start of the process; `job_dir`: the run's own, where it is open already.
 
     What the user must change is raised as UserError. However a run ends, result.json says so; a run that does not come
     to train leaves the result of a finished one before it alone.
     """
-    job_dir = open_job_dir(config)
+    cluster = read_cluster()
+    if cluster.note:
+        log.warning(cluster.note)
+    job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
+    before = job_dir.read_result() if cluster.is_chief else {}
+    account = Account.of(config, before, began)
+    job_dir.mirror.begin(job_dir.logs)
+    with _peers(config, cluster, job_dir, account) as peers:
+        refuse_hopeless_restart(config, before)  # here, where the other workers hear of it
+        replicas = make_replicas(config, cluster)
+        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
+        account.rollbacks = replicas.from_chief(account.rollbacks)
+        while True:
+            try:
+                return _attempt(config, command, replicas, job_dir, account, peers)
+            except NotFinite as error:
+                if config.on_nan != "rollback" or account.rollbacks == _MOST_ROLLBACKS:
+                    raise
+                account.rollbacks += 1
+                log.warning(f"{error}; goes back to the last checkpoint with half the learning rate")
+
+
+@contextmanager
+def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: Account) -> Iterator[Peers | None]:
+    """The other workers, while we work with them; they hear how we end. A failure is written to result.json."""
+
+    def write_failure(error: str, code: int) -> None:
+        with suppress(UserError):  # where result.json cannot be written either, the first error is the one to tell
+            if cluster.is_chief and job_dir.read_result().get("state") != "done":
+                job_dir.write_result(account.failed(error, code))
+        job_dir.mirror.leave()
+
+    peers = None
     try:
-        job = prepare(config, job_dir)
+        if cluster.several:
+            runs = {"devices": len(local_devices(config, cluster)), **dataclasses.asdict(config)}
+            peers = meet(cluster, runs, config.worker_timeout_seconds, lambda line: write_failure(line, INTERRUPTED))
+        yield peers
+        if peers:
+            peers.finish(config.worker_timeout_seconds)
     except Exception as error:
-        if job_dir.read_result().get("state") != "done":
-            job_dir.write_result(failed(_one_line(error), began))
+        code = USER_MUST_CHANGE if isinstance(error, UserError) else FAULT
+        if peers and isinstance(error, tf.errors.OpError):
+            peers.await_verdict()  # that a worker is lost may be known in a moment, and by its name
+        if peers:
+            peers.fail(code, _one_line(error))
+        write_failure(_one_line(error), code)
         raise
-    if job.progress.finished and job_dir.read_result().get("state") == "done" and job_dir.model.is_dir():
-        done, asked = job.progress.step, job.progress.total_steps
-        log.info(f"finished already: {done:,} steps are done, {asked:,} were asked for: give more to go on")
+
+
+def _attempt(
+    config: TrainConfig,
+    command: Sequence[str],
+    replicas: Replicas,
+    job_dir: JobDir,
+    account: Account,
+    peers: Peers | None,
+) -> int:
+    """The run from its newest checkpoint on; NotFinite where it has to go back to it."""
+    job = prepare(config, replicas, job_dir, account, peers)
+    ended = replicas.from_chief(_ended_before(job))
+    if ended:
+        log.info(ended)
         return DONE
-    _describe(job, command)
-    return _train_and_export(job, began)
+    if job.is_chief:
+        _describe(job, command)
+    return _train_and_export(job)
 
 
-def prepare(config: TrainConfig, job_dir: JobDir) -> Job:
-    """Devices, callbacks, data, model, and the state to go on from."""
-    set_precision_and_seed(config)
-    replicas = make_replicas(config)
-    log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
+def prepare(
+    config: TrainConfig, replicas: Replicas, job_dir: JobDir, account: Account, peers: Peers | None = None
+) -> Job:
+    """Callbacks, data, model, and the state to go on from."""
     callbacks = load_callbacks(config)
-    dataset = load_dataset(config)
-    with replicas.strategy.scope():
-        model = build_model(config, dataset)
-    for reason in depends_on_replicas(model, replicas.count):
+    assembly = assemble(_with_lower_rates(config, account.rollbacks), replicas)
+    for reason in depends_on_replicas(assembly.model, replicas.count):
         log.warning(f"the result depends on the number of replicas: {reason}")
-    batches_per_step = getattr(model, "batches_per_step", 1)
-    schedule = Schedule(dataset.train.count, config.global_batch_size, batches_per_step, config.seed)
-    checkpoints = Checkpoints(model, job_dir.checkpoints, config.keep_checkpoints)
-    step = checkpoints.restore()
-    log.info(f"resumes at step {step:,} from {checkpoints.restored}" if step else "starts from scratch")
+    checkpoints = Checkpoints(assembly.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
+    restored = _initialise(config, assembly, checkpoints)
+    schedule = assembly.schedule
     total = schedule.total_steps(config.steps, config.epochs)
-    progress = Progress(step, total, schedule.steps_per_epoch, schedule.examples_per_step)
-    return Job(config, job_dir, replicas, dataset, schedule, model, callbacks, checkpoints, progress)
+    progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
+    best = Best(config)
+    if restored:
+        progress.resume(restored)
+        best.resume(restored["best"])
+    account.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
+    return Job(config, job_dir, account, peers, assembly, callbacks, checkpoints, progress, restored, best)
 
 
-def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the arithmetic of every layer made from here on, and the seed of its first weights."""
-    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
-    keras.config.set_dtype_policy(config.precision)
-    keras.utils.set_random_seed(config.seed)
+def _with_lower_rates(config: TrainConfig, rollbacks: int) -> TrainConfig:
+    scale = 0.5**rollbacks
+    return dataclasses.replace(
+        config,
+        learning_rate=config.learning_rate * scale,
+        fine_tune_learning_rate=config.fine_tune_learning_rate * scale,
+    )
+
+
+def _initialise(config: TrainConfig, assembly: Assembly, checkpoints: Checkpoints) -> dict[str, Any]:
+    """In this order: this job's newest checkpoint; weights of another run's checkpoint; of a template model; none."""
+    restored = checkpoints.restore()
+    if restored:
+        log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
+    elif config.initial_checkpoint:
+        folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
+        load_weights(assembly.model, folder, assembly.replicas)
+        log.info(f"starts from the weights in {config.initial_checkpoint}")
+    elif config.initial_model:
+        file = fetch_model(config.initial_model, "initial_model", config.cache_dir)
+        with assembly.replicas.strategy.scope():
+            load_template_weights(assembly.model, file)
+        log.info(f"starts from the weights of {config.initial_model}")
+    else:
+        log.info("starts from scratch")
+    return restored
+
+
+def _ended_before(job: Job) -> str | None:
+    """What to say where this run has nothing left to do."""
+    result, progress = job.account.before, job.progress
+    if not job.is_chief or result.get("steps") != progress.step:
+        return None
+    if not job.job_dir.mirror.holds(job.job_dir.model):
+        return None
+    asked, done = progress.asked_steps, progress.step
+    if result["state"] == "done" and (progress.finished or result.get("asked_steps") == asked):
+        return f"finished already: {done:,} steps are done, {asked:,} were asked for: give more to go on"
+    minutes = job.config.max_minutes
+    if result["state"] == "budget" and minutes and job.account.wall_seconds_before >= 60 * minutes:
+        return f"its budget of {minutes:g} minutes is spent after {done:,} steps: raise --max_minutes to go on"
+    return None
 
 
 def _describe(job: Job, command: Sequence[str]) -> None:
     """Writes run.json, and the list of images that were left out."""
-    about = describe(job.config, command, job.replicas, job.schedule, job.progress.total_steps)
-    notes = dict(job.dataset.notes)
+    assembly, dataset = job.assembly, job.assembly.dataset
+    about = describe(job.config, command, job.replicas, assembly.schedule, job.progress.total_steps)
+    notes = dict(dataset.notes)
     skipped = notes.pop("skipped", [])
     if skipped:
-        write_whole(job.job_dir.root / "skipped_images.txt", "\n".join(skipped) + "\n")
-    about["data"] |= {"classes": list(job.dataset.class_names), "skipped": len(skipped), **notes}
-    about["depends_on_replicas"] = depends_on_replicas(job.model, job.replicas.count)
+        write_whole(job.job_dir.skipped_file, "\n".join(skipped) + "\n")
+        job.job_dir.mirror.put(job.job_dir.skipped_file)
+    about["data"] |= {"classes": list(dataset.class_names), "skipped": len(skipped), **notes}
+    about["depends_on_replicas"] = depends_on_replicas(assembly.model, job.replicas.count)
     write_json(job.job_dir.run_file, about)
+    job.job_dir.mirror.put(job.job_dir.run_file)
 
 
-def _train_and_export(job: Job, began: float) -> int:
-    config, progress = job.config, job.progress
-    reporter = Reporter(config, job.job_dir, progress, lambda: job.checkpoints.latest)
-
-    def write_result(state: str, error: str | None = None) -> None:
-        job.job_dir.write_result({**ended(state, progress, began, error), **reporter.summary()})
-
-    write_result("running")
+def _train_and_export(job: Job) -> int:
+    progress = job.progress
+    reporter = Reporter(job.config, job.job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
+    job.write_result("running", reporter)
     try:
         with stop_on_signals() as stop:
-            _train(job, reporter, stop)
-        if stop and not progress.finished:
-            job.checkpoints.save(progress.step)
-            write_result("interrupted")
-            log.warning(f"{stop.signal}: state saved at step {progress.step:,}; the same command again goes on")
-            return INTERRUPTED
-        export(job.model, job.job_dir.model, job.dataset.image_shape)
+            control = _train(job, reporter, stop)
+            job.save(reporter)
+            job.checkpoints.wait()
+        interrupted = control.signal and not progress.finished
+        if job.is_chief and not interrupted:
+            export(job.assembly.model, job.job_dir.model, job.assembly.dataset.image_shape)
+            job.job_dir.mirror.put(job.job_dir.model)
     except Exception as error:
-        memory = is_out_of_memory(error)
-        text = _out_of_memory(config, job.replicas) if memory else _one_line(error)
-        write_result("failed", text)
-        if memory:
-            raise UserError(text) from error
+        with suppress(Exception):
+            job.checkpoints.wait()  # the state of before this error may still be on its way to the disk
+        if is_out_of_memory(error):
+            raise UserError(_out_of_memory(job.config, job.replicas)) from error
         raise
     finally:
         reporter.close()
-    write_result("done")
-    log.info(f"done: {progress.step:,} steps; the model is in {job.job_dir.model}")
+    if interrupted:
+        job.write_result("interrupted", reporter)
+        job.job_dir.mirror.leave()
+        log.warning(f"{control.signal}: state saved at step {progress.step:,}; the same command again goes on")
+        return INTERRUPTED
+    job.job_dir.mirror.finish()  # all is there before result.json says so
+    spent = control.budget_spent and not progress.finished
+    job.write_result("budget" if spent else "done", reporter)
+    job.job_dir.mirror.finish()
+    state = f"the budget of {job.config.max_minutes:g} minutes is spent after" if spent else "done:"
+    where = f"; the model is in {job.job_dir.mirror.where(job.job_dir.model)}" if job.is_chief else ""
+    log.info(f"{state} {progress.step:,} steps{where}")
     return DONE
 
 
-def _train(job: Job, reporter: Reporter, stop: StopRequest) -> None:
-    config, model, progress, replicas = job.config, job.model, job.progress, job.replicas
-    evaluate = evaluation(model, replicas, job.dataset.evaluation)
+def _train(job: Job, reporter: Reporter, stop: StopRequest) -> Control:
+    config, model, progress, replicas = job.config, job.assembly.model, job.progress, job.replicas
+    evaluate = evaluation(model, replicas, job.assembly.dataset.evaluation)
     callbacks = bind(job.callbacks, model, progress, evaluates=evaluate is not None)
-    rows = batches(
-        job.dataset.train, job.schedule,
-        first_step=progress.step, first_row=0, rows=replicas.rows, replicas=replicas.count,
-    )  # fmt: skip
-    run_steps = StepRunner(model, replicas, config.seed, augmentation(config))
-    events = _events(job, reporter, callbacks, evaluate)
-    size = CallSize(config.steps_per_loop)
     model.stop_training = False
     callbacks.on_train_begin()
+    if job.restored:
+        reporter.resume(job.restored["reporter"])
+        restore_callbacks(job.callbacks, job.restored["callbacks"])
     callbacks.on_epoch_begin(int(progress.epoch))
-    train(run_steps, iter(rows), progress, events, callbacks, reporter.on_call, size, stop)
+    minutes, most = config.checkpoint_every_minutes, config.max_minutes
+    budget = 60 * most - job.account.wall_seconds if most else None
+    control = Control(replicas, stop, 60 * minutes if minutes else None, budget)
+    asked = lambda: control.save_due or job.best.improved  # noqa: E731
+    save = Event(config.checkpoint_every_steps, lambda progress: job.save(reporter), asked=asked)
+    events = events_of(job.assembly, reporter, callbacks, evaluate, job.best, save, job.job_dir.root)
+    begin = job.peers.begin_call if job.peers else lambda: None
+    steps, rows = job.assembly.step_runner(), job.assembly.rows_from(progress.step)
+    size = CallSize(config.steps_per_loop)
+    train(steps, rows, progress, events, callbacks, reporter.on_call, size, control, begin)
     callbacks.on_train_end()
-
-
-def _events(
-    job: Job, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None
-) -> list[Event]:
-    """What happens between calls to the device, in this order."""
-
-    def end_epoch(progress: Progress) -> None:
-        means = reporter.epoch_end(progress)
-        callbacks.on_epoch_end(int(progress.epoch) - 1, means)
-        if not progress.finished:
-            callbacks.on_epoch_begin(int(progress.epoch))
-
-    config, steps_per_epoch = job.config, job.schedule.steps_per_epoch
-    events = [Event(config.report_every_steps, reporter.report)]
-    if evaluate:
-        events.append(Event(steps_per_epoch, lambda progress: reporter.evaluated(progress, evaluate())))
-    if config.fid_every_steps:
-        events.append(Event(config.fid_every_steps, _fid(job, reporter)))
-    # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
-    events.append(Event(steps_per_epoch, end_epoch, at_end=False))
-    events.append(Event(config.checkpoint_every_steps, lambda progress: job.checkpoints.save(progress.step)))
-    if hasattr(job.model, "sample"):
-        events.append(Event(config.sample_every_steps, lambda progress: reporter.sample(job.model, progress)))
-    return events
-
-
-def _fid(job: Job, reporter: Reporter) -> Callable[[Progress], None]:
-    config = job.config
-    if not hasattr(job.model, "averaged_generator"):
-        raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
-    with job.replicas.strategy.scope():
-        extractor = Extractor(config.fid_features, config.fid_weights)
-    fid = Fid(job.model, job.replicas, extractor, job.dataset.train, config.fid_samples, config.seed)
-    cache = beside_data(config.data, job.job_dir.root) / f".fid-{extractor.identity}.npz"
-    return lambda progress: reporter.quality(progress, fid(cache), config.fid_features, fid.samples)
+    return control
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""The job directory: which file lies where, and whose run it holds."""
+"""The job directory: which file lies where, and whose run it holds; at an address, a scratch folder stands for it."""
 
 import dataclasses
 import json
@@ -9,17 +9,23 @@ from typing import Any
 
 from trainer.config import MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
-from trainer.storage import local_path, make_writable, write_whole
+from trainer.storage import Address, make_writable, output_address, write_whole
+from trainer.storage.mirror import BucketMirror, Mirror
+from trainer.storage.staging import home_of
 
 
 @dataclasses.dataclass(frozen=True)
 class JobDir:
-    """Where one run writes. `root` holds run.json, stats.jsonl, result.json and samples/."""
+    """Where one run writes. `root` holds run.json, stats.jsonl, result.json and samples/.
+
+    All paths are local; `mirror` hears of what is written to them.
+    """
 
     root: Path
     checkpoints: Path
     logs: Path
     model: Path
+    mirror: Mirror = dataclasses.field(default_factory=Mirror)
 
     @property
     def run_file(self) -> Path:
@@ -34,6 +40,10 @@ class JobDir:
         return self.root / "stats.jsonl"
 
     @property
+    def skipped_file(self) -> Path:
+        return self.root / "skipped_images.txt"
+
+    @property
     def samples(self) -> Path:
         return self.root / "samples"
 
@@ -44,14 +54,19 @@ class JobDir:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces result.json."""
         write_json(self.result_file, result)
+        self.mirror.put(self.result_file)
 
 
-def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> JobDir:
+def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True) -> JobDir:
     """The job directory of this run: made, proved writable, and not another run's; UserError otherwise.
 
-    `--job_dir` wins; without it the folders that Vertex AI names (AIP_*) are used.
+    `--job_dir` wins; without it the folders that Vertex AI names (AIP_*) are used. `make=False`: only named, for a
+    worker that writes nothing.
     """
-    job_dir = _locate(config, environment)
+    job_dir = _locate(config, environment, make=make)
+    if not make:
+        return job_dir
+    job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     make_writable(job_dir.root, "job_dir")
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)
@@ -60,24 +75,48 @@ def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.enviro
     return job_dir
 
 
-def _locate(config: TrainConfig, environment: Mapping[str, str]) -> JobDir:
+def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The settings that say where to write, and what they name; UserError where none does."""
     if config.job_dir:
-        root = local_path(config.job_dir, "job_dir")
-        return JobDir(root, root / "checkpoints", root / "logs", root / "model")
+        return {"job_dir": config.job_dir}
     model = environment.get("AIP_MODEL_DIR")
     if not model:
         raise UserError(
             "job_dir is missing: say where to write with --job_dir=FOLDER, for example --job_dir=runs/first"
         )
-    root = local_path(model, "AIP_MODEL_DIR").parent
-    checkpoints = environment.get("AIP_CHECKPOINT_DIR") or str(root / "checkpoints")
-    logs = environment.get("AIP_TENSORBOARD_LOG_DIR") or str(root / "logs")
-    return JobDir(
-        root,
-        local_path(checkpoints, "AIP_CHECKPOINT_DIR"),
-        local_path(logs, "AIP_TENSORBOARD_LOG_DIR"),
-        local_path(model, "AIP_MODEL_DIR"),
-    )
+    root = model.rstrip("/").rpartition("/")[0]
+    return {
+        "AIP_MODEL_DIR": model,
+        "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/checkpoints",
+        "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/logs",
+    }
+
+
+def _locate(config: TrainConfig, environment: Mapping[str, str], *, make: bool) -> JobDir:
+    places: dict[Path, Address] = {}
+
+    def local(path: str, name: str) -> Path:
+        address = output_address(path, name)
+        if address is None:
+            return Path(path).expanduser()
+        scratch = home_of(address, config.cache_dir) / "run"
+        places[scratch] = address
+        return scratch
+
+    named = outputs(config, environment)
+    if config.job_dir:
+        root = local(config.job_dir, "job_dir")
+        folders = root, root / "checkpoints", root / "logs", root / "model"
+    else:
+        root = local(named["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
+        checkpoints, logs = named["AIP_CHECKPOINT_DIR"], named["AIP_TENSORBOARD_LOG_DIR"]
+        folders = (
+            root,
+            local(checkpoints, "AIP_CHECKPOINT_DIR"),
+            local(logs, "AIP_TENSORBOARD_LOG_DIR"),
+            local(named["AIP_MODEL_DIR"], "AIP_MODEL_DIR"),
+        )
+    return JobDir(*folders, BucketMirror(places) if places and make else Mirror())
 
 
 def _refuse_foreign_folders(job_dir: JobDir) -> None:
@@ -85,21 +124,22 @@ def _refuse_foreign_folders(job_dir: JobDir) -> None:
     if job_dir.run_file.exists():
         return
     for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):
-        if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"job_dir={job_dir.root}: {folder} is there and not of a run: give another --job_dir")
+        if job_dir.mirror.holds(folder):
+            root, there = job_dir.mirror.where(job_dir.root), job_dir.mirror.where(folder)
+            raise UserError(f"job_dir={root}: {there} is there and not of a run: give another --job_dir")
 
 
 def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
     before = _read_json(job_dir.run_file).get("config")
-    begun = job_dir.checkpoints.is_dir() and any(job_dir.checkpoints.iterdir())
-    if not isinstance(before, dict) or not begun:
+    if not isinstance(before, dict) or not job_dir.mirror.holds(job_dir.checkpoints):
         return  # nothing was kept of it yet: the settings may be mended in place
     now = dataclasses.asdict(config)
     differing = [key for key in now if key not in MAY_CHANGE and key in before and before[key] != now[key]]
     if differing:
         shown = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} here" for key in differing[:5])
         raise UserError(
-            f"job_dir={job_dir.root} holds another run ({shown}): give another --job_dir, or the settings of that run"
+            f"job_dir={job_dir.mirror.where(job_dir.root)} holds another run ({shown}): give another --job_dir, or the "
+            "settings of that run"
         )
 
 

@@ -2,7 +2,8 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,13 @@ class StepLogs:
         means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
         return {**means, **self.metrics}
 
+    def sums(self, before: dict[str, float]) -> dict[str, float]:
+        """`before` with the scalars of every step added one by one: the same sum however steps are cut into calls."""
+        start = np.array([[before.get(name, 0.0) for name in self.names]])
+        totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
+        metrics = {name: before.get(name, 0.0) + value * self.count for name, value in self.metrics.items()}
+        return {**dict(zip(self.names, totals, strict=True)), **metrics}
+
     def first_not_finite(self) -> tuple[int, list[str]] | None:
         """The first step (counted from 0) with a NaN or an infinite scalar, and the names of those scalars."""
         for index, row in enumerate(self.values.tolist()):
@@ -47,8 +55,7 @@ class Window:
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Counts one call; a call that traced the graph says nothing of speed (timed=False)."""
-        for name, mean in logs.means().items():
-            self.sums[name] = self.sums.get(name, 0.0) + mean * logs.count
+        self.sums = logs.sums(self.sums)
         self.steps += logs.count
         if timed:
             self.timed_steps += logs.count
@@ -71,7 +78,7 @@ class Window:
 
 @dataclass
 class Progress:
-    """How far a run is. `step` counts from scratch, over all restarts; seconds are this process's."""
+    """How far a run is. Steps and seconds count from scratch, over all restarts; repeated steps once."""
 
     step: int
     total_steps: int
@@ -79,13 +86,32 @@ class Progress:
     examples_per_step: int
     began: float = field(default_factory=time.monotonic)
     first_call_ended: float | None = None  # time.monotonic() after the call that traced the graph
+    seconds_before: float = 0.0  # of the processes that this one goes on from
     training_seconds: float = 0.0  # in calls to the device: saving and sampling left out
     call_seconds: float = 0.0  # of the newest call
     call_timed: bool = False  # whether the newest call says something of speed
     whole: Window = field(init=False)
+    asked_steps: int = field(init=False)  # total_steps as given: early stopping lowers that
 
     def __post_init__(self) -> None:
-        self.whole = Window(self.examples_per_step)
+        self.whole, self.asked_steps = Window(self.examples_per_step), self.total_steps
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the step."""
+        return {
+            "seconds": self.seconds,
+            "training_seconds": self.training_seconds,
+            "whole": asdict(self.whole),
+            "asked_steps": self.asked_steps,
+            "total_steps": self.total_steps,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state()` gave."""
+        self.seconds_before, self.training_seconds = state["seconds"], state["training_seconds"]
+        self.whole = Window(**state["whole"])
+        if state["asked_steps"] == self.asked_steps:  # early stopping, if it has ended this run, has ended it for good
+            self.total_steps = state["total_steps"]
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
         """Counts one call. The first of a process traces the graph and is not timed."""
@@ -107,8 +133,8 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since this process began to train."""
-        return time.monotonic() - self.began
+        """Since the run began to train."""
+        return self.seconds_before + time.monotonic() - self.began
 
     @property
     def seconds_left(self) -> float | None:

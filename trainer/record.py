@@ -1,4 +1,4 @@
-"""run.json and result.json: what a run was, and how it ended."""
+"""run.json: what a run is."""
 
 import dataclasses
 import platform
@@ -16,9 +16,7 @@ import tensorflow as tf
 import trainer
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule
-from trainer.distribution.strategy import Replicas
-from trainer.progress import Progress, rounded
-from trainer.reporting.resources import peak_memory_gib
+from trainer.distribution.strategy import Replicas, simulated_devices
 
 
 def describe(
@@ -28,9 +26,15 @@ def describe(
     return {
         "config": dataclasses.asdict(config),
         "batch": replicas.sentence(),
-        "cluster": {"workers": 1, "replicas": replicas.count, "rows_per_replica": replicas.rows},
-        "devices": list(replicas.devices),
-        "strategy": type(replicas.strategy).__name__,
+        "cluster": {
+            "workers": replicas.cluster.workers,
+            "addresses": list(replicas.cluster.addresses),
+            "replicas": replicas.count,
+            "rows_per_replica": replicas.rows,
+        },
+        "devices": list(replicas.devices),  # of each worker
+        "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
+        "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
         "data": {
             "examples": schedule.examples,
             "examples_per_step": schedule.examples_per_step,
@@ -48,28 +52,6 @@ def describe(
         "command": shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def ended(state: str, progress: Progress, began: float, error: str | None = None) -> dict[str, Any]:
-    """The content of result.json, but for epochs and final scalars. `began`: when this process did."""
-    started_up = progress.first_call_ended
-    return {
-        "state": state,
-        "error": error,
-        "steps": progress.step,
-        "epochs": round(progress.epoch, 4),
-        "wall_seconds": round(time.monotonic() - began, 3),
-        "startup_seconds": None if started_up is None else round(started_up - began, 3),  # to the first step's end
-        "training_seconds": round(progress.training_seconds, 3),
-        "images_per_second": rounded(progress.whole.images_per_second),
-        "step_seconds": rounded(progress.whole.step_seconds),
-        "peak_memory_gib": round(peak_memory_gib(), 3),
-    }
-
-
-def failed(error: str, began: float) -> dict[str, Any]:
-    """The content of result.json for a run that did not come to train."""
-    return {"state": "failed", "error": error, "wall_seconds": round(time.monotonic() - began, 3)}
 
 
 def _git_commit() -> str | None:

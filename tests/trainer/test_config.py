@@ -135,5 +135,5 @@ def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() ->
     for field in TrainConfig.__dataclass_fields__.values():
         assert field.metadata["meaning"] in shown
         assert field.metadata["unit"] in shown
-    assert "one of auto, one_device, mirrored (default: auto)" in shown
+    assert "one of auto, one_device, mirrored, multi_worker (default: auto)" in shown
     assert "at least 1; in examples (default: 64)" in shown

@@ -1,7 +1,9 @@
 """Whole jobs in this process: what they write, how they resume, what they do with other people's models."""
 
 import json
+import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import tensorflow as tf
 from tests import models
 from tests.support import fresh_collectives, largest_difference, run_steps, small, weights
 from trainer import job
+from trainer.account import Account
 from trainer.config import TrainConfig
+from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.jobdir import open_job_dir
+from trainer.training.checkpoint import whole_checkpoints
 
 Make = Callable[..., TrainConfig]
 
@@ -24,6 +29,11 @@ def run(config: TrainConfig) -> Path:
     fresh_collectives()
     assert job.run(config, ["python", "-m", "trainer.task", "--x=a b"], 0.0) == 0
     return Path(config.job_dir)
+
+
+def prepared(config: TrainConfig) -> job.Job:
+    fresh_collectives()
+    return job.prepare(config, make_replicas(config), open_job_dir(config), Account.of(config, {}, 0.0))
 
 
 def read(path: Path) -> Any:
@@ -90,14 +100,16 @@ def test_the_same_command_goes_on_and_a_finished_run_says_so(
     run(config)
     more = small_config("--steps=9", "--precision=float64", "--report_every_steps=1")
     folder = run(more)
-    assert [entry["step"] for entry in lines(folder, "report")] == list(range(1, 10))
+    reports = lines(folder, "report")
+    assert [entry["step"] for entry in reports] == list(range(1, 10))
+    assert [entry["untimed_steps"] for entry in reports] == [1, 0, 0, 0, 0, 1, 0, 0, 0]  # each start traces the graph
     undisturbed, logs = run_steps(more, 9)
-    last = lines(folder, "report")[-1]
-    assert last["losses"]["critic_loss"] == pytest.approx(logs.values[-1][0], rel=1e-12)
+    assert reports[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[-1][0], rel=1e-12)
 
-    resumed = job.prepare(more, open_job_dir(more))
+    resumed = prepared(more)
     assert resumed.progress.step == 9
-    assert largest_difference(weights(undisturbed), weights(resumed.model)) < 1e-12
+    undisturbed.averaged_generator()  # as sampling does: it takes over the batch statistics
+    assert largest_difference(weights(undisturbed), weights(resumed.assembly.model)) < 1e-12
 
     before = (folder / "result.json").read_text()
     run(more)
@@ -116,17 +128,18 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 ) -> None:
     flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
     folder = run(small_config(*flags, "--steps=6"))
-    data = folder / "checkpoints" / "ckpt-6.data-00000-of-00001"
+    data = folder / "checkpoints" / "step-00000006" / "variables.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
     config = small_config(*flags, "--steps=8")
-    resumed = job.prepare(config, open_job_dir(config))
+    resumed = prepared(config)
     assert resumed.progress.step == 4
     undisturbed, _ = run_steps(config, 4)
-    assert largest_difference(weights(undisturbed), weights(resumed.model)) < 1e-12
+    assert largest_difference(weights(undisturbed), weights(resumed.assembly.model)) < 1e-12
     run(config)  # goes past the damaged one, and writes it anew
-    assert max(int(path.stem[5:]) for path in (folder / "checkpoints").glob("*.index")) == 8
-    for path in (folder / "checkpoints").glob("*.index"):
-        path.write_bytes(b"")
+    kept = whole_checkpoints(folder / "checkpoints")
+    assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
+    for path in kept:
+        (path / "variables.index").write_bytes(b"")
     with pytest.raises(UserError, match="none of its checkpoints can be read"):
         run(small_config(*flags, "--steps=9"))
 
@@ -263,3 +276,21 @@ def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) 
     with pytest.raises(UserError) as caught:
         run(small_config(flag))
     assert line in str(caught.value)
+
+
+def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
+    config = small("--model=mlp")
+    first = weights(run_steps(config, 1)[0])
+    drawing = threading.Event()
+
+    def draw() -> None:
+        while not drawing.wait(1e-5):
+            random.random()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        assert largest_difference(first, weights(run_steps(config, 1)[0])) == 0
+    finally:
+        drawing.set()
+        thread.join()

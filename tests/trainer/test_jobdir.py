@@ -35,7 +35,8 @@ def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
     ("config", "environment", "line"),
     [
         (TrainConfig(), {}, "job_dir is missing"),
-        (TrainConfig(job_dir="gs://bucket/run"), {}, "only local paths are read and written so far"),
+        (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
+        (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "can be reached"),
         (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
         (TrainConfig(job_dir=__file__), {}, "cannot write there"),
     ],
@@ -86,7 +87,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"result\.json cannot be written: No space left on device: free or mend"):
         write_whole(file, "new")
     assert file.read_text() == "old"
 
@@ -95,7 +96,7 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None
     folder = tmp_path / "model"
     with whole_folder(folder) as beside:
         (beside / "one").write_text("1")
-    with pytest.raises(FileNotFoundError), whole_folder(folder) as beside:
+    with pytest.raises(UserError, match="cannot be written: No such file"), whole_folder(folder) as beside:
         (beside / "two" / "three").write_text("2")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
 

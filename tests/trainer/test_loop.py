@@ -7,10 +7,12 @@ import keras
 import numpy as np
 import pytest
 
+from trainer.config import TrainConfig
+from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.progress import Progress, StepLogs
 from trainer.training.loop import CallSize, Event, train
-from trainer.training.preemption import StopRequest
+from trainer.training.preemption import Control, StopRequest
 
 
 class Steps:
@@ -34,7 +36,8 @@ class Steps:
 def run(steps: Steps, total: int, events: list[Event], first: int = 0, most_steps: int = 0) -> Progress:
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
-    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), StopRequest())  # type: ignore[arg-type]
+    control = Control(make_replicas(TrainConfig()), StopRequest())
+    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), control)  # type: ignore[arg-type]
     return progress
 
 

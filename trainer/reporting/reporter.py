@@ -1,6 +1,7 @@
 """What a run tells while it goes: the status line or bar, stats.jsonl, TensorBoard, the tuning metric, sample grids."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -24,25 +25,50 @@ _MEASURED = ("val_loss", "val_accuracy", "fid", "kid")  # by evaluation, not by 
 
 
 class Reporter:
-    """Hears of every call to the device; tells at report steps and at epoch ends."""
+    """Hears of every call to the device; tells at report steps and at epoch ends.
+
+    `job_dir` is None on a worker that is not the chief: it counts the same, and writes and says nothing.
+    """
 
     def __init__(
-        self, config: TrainConfig, job_dir: JobDir, progress: Progress, latest_checkpoint: Callable[[], str | None]
+        self,
+        config: TrainConfig,
+        job_dir: JobDir | None,
+        progress: Progress,
+        latest_checkpoint: Callable[[], str | None],
     ) -> None:
         self._job_dir, self._seed = job_dir, config.seed
         self._since_report, self._since_epoch = self._window(progress), self._window(progress)
-        self._stats = Stats(job_dir.stats_file, progress.step)
-        self._events = EventFiles(job_dir.logs) if config.tensorboard else None
-        self._tuning = TuningMetric(config.tuning_metric) if config.tuning_metric else None
+        self._stats = Stats(job_dir.stats_file, progress.step) if job_dir else None
+        self._events = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
+        self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
         self._latest_checkpoint = latest_checkpoint
         self._gpus = Gpus()
-        self._bar = Bar(progress)
+        self._bar = Bar(progress) if job_dir else None
         self._epoch_seconds: list[float] = []
-        reports = [entry for entry in self._stats.before if entry["kind"] == "report"][-1:]
-        self._final = {kind: entry.get(kind, {}) for entry in reports for kind in ("losses", "metrics")}
+        self._final: dict[str, dict[str, float]] = {}
         self._measured: dict[str, float] = {}  # by evaluation, FID and KID: the newest of each
         self._evaluated: dict[str, float] = {}
         self._fid_features: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that means and summaries go on as if nothing had happened."""
+        return {
+            "since_report": asdict(self._since_report),
+            "since_epoch": asdict(self._since_epoch),
+            "epoch_seconds": self._epoch_seconds,
+            "final": self._final,
+            "measured": self._measured,
+            "evaluated": self._evaluated,
+            "fid_features": self._fid_features,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state()` gave."""
+        self._since_report, self._since_epoch = Window(**state["since_report"]), Window(**state["since_epoch"])
+        self._epoch_seconds, self._final = list(state["epoch_seconds"]), dict(state["final"])
+        self._measured, self._evaluated = dict(state["measured"]), dict(state["evaluated"])
+        self._fid_features = state["fid_features"]
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device."""
@@ -50,7 +76,8 @@ class Reporter:
             self._check_tuning(logs.means())
         for window in (self._since_report, self._since_epoch):
             window.add(logs, progress.call_seconds, progress.call_timed)
-        self._bar.update(progress, logs.means())
+        if self._bar:
+            self._bar.update(progress, logs.means())
 
     def report(self, progress: Progress) -> None:
         """Tells the means since the last report."""
@@ -59,9 +86,9 @@ class Reporter:
         means = self._since_report.means()
         entry = self._entry("report", progress, self._since_report)
         self._since_report = self._window(progress)
-        self._stats.append(entry)
+        self._keep(entry)
         self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
-        if not self._bar.shown:
+        if self._bar and not self._bar.shown:
             log.info(status_line(entry, progress))
         if self._events:
             speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
@@ -72,7 +99,7 @@ class Reporter:
     def epoch_end(self, progress: Progress) -> dict[str, float]:
         """Writes the epoch's line of stats.jsonl, with its evaluation where there was one; returns its scalars."""
         means = {**self._since_epoch.means(), **self._evaluated}
-        self._stats.append({**self._entry("epoch", progress, self._since_epoch), **by_kind(means)})
+        self._keep({**self._entry("epoch", progress, self._since_epoch), **by_kind(means)})
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = self._window(progress)
@@ -89,21 +116,31 @@ class Reporter:
         note = f"{samples:,} images, features of {features}"
         self._measure("quality", progress, found, note, features=features, samples=samples)
 
+    def _keep(self, entry: Mapping[str, Any]) -> None:
+        if self._stats and self._job_dir:
+            self._stats.append(entry)
+            self._job_dir.mirror.put(self._job_dir.stats_file)
+
     def _measure(self, kind: str, progress: Progress, found: dict[str, float], note: str, **about: Any) -> None:
         entry = {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4), **by_kind(found), **about}
-        self._stats.append(entry)
+        self._keep(entry)
         self._measured.update(found)
         self._tune(progress, found)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
-        log.info(f"step {progress.step:,}  {shown}  ({note})")
+        if self._bar:
+            log.info(f"step {progress.step:,}  {shown}  ({note})")
         if self._events:
             self._events.scalars(progress.step, found)
 
     def sample(self, model: keras.Model, progress: Progress) -> None:
         """Writes a grid of images from noise that is the same at every step."""
+        if not self._job_dir:
+            return
         images = model.sample(noise(self._seed, SAMPLES, model.latent_dim, keras.config.floatx()))
         picture = grid(images)
-        write_whole(self._job_dir.samples / f"step-{progress.step:08d}.png", encode_png(picture))
+        file = self._job_dir.samples / f"step-{progress.step:08d}.png"
+        write_whole(file, encode_png(picture))
+        self._job_dir.mirror.put(file)
         if self._events:
             self._events.image(progress.step, "samples", picture)
 
@@ -117,7 +154,8 @@ class Reporter:
 
     def close(self) -> None:
         """Ends the bar and the event files."""
-        self._bar.close()
+        if self._bar:
+            self._bar.close()
         if self._events:
             self._events.close()
 
@@ -129,6 +167,7 @@ class Reporter:
             "seconds": round(progress.seconds, 3),
             "images_per_second": rounded(window.images_per_second),
             "step_seconds": rounded(window.step_seconds),
+            "untimed_steps": window.steps - window.timed_steps,  # above 0 in the first entry after each start
             **by_kind(window.means()),
             "memory_gib": round(memory_gib(), 3),
             "gpus": self._gpus.read(),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.jobdir import finite
-from trainer.storage import write_whole
+from trainer.storage import write_whole, writing
 
 
 class Stats:
@@ -19,8 +19,13 @@ class Stats:
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Writes one line; a number that JSON cannot hold becomes null."""
-        with open(self._path, "a", encoding="utf-8") as file:
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
+
+
+def last_reported_step(path: Path) -> int:
+    """The furthest step that a stats.jsonl tells of; 0 for none."""
+    return max((entry["step"] for entry in _entries(path)), default=0)
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

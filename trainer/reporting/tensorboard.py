@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.disk import tensorflow_writing
 from trainer.images import UInt8Array, encode_png
 
 
@@ -13,11 +14,13 @@ class EventFiles:
     """Event files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = tf.summary.create_file_writer(str(folder))
+        self._folder = folder
+        with tensorflow_writing(folder):
+            self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One point on each curve."""
-        with self._writer.as_default():
+        with tensorflow_writing(self._folder), self._writer.as_default():
             for name, value in values.items():
                 tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars"))
 
@@ -25,16 +28,18 @@ class EventFiles:
         """picture: (height, width, 1 or 3) uint8."""
         height, width = picture.shape[:2]
         value = tf.constant([str(width).encode(), str(height).encode(), encode_png(picture)])
-        with self._writer.as_default():
+        with tensorflow_writing(self._folder), self._writer.as_default():
             tf.summary.write(name, value, step=step, metadata=_plugin("images"))
 
     def flush(self) -> None:
         """Writes out what is buffered."""
-        self._writer.flush()
+        with tensorflow_writing(self._folder):
+            self._writer.flush()
 
     def close(self) -> None:
         """Writes out and closes."""
-        self._writer.close()
+        with tensorflow_writing(self._folder):
+            self._writer.close()
 
 
 def _plugin(name: str) -> Any:
