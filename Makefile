@@ -33,6 +33,8 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.wgan_gp
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
+	$(RUN) -m benchmarks.report
+	$(RUN) -m benchmarks.storage
 
 clean:
 	rm -rf $(VENV) .venv-floor build dist *.egg-info
@@ -48,6 +50,7 @@ $(VENV)/.installed: setup.py | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: setup.py | $(VENV)/bin/python
+$(VENV)/.installed-dev: setup.py tests/requirements-gcs.txt | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --editable '.[dev]'
+	$(RUN) -m pip install --quiet --require-hashes --no-deps --requirement tests/requirements-gcs.txt
 	touch $@ $(VENV)/.installed

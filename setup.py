@@ -7,6 +7,9 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('__version__ = "')[1].split('"')[0]
 
+DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
+TEST = ["pytest", "hypothesis", "matplotlib", *DEPLOY]
+
 setup(
     name="vertex-trainer",
     version=VERSION,
@@ -17,14 +20,25 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
-    package_data={"trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"], "deploy": ["py.typed"]},
+    package_data={
+        "trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"],
+        "deploy": ["py.typed", "*.yaml", "Dockerfile", "report.html"],
+    },
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
-    install_requires=["tensorflow>=2.17", "keras>=3.12", "pyyaml>=6", "h5py", "pillow>=10", "rich"],
+    install_requires=[
+        "tensorflow>=2.17",
+        "keras>=3.12",
+        "pyyaml>=6",
+        "h5py",
+        "pillow>=10",
+        "rich",
+        "google-cloud-storage>=3,<4",  # imported only where a gs:// path is used
+    ],
     extras_require={
         "local": ["tensorboard"],  # to look at logs/
-        "deploy": ["google-cloud-aiplatform", "google-cloud-storage>=3,<4"],
+        "deploy": DEPLOY,
         "report": ["matplotlib"],
-        "test": ["pytest"],
-        "dev": ["pytest", "mypy", "ruff", "types-PyYAML"],
+        "test": TEST,
+        "dev": [*TEST, "mypy", "ruff", "types-PyYAML"],
     },
 )

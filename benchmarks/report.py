@@ -1,0 +1,76 @@
+"""The report of many runs, and what a comparison adds to its runs: `python -m benchmarks.report`."""
+
+import argparse
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measure import keep
+from deploy.compare import Plan, compare
+from deploy.report import write_report
+from deploy.runs import repeat_folder
+from deploy.tier import TierFacts
+from tests.deploy.planted import plant
+
+
+class Nothing:
+    """Runs that are over at once: all the time is the harness's."""
+
+    name = "local"
+
+    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
+        """Every tier will do."""
+
+    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+        """Done."""
+        return 0
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def report_seconds(tiers: int, epochs: int) -> float:
+    """Seconds to read, measure, judge and draw `tiers` runs of `epochs` epochs, ten reports each."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(1, tiers + 1):
+            times = [(0.1 + 0.01 * (index % 7)) / number for index in range(epochs)]
+            job_dir = plant(repeat_folder(Path(folder), f"tier{number}", 1), times, epochs=True)
+            lines = (job_dir / "stats.jsonl").read_text().splitlines(keepends=True)
+            reports = (line.replace('"epoch"', '"report"', 1) * 10 for line in lines)
+            (job_dir / "stats.jsonl").write_text("".join(r + line for r, line in zip(reports, lines, strict=True)))
+        prices = {f"tier{number}": float(number) for number in range(1, tiers + 1)}
+        began = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            write_report([folder], folder, prices=prices)
+        return time.perf_counter() - began
+
+
+def harness_seconds(runs: int) -> float:
+    """Seconds that a comparison adds to each of its runs, the report left out."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        plan = Plan((TierFacts("one", "n1"),), ("--recipe=mlp_mnist",), repeats=runs)
+        began = time.perf_counter()
+        compare(plan, Path(folder), Nothing())
+        return (time.perf_counter() - began) / runs
+
+
+def main() -> None:
+    """Prints both and keeps the raw numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiers", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    reports = [report_seconds(given.tiers, given.epochs) for _ in range(given.repeats)]
+    added = [harness_seconds(100) for _ in range(given.repeats)]
+    print(f"report of {given.tiers} tiers x {given.epochs:,} epochs: {statistics.median(reports):.2f} s")
+    print(f"a comparison adds {1e3 * statistics.median(added):.2f} ms to each run")
+    keep("report", {"command": "python -m benchmarks.report", "report_seconds": reports, "added_seconds": added})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""`python -m deploy VERB …`: rehearse a job on this machine, submit it to Vertex AI, compare tiers."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.settings import nearest
+
+# verb -> its module, whose `main(arguments)` returns the exit code, and what it does. Only the module asked for is
+# imported. A verb is listed once it works.
+VERBS: dict[str, tuple[str, str]] = {
+    "local": ("deploy.local", "rehearse a job on this machine, in the environment that Vertex AI gives"),
+    "machines": ("deploy.machines", "the table of machines, accelerators and prices"),
+    "render": ("deploy.render", "the full job spec of a tier and the trainer's flags, as gcloud takes it"),
+    "submit": ("deploy.submit", "check, package, upload, submit to Vertex AI, follow to the end"),
+    "package": ("deploy.ship", "build the trainer's wheel and store it in a bucket"),
+    "image": ("deploy.image", "build your own image with Cloud Build"),
+    "watch": ("deploy.watch", "states and logs of a job until it ends"),
+    "jobs": ("deploy.jobs", "the jobs that this package submitted"),
+    "cancel": ("deploy.cancel", "cancel a job, and see that it is over"),
+    "compare": ("deploy.compare", "one recipe on several tiers: time, price and quality of the same work"),
+    "estimate": ("deploy.estimate", "hours and money of a full job on each tier, from a short run"),
+    "report": ("deploy.report", "table, verdict and one HTML file from job directories"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code; a user's mistake is one line on stderr."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_help())
+        return DONE if given else USER_MUST_CHANGE
+    try:
+        return _run(given[0], given[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_MUST_CHANGE
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(verb: str, arguments: Sequence[str]) -> int:
+    if verb not in VERBS:
+        raise UserError(f"{verb}: no such verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
+    code: int = importlib.import_module(VERBS[verb][0]).main(arguments)
+    return code
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:10} {summary}" for verb, (_, summary) in VERBS.items())
+    return (
+        "usage: python -m deploy VERB …\n\n"
+        f"{verbs}\n\n"
+        "`python -m deploy VERB --help` says more. Any flag of `python -m trainer.task` may follow those of a verb."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

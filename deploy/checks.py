@@ -1,0 +1,151 @@
+"""What can be known at the desk about a job that would fail, or waste money, in the cloud."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from deploy.machines import load_machines
+from deploy.place import Place, checked_address
+from deploy.tier import Tier
+from trainer.config import DATA_SOURCES, TrainConfig
+from trainer.errors import UserError
+
+SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
+
+
+def check_devices(tier: Tier, config: TrainConfig) -> None:
+    """Every accelerator that is paid for is used, and the batch divides over them."""
+    if tier.accelerators and config.replicas > tier.accelerators:
+        raise UserError(
+            f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
+            "or take a larger tier"
+        )
+    if tier.workers > 1 and config.strategy in ("one_device", "mirrored"):
+        raise UserError(
+            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it"
+        )
+    if tier.workers == 1 and config.strategy == "multi_worker":
+        raise UserError(f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several")
+    devices = tier.workers * (config.replicas or tier.accelerators or 1)
+    try:
+        config.rows_per_replica(devices)
+    except UserError as error:
+        raise UserError(f"{tier.name}: {error}") from None
+
+
+class NoMachines(UserError):
+    """A region does not have the tier's accelerator; another one may."""
+
+
+def check_region(tier: Tier, place: Place) -> None:
+    """The region has the tier's accelerator."""
+    if tier.accelerator_type is None:
+        return
+    accelerator = load_machines().accelerators[tier.accelerator_type]
+    if place.region not in accelerator.regions:
+        raise NoMachines(
+            f"region={place.region} has no {accelerator.name} for training: say --region= one of "
+            f"{', '.join(accelerator.regions)}"
+        )
+
+
+def check_continent(bucket: str, region: str, location: str) -> None:
+    """The bucket is on the region's continent; `location` as Cloud Storage states it, or empty where it is not known.
+
+    https://cloud.google.com/storage/docs/locations
+    """
+    if location and _continent(location) != _continent(region):
+        raise UserError(
+            f"{bucket} lies in {location}, the job would run in {region}: data would cross the sea, slow and at a "
+            "price: take a bucket or a region of the same continent"
+        )
+
+
+def _continent(location: str) -> str:
+    word = re.split(r"[-\d]", location.lower())[0]
+    return {"us": "america", "nam": "america", "northamerica": "america", "eu": "europe", "eur": "europe"}.get(
+        word, word
+    )
+
+
+# Values that name something the image has, or can fetch.
+_NAMED = {
+    "data": DATA_SOURCES,
+    "weights": ("imagenet", "none"),
+    "fid_features": ("inception",),
+    "fid_weights": ("imagenet",),
+}
+KINDS = ("idx", "npz", "folder", "tfrecord", "shards")  # what may stand before a path and a colon
+
+
+def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
+    """What the settings name can be reached from a prebuilt image: nothing on this machine's disk can."""
+    for field, named in _NAMED.items():
+        value = getattr(config, field)
+        if value not in named:
+            _check_reachable(field, value, packages)
+    for field in ("model", "callbacks"):
+        _check_shipped(field, getattr(config, field), packages)
+
+
+def _check_reachable(field: str, value: str, packages: Sequence[str]) -> None:
+    address = value[value.find("gs:/") :]
+    if address.startswith("gs:/"):
+        checked_address(field, address)
+    elif _dotted(value):
+        _check_shipped(field, value, packages)
+    elif not value.split(":")[-1].startswith("/gcs/"):
+        raise UserError(
+            f"{field}={value}: the job's machines do not see this disk: copy it to a bucket and say "
+            f"--{field}=gs://BUCKET/{value.rstrip('/').rsplit('/', 1)[-1].split(':')[-1]}"
+        )
+
+
+def _check_shipped(field: str, value: str, packages: Sequence[str]) -> None:
+    module = value.split(":")[0].split(".")[0]
+    if _dotted(value) and module not in ("trainer", *packages):
+        raise UserError(
+            f"{field}={value}: the module {module} does not go along: say --package=FOLDER, or an --image= with it"
+        )
+
+
+def _dotted(value: str) -> bool:
+    """Whether it is a package.module:function, and no kind:path."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value) is not None and value.split(":")[0] not in KINDS
+
+
+def check_tensorboard(spec: Mapping[str, Any], place: Place) -> None:
+    """A TensorBoard instance that Vertex AI would take."""
+    board = spec.get("tensorboard")
+    if not board:
+        return
+    match = re.fullmatch(r"projects/[^/]+/locations/([^/]+)/tensorboards/[^/]+", board)
+    if not match:
+        raise UserError(f"tensorboard={board}: write projects/PROJECT/locations/REGION/tensorboards/ID")
+    if match[1] != place.region:
+        raise UserError(f"tensorboard={board} is not in the job's region {place.region}: take one of that region")
+    if "serviceAccount" not in spec:
+        raise UserError(
+            "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
+            "gserviceaccount.com to the tier"
+        )
+
+
+def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
+    """What is allowed and may still be a mistake."""
+    if tier.strategy == "SPOT":
+        every = config.checkpoint_every_steps
+        if not every:
+            yield "SPOT with checkpoint_every_steps=0: state is kept at the end only, a preemption loses all of it"
+        elif every > SPOT_INTERVAL_S:
+            yield (
+                f"SPOT with checkpoint_every_steps={every}: at a second a step a preemption loses over 15 minutes: "
+                f"say --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
+            )
+    accelerator = load_machines().accelerators.get(tier.accelerator_type or "")
+    if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
+        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: say --precision=mixed_float16"
+    for pool in tier.pools:
+        if pool.machine_type == "n1-standard-4":
+            yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the sane minimum"
+            break

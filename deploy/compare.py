@@ -1,0 +1,235 @@
+"""The verb `compare`: one recipe on several tiers, the same work on each, and the report of what came out.
+
+The state of a comparison is its folder: comparison.json says what was asked, TIER/repeat-N is the job directory of each
+run, or the copy of what a report reads of it. The same command again repeats nothing that is done; what failed or was
+interrupted goes on where it stood. On Vertex AI an interrupted comparison leaves its jobs running, to be found again.
+"""
+
+import dataclasses
+import fcntl
+import json
+import signal
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from deploy.arguments import parse, parser
+from deploy.desk import DESK, Desk, add_backend
+from deploy.rehearse import LocalRunner
+from deploy.render import add_sending_flags
+from deploy.report import add_table_flags, prices, write_report
+from deploy.runs import COMPARISON, read_json, read_run, repeat_folder
+from deploy.tier import Tier, TierFacts, load_tier
+from deploy.vertex import VertexRunner
+from trainer.config import TrainConfig, resolve
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.flags import Parser, whole
+from trainer.storage import local_path, make_writable, write_whole
+
+SCALINGS = ("strong", "weak")
+
+
+class Runner(Protocol):
+    """Where the runs of a comparison take place. Every output of a run goes beside its job directory, JOB_DIR.log."""
+
+    name: str  # as in --on
+
+    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
+        """UserError where `tier` cannot run here with `flags` of the trainer."""
+
+    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+        """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""
+
+    def stop(self) -> None:
+        """Makes every `run` return soon, so that the same command can go on with what was begun."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a comparison was asked for."""
+
+    tiers: tuple[TierFacts, ...]
+    flags: tuple[str, ...]  # of the trainer
+    scaling: str = "strong"
+    repeats: int = 1
+
+    def flags_of(self, tier: TierFacts, config: TrainConfig) -> list[str]:
+        """The trainer's flags on `tier`. `config`: what `flags` resolve to, whose batch is that of the first tier."""
+        if self.scaling == "strong":
+            return list(self.flags)
+        rows = config.rows_per_replica(self.tiers[0].devices)
+        given = [flag for flag in self.flags if not flag.startswith("--global_batch_size=")]
+        return [*given, f"--global_batch_size={rows * tier.devices}"]
+
+    def runs(self) -> list[tuple[TierFacts, int]]:
+        """Every (tier, repeat), in alternating order: every second round goes backwards, so that drift favours none."""
+        rounds = [self.tiers if repeat % 2 else self.tiers[::-1] for repeat in range(1, self.repeats + 1)]
+        return [(tier, repeat) for repeat, tiers in enumerate(rounds, start=1) for tier in tiers]
+
+
+def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+    """`python -m deploy compare TIER.yaml … --recipe=… [flags of its own and of the trainer]`"""
+    found, flags = parse(_flags(), arguments)
+    specs = read_tiers(found.tiers, found.prices)
+    tiers = priced(specs, prices(found.price_per_hour))
+    plan = Plan(tiers, tuple(flags), found.scaling, found.repeats)
+    if found.baseline and found.baseline not in (tier.name for tier in tiers):
+        raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in tiers)}")
+    out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
+    code = compare(plan, out, _runner(specs, found, desk), at_once)
+    write_report([found.out], found.out, found.baseline)
+    return code
+
+
+def _flags() -> Parser:
+    own = parser("compare", __doc__ or "", "TIER.yaml … --recipe=NAME [--scaling= --repeats= …] [any trainer flag]")
+    own.add_argument(
+        "tiers", nargs="+", metavar="TIER.yaml", help="machine specs, one tier a file, or bare names of job_configs/"
+    )
+    own.add_argument("--out", default="runs/comparison", help="folder of the comparison (default: %(default)s)")
+    own.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
+                     "tier (default); weak: the same batch per replica")  # fmt: skip
+    own.add_argument("--repeats", type=whole(1, 100), default=1, help="runs of each tier (default: 1)")
+    own.add_argument("--parallel", type=whole(1, 100), help="runs at a time (default: 1; on Vertex AI all at once)")
+    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+                     "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
+    add_sending_flags(own)
+    add_backend(own)
+    own.set_defaults(name="", disable_retries=True, backend="")
+    add_table_flags(own)
+    return own
+
+
+def _runner(tiers: Sequence[Tier], found: Namespace, desk: Desk) -> Runner:
+    if found.on == "vertex":
+        return VertexRunner(tiers, found, desk)
+    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend"):
+        if getattr(found, name):
+            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    return LocalRunner(tiers)
+
+
+def read_tiers(names: Sequence[str], table: str = "") -> list[Tier]:
+    """The tiers of these files or bare names, with the prices of the file `table`; UserError where one comes twice."""
+    tiers = [load_tier(name, table) for name in names]
+    twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
+    if twice:
+        raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
+    return tiers
+
+
+def priced(tiers: Sequence[Tier], prices: Mapping[str, float]) -> tuple[TierFacts, ...]:
+    """What a comparison keeps of `tiers`; `prices`, in USD an hour by tier, win over those of the table."""
+    facts = [tier.facts for tier in tiers]
+    unknown = sorted(prices.keys() - {each.name for each in facts})
+    if unknown:
+        raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(f.name for f in facts)}")
+    return tuple(dataclasses.replace(each, price_per_hour=prices.get(each.name, each.price_per_hour)) for each in facts)
+
+
+def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
+    """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
+
+    A run that fails keeps none of the others from running. UserError where the folder holds another comparison.
+    """
+    flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
+    make_writable(out, "out")
+    with _alone_in(out), ThreadPoolExecutor(parallel) as pool:
+        _remember(plan, out, runner.name, parallel)
+        try:
+            futures = [pool.submit(_run, t, repeat, flags[t.name], out, runner) for t, repeat in plan.runs()]
+            while wait(futures, timeout=1.0).not_done:
+                pass  # a signal that comes just before a wait is heard after it
+            codes = {future.result() for future in futures}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            runner.stop()
+            raise
+    return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
+
+
+def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
+    """The trainer's flags on `tier`; UserError for whatever can be known to fail there."""
+    for name in ("job_dir", "replicas"):
+        if any(flag.partition("=")[0] == f"--{name}" for flag in plan.flags):
+            better = "--out names the folder" if name == "job_dir" else "the tiers say how many devices there are"
+            raise UserError(f"--{name} is not for a comparison: {better}: leave it out")
+    flags = plan.flags_of(tier, resolve(plan.flags).config)
+    try:
+        resolve(flags).config.rows_per_replica(tier.devices)
+    except UserError as error:
+        raise UserError(f"{tier.name}: {error}") from None
+    runner.check(tier, flags)
+    return flags
+
+
+def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: Runner) -> int:
+    """One run, unless it is done; what came of it is said in a line."""
+    job_dir, name = repeat_folder(out, tier.name, repeat), f"{tier.name}, repeat {repeat}"
+    if read_run(job_dir).state == "done":
+        print(f"{name}: done before", flush=True)
+        return DONE
+    print(f"{name}: runs; its output is in {job_dir}.log", flush=True)
+    job_dir.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    code, ended = _outcome(runner, tier, flags, job_dir)
+    again = "" if code == DONE else "; the same command again goes on with it"
+    print(f"{name}: {ended}{again} ({time.monotonic() - began:.1f} s)", flush=True)
+    return code
+
+
+def _outcome(runner: Runner, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> tuple[int, str]:
+    """The exit code of a run, and in words how it ended; where it cannot be started or watched the others go on."""
+    try:
+        code = runner.run(tier, flags, job_dir)
+    except UserError as error:
+        return USER_MUST_CHANGE, str(error)
+    except Exception as error:
+        return FAULT, f"{type(error).__name__}: {error}"
+    if code == DONE:
+        return DONE, "done"
+    said = " ".join(str(read_json(job_dir / "result.json")[0].get("error") or "").split())
+    why = f"exit code {code}" + (f": {said}" if said else "")
+    return code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT, why
+
+
+def _remember(plan: Plan, out: Path, on: str, parallel: int) -> None:
+    """Writes comparison.json. More repeats and other prices are welcome; another comparison is refused."""
+    before, _ = read_json(out / COMPARISON)
+    most = max(parallel, before.get("parallel", 1))
+    asked = json.loads(json.dumps({"on": on, "parallel": most, **dataclasses.asdict(plan)}))
+    differing = [key for key in asked if before and _identity(before, key) != _identity(asked, key)]
+    if differing:
+        key = differing[0]
+        raise UserError(
+            f"{out} holds another comparison ({key}: {_identity(before, key)} there, {_identity(asked, key)} here): "
+            "give another --out"
+        )
+    write_whole(out / COMPARISON, json.dumps(asked, indent=2) + "\n")
+
+
+def _identity(asked: dict[str, object], key: str) -> object:
+    value = asked.get(key)
+    if key == "tiers" and isinstance(value, list):
+        return [{name: part for name, part in tier.items() if name != "price_per_hour"} for tier in value]
+    return None if key in ("repeats", "parallel") else value
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keeps a second `compare` out of the folder; SIGTERM ends the block as Ctrl-C does."""
+    with open(out / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{out}: another comparison runs in this folder: wait for it, or give --out") from None
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)

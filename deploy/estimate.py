@@ -1,0 +1,177 @@
+"""The verb `estimate`: from a short run, hours and money of the full job on each tier, and all that was assumed.
+
+What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
+1/N of its time (ideal) and all of it (no gain at all). A tier that was itself in the short run has its own times.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deploy.arguments import parse, parser
+from deploy.compare import Plan, compare, priced, read_tiers
+from deploy.measure import Row, measure
+from deploy.rehearse import LocalRunner
+from deploy.report import numbers_by_tier, prices
+from deploy.runs import ESTIMATE, Collection, Run, collect
+from deploy.table import counted_devices, figures, money
+from deploy.tier import Tier, TierFacts
+from trainer.config import MAY_CHANGE, TrainConfig, resolve
+from trainer.errors import DONE, UserError
+from trainer.flags import Parser, whole
+from trainer.storage import local_path, make_writable, write_whole
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number between two bounds; the middle is no promise."""
+
+    low: float
+    middle: float
+    high: float
+
+    def times(self, factor: float) -> "Interval":
+        return Interval(self.low * factor, self.middle * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The full job on one tier: seconds from start to end, USD; None with the reason why."""
+
+    tier: str
+    seconds: Interval | None
+    usd: Interval | None
+    reason: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m deploy estimate TIER.yaml … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
+    found, flags = parse(_flags(), arguments)
+    specs = read_tiers(found.tiers, found.prices)
+    tiers = priced(specs, prices(found.price_per_hour))
+    config = resolve(flags).config
+    out = local_path(found.out, "out")
+    source = getattr(found, "from") or str(_short_run(specs[0], flags, out / "short-run", found.short_steps))
+    speeds = numbers_by_tier("relative_speed", found.relative_speed)
+    estimates, assumptions = estimate(collect([source]), tiers, config, speeds)
+    make_writable(out, "out")
+    content = {"from": source, "tiers": {each.tier: asdict(each) for each in estimates}, "assumptions": assumptions}
+    write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
+    print("\n".join([*(_line(each) for each in estimates), "", "Assumed:", *(f"- {line}" for line in assumptions)]))
+    return DONE
+
+
+def _flags() -> Parser:
+    own = parser("estimate", __doc__ or "", "TIER.yaml … --recipe=NAME [--from=DIR] [any trainer flag]")
+    own.add_argument(
+        "tiers", nargs="+", metavar="TIER.yaml", help="machine specs, one tier a file, or bare names of job_configs/"
+    )
+    own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison of some, "
+                     "local or gs:// (default: a short run of the first tier is made on this machine)")  # fmt: skip
+    own.add_argument("--short_steps", type=whole(20, 10**6), default=100, help="length of that run (default: 100)")
+    own.add_argument("--out", default="runs/comparison", help="where estimate.json is kept; `compare` with the same "
+                     "folder says how far off it was (default: %(default)s)")  # fmt: skip
+    own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
+                     help="how many times as fast one device of a tier is as one of the short run")  # fmt: skip
+    own.add_argument("--prices", default="", metavar="FILE", help="a table of your prices, as `deploy machines` takes")
+    own.add_argument("--price_per_hour", action="append", default=[], metavar="TIER=USD", help="of all its machines")
+    return own
+
+
+def _short_run(tier: Tier, flags: Sequence[str], out: Path, steps: int) -> Path:
+    """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
+    left_out = ("--steps=", "--epochs=", "--report_every_steps=")
+    shortened = [flag for flag in flags if not flag.startswith(left_out)]
+    plan = Plan((tier.facts,), (*shortened, f"--steps={steps}", f"--report_every_steps={steps // 10}"))
+    code = compare(plan, out, LocalRunner([tier]))
+    if code != DONE:
+        raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
+    return out
+
+
+def estimate(
+    measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
+) -> tuple[list[Estimate], list[str]]:
+    """An estimate a tier, and what was assumed. UserError where the short run is of another training."""
+    rows = {row.tier: row for row in measure(measured)}
+    runs = {tier.name: tier.runs[0] for tier in measured.tiers if tier.runs and rows[tier.name].step_seconds}
+    if not runs:
+        raise UserError("the short run has no step times: let it take at least two reports")
+    reference = next(iter(runs))
+    for run in runs.values():
+        _same_training(run, config)
+    assumptions = [
+        f"the short run is {runs[reference].folder}: {rows[reference].steps} steps on "
+        + counted_devices(rows[reference].devices)
+        + (f", {rows[reference].simulated}" if rows[reference].simulated else ""),
+        "the time to get machines and to start a container is not included",
+        "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
+        "longer",
+    ]
+    found = []
+    for tier in tiers:
+        name = tier.name if tier.name in runs else reference
+        factor, reason = _factor(tier, rows[name], own=name == tier.name, given=speeds.get(tier.name))
+        assumptions.append(f"{tier.name}: {reason}")
+        seconds = _seconds(runs[name], rows[name], config, factor) if factor else None
+        usd = seconds.times(tier.price_per_hour / 3600) if seconds and tier.price_per_hour is not None else None
+        unpriced = f"no price: give --price_per_hour={tier.name}=USD" if seconds and not usd else ""
+        found.append(Estimate(tier.name, seconds, usd, unpriced if factor else reason))
+    return found, assumptions
+
+
+def _same_training(run: Run, config: TrainConfig) -> None:
+    differing = [key for key, value in asdict(config).items() if key not in MAY_CHANGE and key in run.config
+                 and run.config[key] != value]  # fmt: skip
+    if differing:
+        key = differing[0]
+        raise UserError(
+            f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
+            "give the flags of the full job, only steps or epochs may differ"
+        )
+
+
+def _factor(tier: TierFacts, row: Row, own: bool, given: float | None) -> tuple[Interval | None, str]:
+    """What the tier multiplies the measured seconds of a step by, and in words why; None where nothing is known."""
+    if own and given is None:
+        return Interval(1, 1, 1), "its own step times, the quartiles as interval"
+    if tier.accelerators and row.kind != tier.accelerator_type and given is None:
+        return (
+            None,
+            f"the speed of one {tier.accelerator_type} was not measured: give --relative_speed={tier.name}=FACTOR",
+        )
+    speed, ratio = given or 1.0, tier.devices / row.devices
+    low, high = sorted((1 / ratio, 1.0))
+    words = [f"one device is {figures(speed)} x as fast as one of the short run" + ("" if given else " (not measured)")]
+    if ratio != 1:
+        words.append(f"{tier.devices} devices take {figures(low)} to {figures(high)} x the time of {row.devices}")
+    return Interval(low, math.sqrt(low * high), high).times(1 / speed), "; ".join(words)
+
+
+def _seconds(run: Run, row: Row, config: TrainConfig, factor: Interval) -> Interval:
+    """Start-up, all steps, and the rest of the short run (saving, evaluating), which may grow with the steps."""
+    assert row.step_seconds is not None, "only measured rows come here"
+    steps = config.steps or (config.epochs or 1) * (run.steps_per_epoch or 1)
+    start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
+    rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
+    return Interval(
+        start + steps * row.step_seconds.low * factor.low + rest,
+        start + steps * row.step_seconds.median * factor.middle + rest,
+        start + steps * row.step_seconds.high * factor.high + rest * longer,
+    )
+
+
+_UNITS = (("hours", 3600.0), ("minutes", 60.0))
+
+
+def _line(each: Estimate) -> str:
+    if each.seconds is None:
+        return f"{each.tier}: not known: {each.reason}"
+    unit, length = next((pair for pair in _UNITS if each.seconds.middle >= pair[1]), ("seconds", 1.0))
+    time = each.seconds.times(1 / length)
+    text = f"{each.tier}: {figures(time.middle)} {unit} ({figures(time.low)} - {figures(time.high)})"
+    if each.usd is None:
+        return f"{text}; {each.reason}"
+    return f"{text}, {money(each.usd.middle)} ({money(each.usd.low)} - {money(each.usd.high)})"

@@ -1,0 +1,84 @@
+"""What a failed call, or a failed job, means for the user."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deploy.backends import ApiError, JobStatus
+from deploy.place import Place
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+
+# Exit status of a replica -> what it says. 128 + n: ended by signal n.
+_EXITS = {
+    1: "a fault of the program or the platform: its last lines above say which",
+    2: "the trainer refused its settings, data or machine: the line that begins with error: says which",
+    75: "interrupted with its state saved: submit it again with the same --job_dir to go on",
+    134: "aborted (SIGABRT) in native code: TensorFlow's last lines above say why",
+    137: "killed (SIGKILL), most often for memory: take a smaller batch or a machine with more of it",
+    139: "crashed (SIGSEGV) in native code: image and driver may not fit each other",
+    143: "stopped from outside (SIGTERM) before it ended",
+}
+
+
+@contextmanager
+def explained(place: Place) -> Iterator[None]:
+    """Ends a verb on an ApiError: with UserError where the user can mend it, with exit code 1 where not."""
+    try:
+        yield
+    except ApiError as error:
+        line = meaning(error, place)
+        if not error.transient:
+            raise UserError(line) from None
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(FAULT)
+
+
+def meaning(error: ApiError, place: Place) -> str:
+    """One line: what the service said, and what to do."""
+    if error.quota:
+        return _quota(error, place)
+    cures = {
+        400: "the service refused the job as it is: change it",
+        401: "log in: `gcloud auth login` (with --backend=sdk: `gcloud auth application-default login`)",
+        403: f"ask for the role roles/aiplatform.user on {place.project}, and see that its Vertex AI API is enabled: "
+        "`gcloud services enable aiplatform.googleapis.com`",
+        404: f"nothing of that name is there: look at --project={place.project} and --region={place.region}",
+    }
+    return f"{error} ({error.code or 'no answer'}): {cures.get(error.code, 'the service fails: try again later')}"
+
+
+def _quota(error: ApiError, place: Place) -> str:
+    metric = re.search(r"[\w.]*googleapis\.com/\w+", str(error))
+    name = metric[0] if metric else "aiplatform.googleapis.com"
+    return (
+        f"no quota left in {place.region} for {name}: new projects often have 0: ask for more at "
+        f"https://console.cloud.google.com/iam-admin/quotas?project={place.project} or take another region or tier "
+        "(submit: --regions=, --fallback=)"
+    )
+
+
+def stocked_out(status: JobStatus) -> bool:
+    """Whether the job failed because there were no machines, or no quota, for it."""
+    words = r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted"
+    return status.state in ("FAILED", "EXPIRED") and re.search(words, status.error, re.IGNORECASE) is not None
+
+
+def exit_code(status: JobStatus) -> int:
+    """The exit code of `watch` and `submit` for a job that is over."""
+    if status.state == "SUCCEEDED":
+        return DONE
+    if status.state == "CANCELLED" or _replica_exit(status) == 75:
+        return INTERRUPTED
+    return USER_MUST_CHANGE if _replica_exit(status) == 2 else FAULT
+
+
+def failure(status: JobStatus) -> str:
+    """Why the job failed, with the exit status of its replica translated."""
+    code = _replica_exit(status)
+    return f"{status.error}: {code} means {_EXITS[code]}" if code in _EXITS else status.error
+
+
+def _replica_exit(status: JobStatus) -> int:
+    found = re.search(r"non-zero status of (\d+)", status.error)
+    return int(found[1]) if found else 0

@@ -1,0 +1,46 @@
+"""`python -m deploy jobs`: the jobs that were submitted from here or elsewhere by this package, in one region."""
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from deploy.arguments import parser
+from deploy.backends import JobStatus
+from deploy.desk import DESK, Desk, add_backend
+from deploy.explain import explained
+from deploy.patience import patiently
+from deploy.place import Place, checked_region, configured, read_project
+from deploy.watch import duration, price_of, spent
+from trainer.errors import DONE, UserError
+
+
+def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+    """Prints a line a job, the newest first."""
+    own = parser("jobs", "Lists the jobs of this package.", "")
+    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
+    add_backend(own)
+    asked = own.parse_args(arguments)
+    place = _place(asked)
+    with explained(place):
+        backend = desk.open(asked.backend, place.project, place.region)
+        found = patiently(backend.jobs, desk.clock)
+    for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
+        print(_line(status, desk.clock.now()))
+    if not found:
+        print(f"no jobs of ours in {place.region}")
+    return DONE
+
+
+def _place(asked: argparse.Namespace) -> Place:
+    project, region = read_project(asked.project), asked.region or configured("ai", "region")
+    if not project or not region:
+        raise UserError(f"project={project} and region={region}: give both --project= and --region=")
+    return Place(project, checked_region(region), "")
+
+
+def _line(status: JobStatus, now: float) -> str:
+    created = datetime.fromtimestamp(status.created or 0.0, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    ran, usd = spent(status, price_of(status), now)
+    money = "" if usd is None else f"{usd:.2f} USD"
+    return f"{created}  {status.state:10} {duration(ran):>9} {money:>10}  {status.display_name}  {status.name}"

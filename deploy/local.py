@@ -1,0 +1,98 @@
+"""`python -m deploy local SPEC.yaml --recipe=…`: the workers of a job spec as processes of this machine.
+
+Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
+this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
+"""
+
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from deploy.arguments import parse, parser
+from deploy.backends.local import LocalJob, Loss
+from deploy.checks import check_devices
+from deploy.rehearsal import workers_of
+from deploy.tier import Tier, load_tier
+from trainer.config import TrainConfig, resolve
+from trainer.errors import UserError
+from trainer.flags import whole
+from trainer.storage import local_path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
+    own = parser("local", __doc__ or "", "SPEC.yaml --recipe=NAME [any trainer flag]")
+    own.add_argument("spec", metavar="SPEC.yaml", help="a tier or a job spec, as `deploy render` prints it")
+    own.add_argument(
+        "--restarts", type=whole(0, 100), default=0, help="restart what fails, as Vertex AI does (there: 5)"
+    )
+    own.add_argument("--kill", default="", metavar="worker1@step200", help="lose this worker (or chief) at this step")
+    asked, flags = parse(own, arguments)
+    tier = load_tier(asked.spec, "")
+    config = check(tier, flags)
+    loss = _loss(asked.kill, tier)
+    job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
+    job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
+    workers = workers_of(tier, flags, job_dir.absolute(), job_id)
+    job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
+    print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
+    with _stopped_by_signals(job):
+        outcome = job.run()
+    print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
+    if outcome.error:
+        print(f"error: {outcome.error}", file=sys.stderr)
+    return outcome.code
+
+
+def check(tier: Tier, flags: Sequence[str]) -> TrainConfig:
+    """What the trainer makes of the tier's arguments and `flags`; UserError for what could only fail."""
+    pool = tier.spec["workerPoolSpecs"][0]
+    in_file = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
+    config = resolve([*in_file, *flags, f"--expect_devices={tier.accelerators}"]).config
+    check_devices(tier, config)
+    return config
+
+
+def _loss(text: str, tier: Tier) -> Loss | None:
+    """`worker1@step200` or `chief@step200`; worker 0 is the chief."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
+    index = 0 if found and found[1] else int(found[2]) if found else -1
+    if not found or not 0 <= index < tier.workers:
+        raise UserError(
+            f"kill={text}: say which worker is lost at which step, as worker1@step200; {tier.name} has the chief"
+            + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
+        )
+    return Loss(index, int(found[3]))
+
+
+def _printer() -> Callable[[str, str], None]:
+    lock = threading.Lock()
+
+    def say(worker: str, line: str) -> None:
+        with lock:
+            print(f"[{worker}] {line}", flush=True)
+
+    return say
+
+
+@contextmanager
+def _stopped_by_signals(job: LocalJob) -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM stop the job: its workers save and end."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        job.stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,227 @@
+"""The table of machines, typed: which accelerators and how many a machine takes, where, and what an hour costs.
+
+`python -m deploy machines` prints it. Facts, sources and dates are in machines.yaml; a user's price file goes over it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from deploy.arguments import parser
+from trainer.errors import DONE, UserError
+from trainer.flags import read_yaml, whole
+from trainer.settings import nearest
+
+TABLE = Path(__file__).with_name("machines.yaml")
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """USD an hour, None where unknown. `inferred`: Compute Engine's price times a factor, not stated by Vertex AI."""
+
+    list: float | None = None
+    spot: float | None = None
+    flex_start: float | None = None
+    inferred: bool = False
+
+    def under(self, strategy: str) -> float | None:
+        """USD an hour under a scheduling strategy of Vertex AI."""
+        return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
+
+    def with_attached(self, other: Price, count: int) -> Price:
+        """The price of this machine and `count` of the accelerator that `other` is the price of."""
+
+        def both(mine: float | None, its: float | None) -> float | None:
+            return None if mine is None or its is None else mine + count * its
+
+        inferred = self.inferred or other.inferred
+        return Price(
+            both(self.list, other.list), both(self.spot, other.spot), both(self.flex_start, other.flex_start), inferred
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """A kind of GPU. `price` is that of one beside a host machine; `quota_metric_seen`: else formed by analogy."""
+
+    name: str
+    memory_gb: int | None
+    quota_metric: str | None
+    regions: tuple[str, ...]
+    note: str
+    price: Price = Price()
+    quota_metric_seen: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A machine type. `counts`: accelerator -> allowed numbers of it; `attached`: they are optional and cost extra."""
+
+    name: str
+    vcpus: int | None
+    memory_gb: float | None
+    counts: Mapping[str, tuple[int, ...]]
+    attached: bool
+    price: Price = Price()
+    inferred_counts: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """One line of the table: a machine with `count` of an accelerator, or with none."""
+
+    machine: Machine
+    accelerator: Accelerator | None
+    count: int
+    price: Price
+
+
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """The whole table. `region` and `date` are those of the prices."""
+
+    region: str
+    date: str
+    cpu_families: tuple[str, ...]
+    accelerators: Mapping[str, Accelerator]
+    machines: Mapping[str, Machine]
+
+    def offers(self) -> Iterator[Offer]:
+        """Every line of the table."""
+        for machine in self.machines.values():
+            if machine.attached:
+                yield Offer(machine, None, 0, machine.price)
+            for name, counts in machine.counts.items():
+                accelerator = self.accelerators[name]
+                for count in counts:
+                    yield Offer(machine, accelerator, count, self.price(machine.name, name, count))
+
+    def price(self, machine_type: str, accelerator: str | None, count: int) -> Price:
+        """USD an hour of one machine with its accelerators; Price() where the table does not know it."""
+        machine = self.machines.get(machine_type)
+        if machine is None:
+            return Price()
+        if not machine.attached or accelerator is None or not count:
+            return machine.price
+        return machine.price.with_attached(self.accelerators[accelerator].price, count)
+
+
+@cache
+def load_machines(prices: str = "") -> Machines:
+    """The table, with the prices of a user's file over it. UserError where that file does not fit."""
+    table = read_yaml(TABLE, "machines.yaml")
+    factor = table["prices"]["vertex_factor"]
+    accelerators = {
+        name: Accelerator(name, **{**facts, "regions": tuple(facts["regions"]), "price": _price(facts, factor)})
+        for name, facts in table["accelerators"].items()
+    }
+    machines = {
+        name: _machine(name, facts, kind == "host_machines", factor)
+        for kind in ("host_machines", "accelerator_machines")
+        for name, facts in table[kind].items()
+    }
+    about = table["prices"]
+    known = Machines(about["region"], about["date"], tuple(table["cpu_families"]), accelerators, machines)
+    return _with_prices(known, prices) if prices else known
+
+
+def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:
+    counts = {accelerator: tuple(allowed) for accelerator, allowed in facts["counts"].items()}
+    return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, factor)})
+
+
+def _price(facts: Mapping[str, Any], factor: float) -> Price:
+    times_factor: dict[str, Any] = {kind: usd * factor for kind, usd in facts.get("price", {}).items()}
+    return Price(**times_factor, inferred=True)
+
+
+def _with_prices(table: Machines, file: str) -> Machines:
+    """A price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
+    try:
+        given = read_yaml(Path(file).expanduser(), f"prices={file}")
+    except FileNotFoundError:
+        raise UserError(f"prices={file}: no such file: lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
+    machines, accelerators = dict(table.machines), dict(table.accelerators)
+    for name, value in given.items():
+        price = _given_price(f"prices={file}: {name}", value)
+        if name in accelerators:
+            accelerators[name] = dataclasses.replace(accelerators[name], price=price)
+        elif name in machines:
+            machines[name] = dataclasses.replace(machines[name], price=price)
+        elif str(name).split("-")[0] in table.cpu_families:  # one that has no price of ours
+            machines[name] = Machine(name, None, None, {}, attached=True, price=price)
+        else:
+            hint = nearest(str(name), [*machines, *accelerators])
+            raise UserError(f"prices={file}: {name}: no such machine type or accelerator{hint}")
+    return dataclasses.replace(table, machines=machines, accelerators=accelerators)
+
+
+def _given_price(origin: str, value: Any) -> Price:
+    kinds = value if isinstance(value, dict) else {"list": value}
+    for kind, usd in kinds.items():
+        if kind not in ("list", "spot", "flex_start"):
+            raise UserError(f"{origin}: {kind}: no such price; it is one of list, spot, flex_start")
+        if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
+            raise UserError(f"{origin}: {usd!r} is no price: write a number, in USD an hour")
+    return Price(**kinds)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table, or what of it has the accelerator and the count asked for."""
+    own = parser("machines", "Machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.", "")
+    own.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, as L4")
+    own.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
+    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
+    asked = own.parse_args(arguments)
+    table = load_machines(asked.prices)
+    part = asked.accelerator.upper().replace("-", "_")
+    if part and not any(part in name for name in table.accelerators):
+        raise UserError(
+            f"accelerator={asked.accelerator}: no such accelerator{nearest(part, table.accelerators)} "
+            f"Known: {', '.join(table.accelerators)}"
+        )
+    offers = [
+        offer
+        for offer in table.offers()
+        if (not part or (offer.accelerator and part in offer.accelerator.name)) and asked.count in (None, offer.count)
+    ]
+    if not offers:
+        raise UserError(f"count={asked.count}: no machine has that many {asked.accelerator or 'accelerators'}")
+    print(_table(offers, table))
+    return DONE
+
+
+def _table(offers: Sequence[Offer], table: Machines) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
+    ]
+    rows += [_row(offer) for offer in offers]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    lines += ["", f"~ an estimate: Compute Engine's price of {table.date} in {table.region} x Vertex AI's surcharge"]
+    for accelerator in dict.fromkeys(offer.accelerator for offer in offers if offer.accelerator):
+        metric = accelerator.quota_metric or "quota metric not known"
+        guessed = "" if accelerator.quota_metric_seen else " (its name by analogy)"
+        lines += [
+            f"{accelerator.name}: {accelerator.note}",
+            f"  {metric}{guessed}",
+            f"  {' '.join(accelerator.regions)}",
+        ]
+    return "\n".join(lines)
+
+
+def _row(offer: Offer) -> tuple[str, ...]:
+    machine, accelerator = offer.machine, offer.accelerator
+    memory = accelerator.memory_gb if accelerator else None
+    facts = (offer.count or None, memory, machine.vcpus, machine.memory_gb)
+    cells = ["" if value is None else f"{value:g}" for value in facts]
+    sign = "~" if offer.price.inferred else ""
+    prices = ["" if usd is None else f"{sign}{usd:.2f}" for usd in (offer.price.list, offer.price.spot)]
+    return (machine.name, accelerator.name if accelerator else "", *cells, *prices)

@@ -1,0 +1,226 @@
+"""The measurement of a tier: what its runs give together as one typed row, and why a value is missing."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from deploy.runs import Collection, Run, TierRuns
+from deploy.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
+from trainer.errors import UserError
+from trainer.settings import nearest
+
+LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run has
+ACCURACIES = ("val_accuracy", "accuracy")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tier, all its repeats together. Seconds, USD, GiB. What is None has its reason in `missing`."""
+
+    tier: str
+    state: str  # done, or how the runs ended
+    machine: str | None
+    kind: str  # of its devices: only equal kinds can be efficient or scale against each other
+    workers: int
+    devices: int
+    simulated: str  # what about the devices is simulated, or nothing
+    repeats: int
+    batch_per_replica: int | None
+    global_batch: int | None
+    steps: int | None
+    warmup_steps: int | None  # left out of the medians, in each repeat
+    step_seconds: Spread | None
+    epoch_seconds: Spread | None
+    images_per_second: Spread | None
+    startup_seconds: float | None
+    total_seconds: float | None
+    final_loss: float | None
+    final_accuracy: float | None
+    fid: float | None
+    peak_memory_gib: float | None
+    peak_gpu_memory_gib: float | None
+    loss_name: str | None
+    images: int | None  # read in the whole run
+    speed_up: float | None = None
+    efficiency: float | None = None
+    price_per_hour: float | None = None
+    cost: float | None = None
+    cost_per_million_images: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def measure(collection: Collection, baseline: str = "", prices: Mapping[str, float] | None = None) -> list[Row]:
+    """A row a tier. Speed-up and efficiency are against `baseline`, by default the first; UserError for one unknown.
+
+    prices: USD an hour, by tier; they win over those of a comparison.
+    """
+    groups = collection.tiers
+    names = [group.name for group in groups]
+    for name in (*([baseline] if baseline else []), *(prices or {})):
+        if name not in names:
+            raise UserError(f"{name}: no such tier{nearest(name, names)} Here are: {', '.join(names)}")
+    known = {group.name: group.tier.price_per_hour for group in groups if group.tier} | dict(prices or {})
+    rows = [_priced(_measured(group, collection.at_desk), known.get(group.name)) for group in groups]
+    first = rows[names.index(baseline or names[0])]
+    return [_explained(_against(row, first), group.runs, first) for row, group in zip(rows, groups, strict=True)]
+
+
+def _measured(group: TierRuns, at_desk: bool) -> Row:
+    """What the runs that are done say or, where none is, what is left of the others."""
+    done = [run for run in group.runs if run.state == "done"]
+    runs = done or group.runs
+    steps = spread(window.step_seconds for run in runs for window in timed(run))
+    loss = next((name for name in LOSSES if done and all(name in run.final for run in done)), None)
+    return Row(
+        tier=group.name,
+        state=runs[0].state if runs else "missing",
+        machine=group.tier.machine if group.tier else None,
+        kind=_kind(group, at_desk),
+        workers=_workers(group),
+        devices=_devices(group),
+        simulated=_simulated(group, at_desk),
+        repeats=len(done),
+        batch_per_replica=_common(run.rows_per_replica for run in runs),
+        global_batch=_common(run.global_batch_size for run in runs),
+        steps=_common(run.steps for run in runs),
+        warmup_steps=_most(warm_up_steps(run) for run in runs) if steps else None,
+        step_seconds=steps,
+        epoch_seconds=spread(seconds for run in runs for seconds in epoch_seconds(run)),
+        images_per_second=spread(window.images_per_second for run in runs for window in timed(run)),
+        startup_seconds=_median(run.startup_seconds for run in runs),
+        total_seconds=_median(run.wall_seconds for run in done),
+        final_loss=_median(run.final.get(loss) for run in done) if loss else None,
+        final_accuracy=_final(done, ACCURACIES),
+        fid=_final(done, ("fid",)),
+        peak_memory_gib=_most(run.peak_memory_gib for run in runs),
+        peak_gpu_memory_gib=_most(each.gpu_memory_gib for run in runs for each in (*run.reports, *run.epochs)),
+        loss_name=loss,
+        images=_common(_product(run.steps, run.examples_per_step) for run in runs),
+    )
+
+
+def _priced(row: Row, price: float | None) -> Row:
+    """`row` with its costs. price: USD an hour."""
+    speed = row.images_per_second.median if row.images_per_second else None
+    return replace(
+        row,
+        price_per_hour=price,
+        cost=_product(price, row.total_seconds, 1 / 3600),
+        cost_per_million_images=_product(price, 1 / 3600, 1e6 / speed if speed else None),
+    )
+
+
+def _against(row: Row, first: Row) -> Row:
+    """`row` with its speed-up and, where the devices are of one kind, its efficiency against `first`."""
+    if _no_speed(row) or _no_speed(first) or row.images_per_second is None or first.images_per_second is None:
+        return row
+    speed_up = row.images_per_second.median / first.images_per_second.median
+    efficiency = speed_up * first.devices / row.devices if row.kind == first.kind else None
+    return replace(row, speed_up=speed_up, efficiency=efficiency)
+
+
+def _no_speed(row: Row) -> bool:
+    return row.state != "done" or row.images_per_second is None
+
+
+def _explained(row: Row, runs: Sequence[Run], first: Row) -> Row:
+    """`row` with the reason of each missing value."""
+    ended = _how_it_ended(runs)
+    kept = ended or "result.json does not hold it"
+    untimed = ended or "fewer than two reports were timed: lower report_every_steps"
+    no_speed = ended or f"{row.tier if _no_speed(row) else first.tier} has no finished run that gives images/s"
+    unpriced = f"the price is not known: give --price_per_hour={row.tier}=USD"
+    reasons = {
+        "machine": "the job directory names no machine",
+        **dict.fromkeys(("batch_per_replica", "global_batch"), ended or "run.json does not hold it"),
+        "steps": ended or "the repeats differ, or do not say",
+        **dict.fromkeys(("warmup_steps", "step_seconds", "images_per_second"), untimed),
+        "epoch_seconds": ended or "no full epoch after the first, which is warm-up",
+        "speed_up": no_speed,
+        "efficiency": no_speed
+        if row.speed_up is None
+        else f"its devices are of another kind than those of {first.tier}",
+        **dict.fromkeys(("startup_seconds", "total_seconds", "final_loss", "peak_memory_gib"), kept),
+        "price_per_hour": unpriced,
+        "cost": ended or "its price or its total time is missing",
+        "cost_per_million_images": unpriced if row.price_per_hour is None else untimed,
+        "final_accuracy": ended or "the model reports no accuracy",
+        "fid": ended or "the run computed none: give --fid_every_steps",
+        "peak_gpu_memory_gib": ended or "stats.jsonl tells of no GPU",
+    }
+    return replace(row, missing={key: reason for key, reason in reasons.items() if getattr(row, key) is None})
+
+
+def _how_it_ended(runs: Sequence[Run]) -> str:
+    """Why values of a tier may be missing; nothing where a run of it is done."""
+    if any(run.state == "done" for run in runs):
+        return ""
+    if not runs:
+        return "it was not run"
+    last = runs[-1]
+    if last.state == "missing":
+        return "there is no result.json: the run did not get that far"
+    return f"the run is {last.state}" + (f": {last.error}" if last.error else "")
+
+
+def _simulated(group: TierRuns, at_desk: bool) -> str:
+    """In words, which machines or devices were not real."""
+    tier, on_cpu = group.tier, _on_cpu(group)
+    if on_cpu and (any(run.simulated for run in group.runs) or (tier and tier.accelerators)):
+        return f"{tier.accelerator_type if tier else 'accelerators'} simulated on a CPU"
+    if on_cpu and _devices(group) > _workers(group):
+        return "logical devices of one CPU"
+    return "all workers on one machine" if at_desk and _workers(group) > 1 else ""
+
+
+def _on_cpu(group: TierRuns) -> bool:
+    devices = [device for run in group.runs for device in run.devices]
+    return bool(devices) and all(device.startswith("CPU") for device in devices)
+
+
+def _kind(group: TierRuns, at_desk: bool) -> str:
+    """The accelerator or, without one, the machine; what TensorFlow calls the devices where no tier is known."""
+    if group.tier is None or (at_desk and _on_cpu(group)):
+        return next((run.devices[0].partition(":")[0] for run in group.runs if run.devices), "unknown")
+    return group.tier.accelerator_type or group.tier.machine_type
+
+
+def _workers(group: TierRuns) -> int:
+    return max((run.workers for run in group.runs), default=group.tier.workers if group.tier else 1)
+
+
+def _devices(group: TierRuns) -> int:
+    planned = group.tier.devices if group.tier else 1
+    return max((run.replicas or len(run.devices) or planned for run in group.runs), default=planned)
+
+
+def _final(runs: Sequence[Run], names: Sequence[str]) -> float | None:
+    """The median of the first of `names` that a run has."""
+    name = next((name for name in names if any(name in run.final for run in runs)), "")
+    return _median(run.final.get(name) for run in runs)
+
+
+def _common(values: Iterable[Any]) -> Any:
+    """What all agree on, or None."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.median(found) if found else None
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _product(*factors: Any) -> Any:
+    """The product, or None where a factor is."""
+    product = 1
+    for factor in factors:
+        if factor is None:
+            return None
+        product *= factor
+    return product

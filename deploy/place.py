@@ -1,0 +1,109 @@
+"""Where a job goes: project, region and bucket, from flags or from gcloud's own configuration."""
+
+import argparse
+import configparser
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.errors import UserError
+
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+_ADDRESS = re.compile(r"gs://([^/]+)((?:/[^/]+)*)/?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """`project` may be empty where nothing is sent; `bucket` is gs://name[/prefix], without a slash at its end."""
+
+    project: str
+    region: str
+    bucket: str
+
+
+def add_place(own: argparse.ArgumentParser) -> None:
+    """The flags that `read_place` understands."""
+    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
+    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="takes packages and job directories")
+
+
+def read_place(asked: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Place:
+    """The flags, or what gcloud is configured to; UserError where a region or bucket is missing or malformed."""
+    region = asked.region or configured("ai", "region", environment) or configured("compute", "region", environment)
+    if not region:
+        raise UserError("region is missing: say --region=us-central1, or `gcloud config set ai/region us-central1`")
+    return Place(
+        read_project(asked.project, environment), checked_region(region), checked_address("bucket", asked.bucket)
+    )
+
+
+def read_project(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The flag, or gcloud's project; empty where neither is set."""
+    return flag or configured("core", "project", environment)
+
+
+def needed_project(project: str) -> str:
+    """`project`; UserError where it is empty."""
+    if not project:
+        raise UserError("project is missing: say --project=ID, or `gcloud config set project ID`")
+    return project
+
+
+def checked_region(region: str) -> str:
+    """`region`, if it looks like one; UserError otherwise."""
+    if not _REGION.fullmatch(region):
+        zone = re.fullmatch(rf"({_REGION.pattern})-[a-z]", region)
+        cure = f"that is a zone: say --region={zone[1]}" if zone else "regions look like us-central1"
+        raise UserError(f"region={region}: {cure}")
+    return region
+
+
+def checked_address(flag: str, address: str) -> str:
+    """A gs:// address without a slash at its end, its bucket's name well formed; UserError otherwise.
+
+    https://cloud.google.com/storage/docs/buckets#naming
+    """
+    if not address:
+        raise UserError(f"{flag} is missing: say --{flag}=gs://NAME, a bucket of yours in the job's region")
+    match = _ADDRESS.fullmatch(address)
+    if not match:
+        raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
+    name = match[1]
+    rule = _broken_rule(name)
+    if rule:
+        raise UserError(f"{flag}={address}: {name!r} cannot be a bucket: {rule}")
+    return f"gs://{name}{match[2]}"
+
+
+def _broken_rule(name: str) -> str:
+    if not 3 <= len(name) <= (222 if "." in name else 63):
+        return "a name has 3 to 63 characters"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*[a-z0-9]", name):
+        return "lower-case letters, digits, - _ and . only, a letter or a digit first and last"
+    if re.fullmatch(r"\d+(\.\d+){3}", name):
+        return "a name is not an IP address"
+    if name.startswith("goog") or "google" in name:
+        return "Google keeps names with 'google' in them for itself"
+    return ""
+
+
+def configured(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:
+    """A property of gcloud's active configuration, read as gcloud reads it; empty where it is not set.
+
+    The files are read, because asking gcloud takes half a second: https://cloud.google.com/sdk/docs/configurations
+    """
+    given = environment.get(f"CLOUDSDK_{section.upper()}_{key.upper()}")
+    if given:
+        return given
+    home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
+    folder = Path(environment.get("CLOUDSDK_CONFIG") or home)
+    properties = configparser.ConfigParser(interpolation=None)
+    try:
+        active = environment.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
+        properties.read(folder / "configurations" / f"config_{active}")
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return ""
+    return properties.get(section, key, fallback="")

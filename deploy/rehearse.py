@@ -1,0 +1,50 @@
+"""The runs of a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.backends.local import LocalJob
+from deploy.local import check
+from deploy.rehearsal import workers_of
+from deploy.tier import Tier, TierFacts
+from trainer.errors import INTERRUPTED
+
+
+class LocalRunner:
+    """Runs `tiers`; what a run prints goes beside its job directory, as JOB_DIR.log."""
+
+    name = "local"
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self._tiers = {tier.name: tier for tier in tiers}
+        self._jobs: list[LocalJob] = []
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
+        """UserError for what the trainer would refuse on this tier."""
+        check(self._tiers[tier.name], flags)
+
+    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+        """Waits for the run and returns its exit code."""
+        given = [*flags, f"--job_dir={job_dir.absolute()}"]
+        workers = workers_of(self._tiers[tier.name], given, job_dir.absolute(), f"compare-{tier.name}")
+        with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
+            job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
+            with self._lock:
+                if self._stopped:
+                    return INTERRUPTED
+                self._jobs.append(job)
+            outcome = job.run()
+            print(outcome.error or outcome.state, file=log)
+        with self._lock:
+            self._jobs.remove(job)
+        return outcome.code
+
+    def stop(self) -> None:
+        """Every run saves its state and ends; nothing starts any more."""
+        with self._lock:
+            self._stopped = True
+            for job in self._jobs:
+                job.stop()

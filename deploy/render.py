@@ -1,0 +1,82 @@
+"""`python -m deploy render TIER --recipe=… > job.yaml`: the spec that `gcloud ai custom-jobs create --config` takes."""
+
+import argparse
+import re
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+
+from deploy.arguments import parse, parser
+from deploy.jobspec import Job, Wanted, render, to_yaml
+from deploy.package import own_package, user_package
+from deploy.place import Place, add_place, read_place
+from deploy.tier import Tier, load_tier
+from trainer.errors import DONE, UserError
+
+
+def add_job_flags(own: argparse.ArgumentParser) -> None:
+    """The flags that say which job; `read_job` understands them."""
+    own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
+    add_sending_flags(own)
+    own.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    own.add_argument("--disable_retries", action="store_true", help="no restart on failure, as measurements want it")
+
+
+def add_sending_flags(own: argparse.ArgumentParser) -> None:
+    """Those that are the same for any number of jobs."""
+    add_place(own)
+    own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
+    own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
+    own.add_argument("--max_cost", type=_usd, metavar="USD", help="sets the timeout by the price of an hour")
+    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
+
+
+def read_job(asked: argparse.Namespace, flags: Sequence[str], place: Place, tier: Tier, submission: str) -> Job:
+    """The job on `tier` in `place`; UserError for one that is known to fail."""
+    if asked.image and asked.package:
+        raise UserError("--image and --package contradict each other: build the package into the image")
+    packages = [] if asked.image else [own_package()]
+    if asked.package:
+        packages.insert(0, user_package(asked.package))
+    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
+        raise UserError(f"name={asked.name}: letters, digits, - _ and . only, at most 100: it names a folder too")
+    subject = _subject(flags)
+    name = asked.name or f"{subject}-{tier.name}-{submission}"
+    # Without the tier: the next tier of a fallback goes on from the checkpoints of the last.
+    folder = asked.name or f"{subject}-{submission}"
+    wanted = Wanted(name, folder, tuple(packages), asked.image, asked.max_cost, asked.disable_retries)
+    return render(tier, flags, place, wanted)
+
+
+def new_submission() -> str:
+    """A name for one submission, fit for a label: time and chance."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _subject(flags: Sequence[str]) -> str:
+    values = dict(flag[2:].split("=", 1) for flag in flags if "=" in flag)
+    named = values.get("recipe") or values.get("model") or "job"
+    return named.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
+
+
+def _usd(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of USD")
+    return value
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the spec on stdout, warnings on stderr."""
+    own = parser("render", "The full CustomJobSpec of a tier and the trainer's flags.", "TIER --recipe=NAME …")
+    add_job_flags(own)
+    asked, flags = parse(own, arguments)
+    job = read_job(asked, flags, read_place(asked), load_tier(asked.tier, asked.prices), new_submission())
+    for line in job.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    print(to_yaml(job.spec), end="")
+    return DONE

@@ -1,0 +1,37 @@
+"""`python -m deploy package --bucket=gs://…`: builds the packages of a job and stores them, each once."""
+
+from collections.abc import Sequence
+
+from deploy.arguments import parser
+from deploy.backends import Backend
+from deploy.desk import DESK, Desk, add_backend
+from deploy.explain import explained
+from deploy.package import Package, build, own_package, user_package
+from deploy.patience import Clock, patiently
+from deploy.place import Place, checked_address, needed_project, read_project
+from trainer.errors import DONE
+
+
+def ship(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:
+    """Builds what is not built and sends what is not there; prints the addresses."""
+    for package in packages:
+        wheel, uri = build(package), package.uri(bucket)
+        patiently(lambda: backend.upload(wheel, uri), clock)  # noqa: B023 (called at once)
+        print(f"package {uri}", flush=True)
+
+
+def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+    """Prints the addresses that packageUris takes."""
+    own = parser(
+        "package", "Builds the trainer, and a package of yours, and stores them in a bucket.", "--bucket=gs://…"
+    )
+    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="takes the packages")
+    own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
+    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    add_backend(own)
+    asked = own.parse_args(arguments)
+    place = Place(needed_project(read_project(asked.project)), "", checked_address("bucket", asked.bucket))
+    packages = [*([user_package(asked.package)] if asked.package else []), own_package()]
+    with explained(place):
+        ship(packages, place.bucket, desk.open(asked.backend, place.project, place.region), desk.clock)
+    return DONE

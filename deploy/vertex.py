@@ -1,0 +1,181 @@
+"""The runs of a comparison on Vertex AI: each is a job, submitted as `deploy submit` does, followed and fetched.
+
+What is sent is kept in JOB_DIR/vertex.json beforehand: the same command again finds the job, follows it where it still
+runs, fetches it where it has succeeded, and submits it anew, into the same output, where it has not.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.backends import ApiError, Backend, JobStatus
+from deploy.desk import BACKENDS, Desk
+from deploy.explain import exit_code, failure, meaning
+from deploy.jobspec import Job
+from deploy.patience import Clock, patiently
+from deploy.place import Place, needed_project, read_place
+from deploy.record import Record, find
+from deploy.render import new_submission, read_job
+from deploy.runs import fetched, read_json
+from deploy.ship import ship
+from deploy.submit import check_buckets, create, label_of
+from deploy.tier import Tier, TierFacts
+from deploy.watch import Say, follow, note
+from trainer.errors import INTERRUPTED, PlatformFault, UserError
+from trainer.storage import parse, write_whole
+
+PIECE_S = 1.0  # how long a sleep may keep `stop` waiting
+
+
+class _Stopped(Exception):
+    """`stop` was called."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """Where the job of a run is, or was about to be, when it was sent; `output` is its job directory, gs://…"""
+
+    project: str
+    region: str
+    submission: str
+    output: str
+
+
+class VertexRunner:
+    """Runs `tiers`. `asked`: what `deploy.render.read_job` and `deploy.desk.add_backend` need."""
+
+    name = "vertex"
+
+    def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, desk: Desk) -> None:
+        self._tiers = {tier.name: tier for tier in tiers}
+        self._asked, self._desk, self._place = asked, desk, read_place(asked)
+        needed_project(self._place.project)
+        self._clock = Clock(desk.clock.now, self._sleep)
+        self._stopped, self._shipping = threading.Event(), threading.Lock()
+        self._submissions = (f"{new_submission()}-{number}" for number in itertools.count(1))
+
+    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
+        """UserError for a job that `submit` would refuse."""
+        self._job(tier, flags, "check")
+
+    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+        """Waits for the job, fetches what it wrote, and returns the exit code that its state stands for."""
+        job_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
+                return self._run(tier, flags, job_dir, lambda line: print(line, file=log))
+        except _Stopped:
+            return INTERRUPTED
+        except ApiError as error:
+            raise (PlatformFault if error.transient else UserError)(meaning(error, self._place)) from None
+
+    def stop(self) -> None:
+        """Ends the waiting; the jobs go on."""
+        self._stopped.set()
+
+    def _run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, say: Say) -> int:
+        sent = _read(job_dir)
+        found = self._find(sent) if sent else None
+        if sent and found and (not found.over or found.state == "SUCCEEDED"):
+            name = found.name
+        else:
+            sent, name = self._send(tier, flags, job_dir, sent)
+        status = self._follow(sent, name, say)
+        _fetch(sent, status, job_dir, say)
+        return exit_code(status)
+
+    def _job(self, tier: TierFacts, flags: Sequence[str], submission: str) -> Job:
+        return read_job(self._asked, flags, self._place, self._tiers[tier.name], submission)
+
+    def _find(self, sent: _Sent) -> JobStatus | None:
+        """The job that was sent; None where it was not made."""
+        backend = self._open(sent.project, sent.region)
+        made = patiently(lambda: backend.jobs(label_of(sent.submission)), self._clock)
+        return min(made, key=lambda status: status.created or 0.0, default=None)
+
+    def _send(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
+        """A new job, into the output of the one before, and its name."""
+        from trainer.storage.gcs import connect
+
+        if self._stopped.is_set():
+            raise _Stopped
+        (job_dir / "result.json").unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
+        into = [f"--job_dir={before.output}"] if before else []
+        with self._shipping:  # what one has built and sent, the others find
+            submission = next(self._submissions)
+            job = self._job(tier, [*flags, *into], submission)
+            backend = self._open(job.place.project, job.place.region)
+            address = parse(job.output, "output")
+            assert address is not None, "jobspec lets only gs:// addresses pass"
+            connect().list(address, most=1)  # who may not read the results should not pay for them
+            check_buckets(job, backend, self._clock)
+            ship(job.packages, job.place.bucket, backend, self._clock)
+        sent = _Sent(job.place.project, job.place.region, submission, job.output)
+        write_whole(job_dir / "vertex.json", json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
+        try:
+            return sent, create(job, Record(submission), backend, self._clock)
+        except ApiError as error:
+            _keep_error(job_dir, f"not submitted: {meaning(error, job.place)}")
+            raise
+
+    def _follow(self, sent: _Sent, name: str, say: Say) -> JobStatus:
+        backend, place = self._open(sent.project, sent.region), Place(sent.project, sent.region, "")
+        try:
+            status = follow(backend, name, place, self._clock, say)
+        except _Stopped:
+            print(f"{name} goes on; end it: python -m deploy cancel {name}", flush=True)
+            raise
+        with suppress(LookupError, UserError):  # the comparison does not need this folder's records
+            note(*find(sent.submission), status, self._clock.now())
+        return status
+
+    def _open(self, project: str, region: str) -> Backend:
+        return self._desk.open(self._asked.backend or BACKENDS[0], project, region)
+
+    def _sleep(self, seconds: float) -> None:
+        clock = self._desk.clock
+        until = clock.now() + seconds
+        while not self._stopped.is_set():
+            left = until - clock.now()
+            if left <= 0:
+                return
+            clock.sleep(min(left, PIECE_S))
+        raise _Stopped
+
+
+def _read(job_dir: Path) -> _Sent | None:
+    """What was sent before; UserError where that cannot be read any more."""
+    file = job_dir / "vertex.json"
+    if not file.exists():
+        return None
+    try:
+        return _Sent(**read_json(file)[0])
+    except TypeError:
+        raise UserError(f"{file} is damaged: see `python -m deploy jobs` for what runs, then remove it") from None
+
+
+def _fetch(sent: _Sent, status: JobStatus, job_dir: Path, say: Say) -> None:
+    """Brings what a report reads into `job_dir`; why a job failed is kept there where the trainer did not say it."""
+    try:
+        shutil.copytree(fetched(sent.output, "output"), job_dir, dirs_exist_ok=True)
+    except UserError as error:
+        if status.state == "SUCCEEDED":
+            raise
+        say(f"not fetched: {error}")
+    if status.state != "SUCCEEDED":
+        say(failure(status))
+        _keep_error(job_dir, failure(status) or status.state)
+    elif not (job_dir / "result.json").is_file():
+        raise UserError(f"{sent.output} has no result.json, though the job succeeded: remove {job_dir} to run it anew")
+
+
+def _keep_error(job_dir: Path, error: str) -> None:
+    result, _ = read_json(job_dir / "result.json")
+    if not result.get("error"):
+        write_whole(job_dir / "result.json", json.dumps({**result, "state": "failed", "error": error}, indent=2) + "\n")

@@ -1,0 +1,142 @@
+"""Google's services on loopback, the environment in which gcloud and the SDK find them, and a clock that flies."""
+
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from deploy import package
+from deploy.backends import Backend, open_backend
+from deploy.backends.sdk import Sdk
+from deploy.desk import Desk
+from deploy.patience import Clock
+from tests.deploy.emulator import Emulator
+from tests.trainer.storage.emulator import fake_gcs
+from trainer.storage import gcs, staging
+from trainer.storage.address import Address
+
+needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed here")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records go to a folder of the test, and nobody's gcloud configuration is read."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dist")
+
+
+@pytest.fixture
+def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages are built once for all tests."""
+    monkeypatch.setattr(package, "DIST", _built)
+    return _built
+
+
+@pytest.fixture(scope="session")
+def _storage() -> Iterator[str]:
+    with fake_gcs() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(_storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+    """A new, empty bucket of a server that the trainer's client takes for Google's; copies of it lie in tmp_path."""
+    monkeypatch.setattr(staging, "cache_home", lambda cache_dir="": tmp_path / "cache")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _storage)
+    gcs._connect.cache_clear()
+    client = gcs.connect()._client
+    yield Address(client.create_bucket(f"b-{uuid.uuid4().hex}").name, "")
+    gcs._connect.cache_clear()
+    client.close()
+
+
+def put(folder: Path, address: Address) -> None:
+    """Sends all files of `folder`."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            gcs.connect().upload(file, address / file.relative_to(folder).as_posix())
+
+
+@pytest.fixture
+def google() -> Iterator[Emulator]:
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def cloud(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """The emulator, and an environment in which gcloud and the SDK take it for Google."""
+    point(google, tmp_path, monkeypatch)
+    return google
+
+
+def point(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "token"
+    token.write_text("not-a-secret")
+    environment = {
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{google.url}/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{google.url}/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{google.url}/storage/v1/",
+        "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
+        "CLOUDSDK_CORE_PROJECT": "my-proj",
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
+        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
+        "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
+        "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0",
+        "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # else a fresh configuration looks for a metadata server
+        "STORAGE_EMULATOR_HOST": google.url,
+        "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+class FlyingClock:
+    """A clock whose sleeps take no time; `asleep` is called at each of them."""
+
+    def __init__(self) -> None:
+        self.time = time.time()
+        self.slept = 0.0
+        self.asleep: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.slept += seconds
+        self.asleep()
+        time.sleep(0.005)  # other threads may go on
+
+
+@pytest.fixture
+def flying() -> FlyingClock:
+    return FlyingClock()
+
+
+@pytest.fixture
+def desk(cloud: Emulator, flying: FlyingClock) -> Desk:
+    """The real backends, with Google on loopback and time that flies."""
+
+    def opened(kind: str, project: str, region: str) -> Backend:
+        if kind == "sdk":
+            return Sdk(project, region, cloud.url, cloud.url, AnonymousCredentials())
+        return open_backend(kind, project, region)
+
+    return Desk(Clock(lambda: flying.time, flying.sleep), opened)
+
+
+def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)

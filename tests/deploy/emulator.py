@@ -1,0 +1,291 @@
+"""Vertex AI, Cloud Logging and Cloud Storage on loopback, as far as gcloud and Google's clients ask; and their faults.
+
+Jobs are kept as the SDK's own CustomJob, which takes enums by name (gcloud) and by number (the SDK) and refuses what
+Vertex AI does not know. `run`, when given, is what a submitted job does, in a thread of its own.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from email.parser import BytesParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from google.cloud.aiplatform_v1.types import CustomJob
+from google.protobuf.json_format import MessageToDict, ParseError
+from google_crc32c import Checksum
+
+PARENT = "/v1/projects/my-proj/locations/us-central1"
+
+
+@dataclasses.dataclass
+class Fault:
+    """The next `times` requests that match fail: with an HTTP status, a "cut" connection, or a "slow" answer.
+
+    `after`: the request does its work first, and only its answer is lost.
+    """
+
+    match: str
+    kind: int | str
+    times: int = 1
+    after: bool = False
+    message: str = "injected"
+
+
+class Emulator:
+    """`with Emulator() as google:`; `google.url` is its address, `google.requests` what came, as "METHOD /path"."""
+
+    def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
+        self.run = run
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.logs: list[dict[str, Any]] = []
+        self.objects: dict[str, bytes] = {}
+        self.bucket_location = "US"
+        self.lists_nothing = 0  # so many lists come before what was made shows in one
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []
+        self.lock = threading.RLock()
+        self.threads: list[threading.Thread] = []
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self}))
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self) -> "Emulator":
+        self.serving = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.serving.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self.threads:
+            thread.join(timeout=120)
+        self.server.shutdown()
+        self.serving.join()
+        self.server.server_close()
+
+    def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
+        """A new job, PENDING, or RUNNING whatever `run` makes of it."""
+        with self.lock:
+            job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
+            number = str(1000 + len(self.jobs))
+            region = parent.rsplit("/", 1)[-1]
+            job |= {
+                "name": f"projects/123456/locations/{region}/customJobs/{number}",
+                "state": "JOB_STATE_PENDING",
+                "createTime": now(),
+            }
+            self.jobs[number] = job
+        if self.run:
+            thread = threading.Thread(target=self.run, args=(self, job))
+            self.threads.append(thread)
+            thread.start()
+        return job
+
+    def begin(self, job: dict[str, Any]) -> None:
+        """PENDING -> RUNNING."""
+        with self.lock:
+            job |= {"state": "JOB_STATE_RUNNING", "startTime": now()}
+
+    def end(self, job: dict[str, Any], state: str, error: str = "") -> None:
+        """To a final state, unless it was cancelled meanwhile."""
+        with self.lock:
+            if not job["state"].endswith("CANCELLED"):
+                job |= {"state": f"JOB_STATE_{state}", "endTime": now()}
+                if error:
+                    job["error"] = {"code": 3, "message": error}
+
+    def log(self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = "") -> None:
+        """One entry, as a worker's line of JSON becomes one."""
+        with self.lock:
+            labels = {"job_id": job["name"].rsplit("/", 1)[-1], "task_name": worker}
+            self.logs.append({
+                "insertId": f"entry{len(self.logs):06}",
+                "timestamp": time or now(),
+                "severity": "INFO",
+                "resource": {"type": "ml_job", "labels": labels},
+                "jsonPayload": {"message": text},
+            })  # fmt: skip
+
+    def take_fault(self, request: str) -> Fault | None:
+        """The fault that this request meets."""
+        with self.lock:
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.match, request):
+                    fault.times -= 1
+                    return fault
+        return None
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    google: Emulator
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the console."""
+
+    def handle_any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        address = urlsplit(self.path)
+        request = f"{self.command} {address.path}"
+        self.google.requests.append(request)
+        fault = self.google.take_fault(request)
+        if fault and not fault.after and fault.kind != "slow":
+            self.fail(fault)
+            return
+        if fault and fault.kind == "slow":
+            time.sleep(0.5)
+        try:
+            query = {key: values[0] for key, values in parse_qs(address.query).items()}
+            status, answer = self.answer(address.path, query, body)
+        except ParseError as error:
+            status, answer = 400, _error(400, str(error))
+        if fault and fault.after:
+            self.fail(fault)
+            return
+        self.send(status, answer)
+
+    do_GET = do_POST = do_PUT = do_DELETE = handle_any
+
+    def fail(self, fault: Fault) -> None:
+        if fault.kind == "cut":
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.send(int(fault.kind), _error(int(fault.kind), fault.message))
+
+    def send(self, status: int, answer: dict[str, Any]) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def answer(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+        for pattern, method in _ROUTES.items():
+            match = re.fullmatch(pattern, f"{self.command} {path}")
+            if match:
+                return method(self.google, match, query, body)
+        return 404, _error(404, f"no such address in the emulator: {self.command} {path}")
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    names = {
+        400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+        412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE",
+    }  # fmt: skip
+    return {"error": {"code": status, "message": message, "status": names[status]}}
+
+
+Answer = tuple[int, dict[str, Any]]
+Query = dict[str, str]
+
+
+def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    return 200, google.create(match[1], json.loads(body))
+
+
+def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    """Filters by label as Vertex AI does, in pages of two."""
+    region = match[1].rsplit("/", 1)[-1]
+    if google.lists_nothing:
+        google.lists_nothing -= 1
+        return 200, {}
+    jobs = [job for job in google.jobs.values() if f"/{region}/" in job["name"]]
+    wanted = re.fullmatch(r"labels\.([\w-]+)(?:=|:)(.*)", query.get("filter", ""))
+    if wanted:
+        labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
+        jobs = [job for job, label in zip(jobs, labels, strict=True) if label and wanted[2] in ("*", label)]
+    first = int(query.get("pageToken") or 0)
+    more = {"nextPageToken": str(first + 2)} if len(jobs) > first + 2 else {}
+    return 200, {"customJobs": jobs[first : first + 2], **more}
+
+
+def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    job = google.jobs.get(match[1])
+    return (200, job) if job else (404, _error(404, f"CustomJob {match[1]} is not found"))
+
+
+def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    google.end(google.jobs[match[1]], "CANCELLED")
+    return 200, {}
+
+
+def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    """Entries of a job since a time, in pages of three."""
+    asked = json.loads(body)
+    job = re.search(r'job_id="(\d+)"', asked["filter"])
+    since = re.search(r'timestamp>="([^"]+)"', asked["filter"])
+    assert job
+    found = [
+        entry
+        for entry in google.logs
+        if entry["resource"]["labels"]["job_id"] == job[1] and (not since or entry["timestamp"] >= since[1])
+    ]
+    found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in asked.get("orderBy", ""))
+    first = int(asked.get("pageToken") or 0)
+    more = {"nextPageToken": str(first + 3)} if len(found) > first + 3 else {}
+    return 200, {"entries": found[first : first + 3], **more}
+
+
+def _bucket(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    return 200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location}
+
+
+def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    name = f"{match[1]}/{unquote(match[2])}"
+    if name not in google.objects:
+        return 404, _error(404, f"No such object: {name}")
+    return 200, _about(google, name)
+
+
+def _objects(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    """gcloud looks whether the destination is a folder."""
+    prefix = f"{match[1]}/{query.get('prefix', '')}"
+    return 200, {"items": [_about(google, name) for name in google.objects if name.startswith(prefix)]}
+
+
+def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+    """multipart/related: the object's metadata, then its content."""
+    boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
+    message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
+    about, content = message.get_payload()
+    name = f"{match[1]}/{json.loads(about.get_payload())['name']}"
+    if query.get("ifGenerationMatch") == "0" and name in google.objects:
+        return 412, _error(412, "At least one of the pre-conditions you specified did not hold.")
+    google.objects[name] = content.get_payload(decode=True)
+    return 200, _about(google, name)
+
+
+def _about(google: Emulator, name: str) -> dict[str, Any]:
+    content = google.objects[name]
+    bucket, _, inner = name.partition("/")
+    return {
+        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)), "generation": "1",
+        "metageneration": "1", "updated": now(), "timeCreated": now(), "storageClass": "STANDARD",
+        "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
+        "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
+    }  # fmt: skip
+
+
+_ROUTES: dict[str, Callable[..., Answer]] = {
+    r"POST /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _create,
+    r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
+    r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
+    r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
+    r"POST /v2/entries:list": _entries,
+    r"GET /storage/v1/b/([^/]+)": _bucket,
+    r"GET /storage/v1/b/([^/]+)/o/([^/]+)": _object,
+    r"GET /storage/v1/b/([^/]+)/o": _objects,
+    r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
+}

@@ -1,0 +1,83 @@
+"""Job directories with planted times, in the form that the trainer writes them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+EXAMPLES = 6_000
+
+
+def plant(
+    folder: Path,
+    seconds: Sequence[float],
+    *,
+    devices: Sequence[str] = ("GPU:0",),
+    batch: int = 100,
+    losses: Sequence[float] = (),
+    state: str = "done",
+    error: str | None = None,
+    startup: float = 5.0,
+    steps_per_report: int = 10,
+    epochs: bool = False,
+    **final: float,
+) -> Path:
+    """A run with one report (or epoch) for each of `seconds`, the time of its steps; the first is the warm-up.
+
+    `losses`: of the same reports. `final`: more of result.json's final metrics, as fid=12.
+    """
+    per_epoch = EXAMPLES // batch
+    steps = per_epoch if epochs else steps_per_report
+    losses = losses or [1 / (number + 1) for number in range(len(seconds))]
+    now = 0.0
+    lines: list[dict[str, Any]] = []
+    for number, (each, loss) in enumerate(zip(seconds, losses, strict=True), start=1):
+        now += steps * each
+        lines.append({
+            "kind": "epoch" if epochs else "report", "step": number * steps, "epoch": number * steps / per_epoch,
+            "seconds": now, "images_per_second": batch / each, "step_seconds": each, "losses": {"loss": loss},
+            "metrics": {"accuracy": 0.9}, "memory_gib": 1.0, "gpus": [],
+        })  # fmt: skip
+    total = steps * len(seconds)
+    run = {
+        "config": {"model": "mlp", "global_batch_size": batch, "steps": total, "seed": 0, "learning_rate": 0.1},
+        "cluster": {"workers": 1, "replicas": len(devices), "rows_per_replica": batch // len(devices)},
+        "devices": list(devices),
+        "data": {"examples": EXAMPLES, "examples_per_step": batch, "steps_per_epoch": per_epoch},
+        "total_steps": total, "versions": {"tensorflow": "2.21.0"}, "command": "python -m trainer.task --recipe=x",
+        "started": "2026-11-20T10:00:00Z",
+    }  # fmt: skip
+    result = {
+        "state": state, "error": error, "steps": total, "wall_seconds": startup + now, "startup_seconds": startup,
+        "training_seconds": now, "peak_memory_gib": 1.5,
+        "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final}},
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    _write(folder, lines, run, result)
+    return folder
+
+
+def _write(folder: Path, lines: Sequence[dict[str, Any]], run: dict[str, Any], result: dict[str, Any]) -> None:
+    (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "run.json").write_text(json.dumps(run))
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Changes top-level keys of a JSON file; None removes one."""
+    content = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def sample(folder: Path, side: int = 8) -> None:
+    """Two grids of grey pixels, of steps 10 and 500."""
+    (folder / "samples").mkdir()
+    for step in (10, 500):
+        Image.new("L", (side, side), 128).save(folder / "samples" / f"step-{step:08d}.png")
+
+
+def noisy(middle: float, count: int = 20) -> list[float]:
+    """`count` times within 5 % of `middle`, always the same; the first is twice as long, as a warm-up is."""
+    return [2 * middle, *(middle * (1 + 0.05 * ((7 * number) % 11 - 5) / 5) for number in range(count - 1))]

@@ -1,0 +1,164 @@
+"""gcloud and the SDK do the same, against the same service; each makes a job at most once a call."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.backends import ApiError, Backend, Request
+from deploy.backends.gcloud import Gcloud
+from deploy.desk import Desk
+from deploy.package import crc32c
+from deploy.patience import Clock
+from deploy.submit import create_once
+from tests.deploy.conftest import FlyingClock, needs_gcloud
+from tests.deploy.emulator import Emulator, Fault
+from trainer.errors import UserError
+
+SPEC = {
+    "workerPoolSpecs": [
+        {
+            "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
+            "replicaCount": 1,
+            "containerSpec": {"imageUri": "x", "args": ["--steps=5", "--data=a,b"]},
+        }
+    ],
+    "scheduling": {"strategy": "SPOT", "timeout": "3600s"},
+}
+REQUEST = Request("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
+POSTS = "POST /v1/projects/my-proj/locations/us-central1/customJobs"
+
+
+GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
+SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])  # a second a call
+
+
+@pytest.fixture(params=[GCLOUD, "sdk"])
+def backend(request: pytest.FixtureRequest, desk: Desk) -> Backend:
+    return desk.open(request.param, "my-proj", "us-central1")
+
+
+def both(*cases: object, quick_gcloud: object) -> list[object]:
+    """Every case with the SDK, and one with gcloud, which takes a second a call; its others are slow tests."""
+    slow = [
+        pytest.param("gcloud", case, marks=[needs_gcloud, pytest.mark.slow]) for case in cases if case != quick_gcloud
+    ]
+    return [*(("sdk", case) for case in cases), pytest.param("gcloud", quick_gcloud, marks=needs_gcloud), *slow]
+
+
+def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator) -> None:
+    name = backend.submit(REQUEST)
+    job = cloud.jobs[name.rsplit("/", 1)[-1]]
+    assert (job["displayName"], job["labels"]) == (REQUEST.display_name, REQUEST.labels)
+    sent = job["jobSpec"]["workerPoolSpecs"][0]
+    assert sent["machineSpec"] == SPEC["workerPoolSpecs"][0]["machineSpec"]
+    assert sent["containerSpec"] == SPEC["workerPoolSpecs"][0]["containerSpec"]
+    assert job["jobSpec"]["scheduling"] == SPEC["scheduling"]
+    assert (backend.state(name).state, backend.state(name).started) == ("PENDING", None)
+    cloud.begin(job)
+    for number in range(7):
+        cloud.log(job, f"line {number}", worker=f"workerpool{number % 2}-0")
+    entries = backend.logs(name, "")
+    assert [entry.text for entry in entries] == [f"line {number}" for number in range(7)]
+    assert entries[1].worker == "workerpool1-0"
+    assert [entry.text for entry in backend.logs(name, entries[5].time)] == ["line 5", "line 6"]
+    status = backend.state(name)
+    assert (status.state, status.over, status.labels["submission"]) == ("RUNNING", False, "s1")
+    backend.cancel(name)
+    assert (backend.state(name).state, backend.state(name).over) == ("CANCELLED", True)
+
+
+def test_only_jobs_of_ours_are_listed_and_those_of_a_submission_found(backend: Backend, cloud: Emulator) -> None:
+    parent = "projects/my-proj/locations/us-central1"
+    names = [
+        cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
+        for labels in ({"submission": "s1"}, {"submission": "s2"}, {"other": "s1"}, {"submission": "s3"}, {})
+    ]
+    assert {status.name for status in backend.jobs()} == {names[0], names[1], names[3]}
+    assert [status.name for status in backend.jobs("s2")] == [names[1]]
+    assert backend.jobs("s4") == []
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_a_package_is_stored_once_and_its_checksum_compared(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
+    wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
+    wheel.write_bytes(bytes(range(256)) * 40)
+    backend.upload(wheel, uri)
+    assert cloud.objects["my-bucket/packages/x/a.whl"] == wheel.read_bytes()
+    backend.upload(wheel, uri)
+    cloud.objects["my-bucket/packages/x/a.whl"] = b"something else"
+    if isinstance(backend, Gcloud):  # it replaces what differs
+        backend.upload(wheel, uri)
+        assert cloud.objects["my-bucket/packages/x/a.whl"] == wheel.read_bytes()
+        assert len([request for request in cloud.requests if "upload" in request]) == 2
+    else:
+        with pytest.raises(ApiError, match="is there with crc32c"):
+            backend.upload(wheel, uri)
+
+
+def test_crc32c_is_the_checksum_that_the_standard_gives(tmp_path: Path) -> None:
+    """RFC 3720, B.4: 32 bytes of zeros have 0x8A9136AA."""
+    (tmp_path / "zeros").write_bytes(bytes(32))
+    assert crc32c(tmp_path / "zeros") == "ipE2qg=="
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_where_a_bucket_lies_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
+    cloud.bucket_location = "EUROPE-WEST4"
+    assert backend.location("gs://my-bucket") == "EUROPE-WEST4"
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 403, times=9)]
+    assert backend.location("gs://my-bucket") == ""
+
+
+@pytest.mark.parametrize(("backend", "code"), both(400, 401, 403, 404, 429, quick_gcloud=403), indirect=["backend"])
+def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, code: int) -> None:
+    cloud.faults = [Fault(POSTS, code, times=9, message="not like this")]
+    with pytest.raises(ApiError) as caught:
+        backend.submit(REQUEST)
+    assert caught.value.code == code
+    assert caught.value.transient == (code == 429)
+    assert not caught.value.may_have_worked
+    assert cloud.jobs == {}
+    assert "not-a-secret" not in str(caught.value)
+
+
+LOST = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
+
+
+@pytest.mark.parametrize(("backend", "fault"), both(*LOST, quick_gcloud=(500, True)), indirect=["backend"])
+def test_a_lost_answer_never_makes_a_second_job(
+    backend: Backend, cloud: Emulator, flying: FlyingClock, fault: tuple[int | str, bool]
+) -> None:
+    """Before the job was made: it is submitted again. After: it is found by its label."""
+    kind, after = fault
+    cloud.faults = [Fault(POSTS, kind, after=after)]
+    name = create_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep))
+    assert [job["name"] for job in cloud.jobs.values()] == [name]
+    assert cloud.requests.count(POSTS) == (1 if after else 2)
+
+
+def test_a_job_that_is_listed_late_is_kept_and_its_double_cancelled(desk: Desk, cloud: Emulator) -> None:
+    """The first answer is lost, and the first look finds nothing: the second job is ended as soon as both show."""
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = 1
+    name = create_once(desk.open("sdk", "my-proj", "us-central1"), REQUEST, desk.clock)
+    states = {job["name"]: job["state"] for job in cloud.jobs.values()}
+    assert states.pop(name) == "JOB_STATE_PENDING"
+    assert list(states.values()) == ["JOB_STATE_CANCELLED"]
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_a_service_that_made_two_has_the_second_cancelled(
+    backend: Backend, cloud: Emulator, flying: FlyingClock
+) -> None:
+    parent = "projects/my-proj/locations/us-central1"
+    first = cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+    cloud.faults = [Fault(POSTS, 500, after=True)]
+    assert create_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep)) == first["name"]
+    assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
+
+
+def test_without_gcloud_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for call in (lambda gcloud: gcloud.jobs(), lambda gcloud: gcloud.submit(REQUEST)):
+        with pytest.raises(UserError, match="gcloud is not installed"):
+            call(Gcloud("my-proj", "us-central1"))

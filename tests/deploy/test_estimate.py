@@ -1,0 +1,125 @@
+"""The estimate: what follows from a short run, what is said to be unknown, and how far it was off afterwards."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.compare import Plan, compare
+from deploy.estimate import Interval, estimate
+from deploy.runs import collect
+from deploy.tier import TierFacts
+from tests.deploy.planted import plant
+from tests.deploy.test_compare import Planting, deploy
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+
+CONFIG = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, steps=10_000)
+CPU = TierFacts("cpu", "n1", price_per_hour=0.5)
+L4X2, L4X4 = TierFacts("l4x2", "g2", "NVIDIA_L4", 2, price_per_hour=2.0), TierFacts("l4x4", "g2", "NVIDIA_L4", 4)
+
+
+def short_run(tmp_path: Path, tier: TierFacts, seconds: float = 0.1, device: str = "GPU") -> Path:
+    """A comparison of one tier and 200 steps: 5 s to start, then steps of `seconds` and nothing else."""
+
+    def script(tier: TierFacts, job_dir: Path) -> int:
+        plant(job_dir, [seconds] * 20, devices=[f"{device}:{index}" for index in range(tier.devices)])
+        return 0
+
+    flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
+    assert compare(Plan((tier,), flags), tmp_path / "short", Planting(script)) == 0
+    return tmp_path / "short"
+
+
+def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    (cpu,), assumptions = estimate(measured, [CPU], CONFIG, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
+    assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((1005, 1005))
+    assert cpu.usd is not None
+    assert cpu.usd.middle == pytest.approx(0.5 * 1005 / 3600)
+    assert "cpu: its own step times, the quartiles as interval" in assumptions
+
+
+def test_more_devices_lie_between_ideal_and_no_gain(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, L4X2))])
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
+    assert four.seconds is not None
+    assert (four.seconds.low, four.seconds.high) == pytest.approx((505, 1005))
+    assert four.seconds.middle == pytest.approx(5 + 1000 / 2**0.5)
+    assert (four.usd, four.reason) == (None, "no price: give --price_per_hour=l4x4=USD")
+    assert any("4 devices take 0.500 to 1.00 x the time of 2" in line for line in assumptions)
+
+
+def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    (l4,), _ = estimate(measured, [L4X2], CONFIG, {})
+    assert (l4.seconds, l4.usd) == (None, None)
+    assert l4.reason == "the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR"
+    (l4,), assumptions = estimate(measured, [L4X2], CONFIG, {"l4x2": 20})
+    assert l4.seconds is not None
+    assert (l4.seconds.low, l4.seconds.high) == pytest.approx((5 + 1000 / 40, 5 + 1000 / 20))
+    assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the short run") for line in assumptions)
+
+
+def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
+    assert four.seconds is None
+    assert "NVIDIA_L4 simulated on a CPU" in assumptions[0]
+
+
+def test_epochs_are_counted_in_the_steps_of_the_short_run(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    epochs = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, epochs=100)
+    (cpu,), _ = estimate(measured, [CPU], epochs, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
+
+
+def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    other = TrainConfig(model="mlp", global_batch_size=200, learning_rate=0.1, steps=100)
+    with pytest.raises(UserError, match=r"is another training \(global_batch_size: 100 there, 200 here\)"):
+        estimate(measured, [CPU], other, {})
+    plant(tmp_path / "one-report", [0.1])
+    with pytest.raises(UserError, match="the short run has no step times"):
+        estimate(collect([str(tmp_path / "one-report")]), [CPU], CONFIG, {})
+
+
+def test_an_interval_can_be_scaled() -> None:
+    assert Interval(1, 2, 3).times(2) == Interval(2, 4, 6)
+
+
+def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
+    flags = ["--recipe=mlp_mnist", "--model=mlp", "--global_batch_size=100", "--learning_rate=0.1", "--steps=200"]
+    given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
+    assert main(["estimate", *given]) == 0
+    shown = capsys.readouterr().out
+    assert "cpu: 25.0 seconds (25.0 - 25.0), $0.00347 ($0.00347 - $0.00347)" in shown
+    assert "- the time to get machines and to start a container is not included" in shown
+    kept = json.loads((out / "estimate.json").read_text())
+    assert kept["tiers"]["cpu"]["seconds"]["middle"] == pytest.approx(25)
+
+    def slower(tier: TierFacts, job_dir: Path) -> int:
+        plant(job_dir, [0.2] * 20)
+        return 0
+
+    assert compare(Plan((CPU,), tuple(flags)), out, Planting(slower)) == 0
+    assert main(["report", str(out)]) == 0
+    off = "The estimate for cpu was 25.0 s, it took 45.0 s: 44 % too low, outside its interval."
+    assert off in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_verb_makes_its_own_short_run(tmp_path: Path) -> None:
+    flags = ["--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--steps=1000", "--short_steps=40"]
+    with deploy("estimate", "cpu", *flags, f"--out={tmp_path / 'out'}") as process:
+        out, error = process.communicate(timeout=300)
+    assert (process.returncode, error) == (0, "")
+    assert "40 steps on 1 device" in out
+    seconds = json.loads((tmp_path / "out" / "estimate.json").read_text())["tiers"]["cpu"]["seconds"]
+    assert 0 < seconds["low"] <= seconds["middle"] <= seconds["high"]

@@ -1,0 +1,175 @@
+"""`deploy local`: what each worker finds, how a job ends, what is said of a lost worker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy import local
+from deploy.backends.local import LocalJob, Loss, plain
+from deploy.rehearsal import Worker, free_addresses, workers_of
+from deploy.tier import load_tier
+from trainer.errors import UserError
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=1"]
+
+
+def worker(name: str, script: Path, *arguments: str) -> Worker:
+    environment = {"PYTHONPATH": str(script.parent), "PYTHONUNBUFFERED": "1"}
+    return Worker(name, script.stem, arguments, environment, frozenset(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A worker that does what its arguments say: sleeps, counts its starts in a file, exits."""
+    path = tmp_path / "worker_script.py"
+    path.write_text(
+        "import pathlib, sys, time\n"
+        "seconds, starts, codes = float(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3].split(',')\n"
+        "with starts.open('a') as file: file.write('x')\n"
+        "count = len(starts.read_text())\n"
+        "print(f'start {count}')\n"
+        "time.sleep(seconds)\n"
+        "sys.exit(int(codes[min(count, len(codes)) - 1]))\n"
+    )
+    return path
+
+
+def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: int = 0) -> tuple[LocalJob, list[str]]:
+    """Workers, each with (seconds, exit codes of its starts)."""
+    said: list[str] = []
+    workers = [
+        worker(
+            f"workerpool{min(index, 1)}-{max(0, index - 1)}", script, seconds, str(tmp_path / f"starts{index}"), codes
+        )
+        for index, (seconds, codes) in enumerate(cases)
+    ]
+    return LocalJob(workers, tmp_path, lambda name, line: said.append(f"[{name}] {line}"), restarts), said
+
+
+def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
+    chief, other = workers_of(load_tier("l4x1-2workers", ""), ["--seed=3"], tmp_path, "local-1")
+    assert (chief.name, other.name) == ("workerpool0-0", "workerpool1-0")
+    config, spec = (json.loads(other.environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC"))
+    assert config["task"]["type"] == "worker"
+    assert spec["task"] == {"type": "workerpool1", "index": 0}
+    assert config["cluster"]["chief"] == spec["cluster"]["workerpool0"]
+    assert config["cluster"]["worker"] == spec["cluster"]["workerpool1"]
+    assert other.environment["AIP_MODEL_DIR"] == f"{tmp_path}/model/"
+    assert other.environment["CLOUD_ML_JOB_ID"] == "local-1"
+    assert other.arguments[-2:] == ("--seed=3", "--expect_devices=1")
+    if len(os.sched_getaffinity(0)) > 1:
+        assert not chief.cores & other.cores
+
+
+def test_the_chiefs_end_is_the_jobs_and_nothing_is_left(tmp_path: Path, script: Path) -> None:
+    made, said = job(tmp_path, script, [("0.2", "0"), ("60", "0")])
+    began = time.monotonic()
+    outcome = made.run()
+    assert (outcome.code, outcome.state) == (0, "SUCCEEDED")
+    assert time.monotonic() - began < 50  # the other one was ended, not waited for
+    assert "[workerpool0-0] start 1" in said
+
+
+@pytest.mark.parametrize(("codes", "code"), [("2", 2), ("75", 75), ("1", 1), ("9", 1)])
+def test_one_workers_failure_fails_the_job_with_its_last_lines(
+    tmp_path: Path, script: Path, codes: str, code: int
+) -> None:
+    made, _ = job(tmp_path, script, [("0.3", "75"), ("0", codes)])
+    outcome = made.run()
+    assert (outcome.code, outcome.state) == (code, "FAILED")
+    assert f"The replica workerpool1-0 exited with a non-zero status of {codes}." in outcome.error
+    assert "start 1" in outcome.error
+
+
+@pytest.mark.skipif(not RANGE.exists(), reason="this system does not tell its ephemeral ports")
+def test_no_outgoing_connection_can_take_a_workers_port() -> None:
+    ports = [int(address.rpartition(":")[2]) for address in free_addresses(50)]
+    assert len(set(ports)) == 50
+    assert max(ports) < int(RANGE.read_text().split()[0])
+
+
+def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path) -> None:
+    made, said = job(tmp_path, script, [("1.5", "0"), ("0", "75,1,0")], restarts=2)
+    outcome = made.run()
+    assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 2)
+    assert "[workerpool1-0] exited with status 75: restart 1 of 2" in said
+    assert (tmp_path / "starts1").read_text() == "xxx"
+
+
+def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path, script: Path) -> None:
+    made, said = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
+    made.loss = Loss(1, 7)
+    (tmp_path / "stats.jsonl").write_text('{"kind": "report", "step": 7}\n')
+    outcome = made.run()
+    assert "workerpool1-0 exited with a non-zero status of 137" in outcome.error
+    assert "[workerpool1-0] killed at step 7, as --kill asks" in said
+
+
+def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
+    assert plain('{"severity": "WARNING", "message": "look"}\n') == "warning: look"
+    assert plain("no JSON\n") == "no JSON"
+    assert plain("17\n") == "17"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
+        (
+            ["cpu-2workers", "--recipe=wgan_gp_digits", "--kill=worker2@step5"],
+            "has the chief and workers up to worker1",
+        ),
+        (["cpu", "--recipe=wgan_gp_digits", "--kill=soon"], "has the chief alone"),
+        (["cpu-2workers", "--recipe=wgan_gp_digits", "--global_batch_size=63"], "does not divide over 2 replicas"),
+        (["cpu", "--recipe=wgan_gp_digitz"], "did you mean 'wgan_gp_digits'"),
+        (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
+    ],
+)
+def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        local.main(arguments)
+    assert message in str(caught.value)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "deploy", "local", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_restarted_and_the_run_goes_on(tmp_path: Path) -> None:
+    flags = [*SMALL, "--steps=60", "--report_every_steps=5", "--checkpoint_every_steps=10", "--sample_every_steps=0"]
+    done = run("l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step20", "--restarts=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[workerpool1-0] killed at step" in done.stdout
+    assert "[workerpool0-0] resumes at step" in done.stdout
+    assert "JOB_STATE_SUCCEEDED, 2 restarts" in done.stdout
+    described = json.loads((tmp_path / "job" / "run.json").read_text())
+    assert described["simulated"] is True
+    result = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (result["state"], result["steps"], result["restarts"]) == ("done", 60, 1)
+
+
+def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
+    flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
+    command = [sys.executable, "-m", "deploy", "local", "cpu", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 10/" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert "state saved at step" in output
+    assert "JOB_STATE_CANCELLED" in output

@@ -1,0 +1,165 @@
+"""Job directories of any origin, whole, damaged and resumed."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from deploy.measure import measure
+from deploy.runs import collect, read_run
+from deploy.table import notes, to_csv, to_json, to_markdown, to_terminal
+from deploy.timing import after_warm_up
+from deploy.verdict import verdict
+from tests.deploy.conftest import put
+from tests.deploy.planted import edit, plant, sample
+from trainer.errors import UserError
+from trainer.storage.address import Address
+
+
+def test_a_whole_directory_is_read(tmp_path: Path) -> None:
+    run = read_run(plant(tmp_path / "a", [0.2, 0.1, 0.1], devices=("GPU:0", "GPU:1"), fid=12.5))
+    assert (run.state, run.steps, run.rows_per_replica, run.steps_per_epoch) == ("done", 30, 50, 60)
+    assert [window.step for window in run.reports] == [10, 20, 30]
+    assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9, "fid": 12.5}
+    assert (run.restarts, run.problems, run.sample) == (0, (), None)
+
+
+def test_an_empty_directory_is_all_none_with_reasons(tmp_path: Path) -> None:
+    run = read_run(tmp_path)
+    assert (run.state, run.steps, run.wall_seconds, run.reports, run.final) == ("missing", None, None, (), {})
+    names = ("run.json", "result.json", "stats.jsonl")
+    assert [problem.rpartition("/")[2] for problem in run.problems] == [f"{name} is missing" for name in names]
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
+    good = (folder / "stats.jsonl").read_text()
+    bad = (
+        '{"kind": "report", "st\n[1]\nnull\n{"kind": 3, "step": 1}\n{"kind": "report", "step": "x"}\n\xff\n'
+        + "[" * 9000
+    )
+    (folder / "stats.jsonl").write_text(bad + "\n" + good)
+    run = read_run(folder)
+    assert [window.step for window in run.reports] == [10, 20, 30]
+    assert "7 damaged lines of stats.jsonl were left out" in run.problems[0]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "null", "\xff", "{" * 5000])
+def test_damaged_files_cost_only_what_they_held(tmp_path: Path, content: str) -> None:
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
+    (folder / "result.json").write_text(content, encoding="latin-1")
+    run = read_run(folder)
+    assert (run.state, run.wall_seconds, run.rows_per_replica) == ("missing", None, 100)
+    assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9}  # the newest report's
+    assert len(run.problems) == 1
+
+
+def test_values_of_any_type_never_break_the_report(tmp_path: Path) -> None:
+    """Every value of the three files is replaced in turn by something else."""
+    strange = [None, True, -1, 0, 1e308, "x", [], {}, [None], {"loss": "x"}, float("nan")]
+    chance = random.Random(0)
+    for number in range(150):
+        folder = plant(tmp_path / f"{number}" / "a", [0.2, 0.1, 0.1, 0.1])
+        name = chance.choice(["run.json", "result.json", "stats.jsonl"])
+        lines = (folder / name).read_text().splitlines()
+        place = chance.randrange(len(lines))
+        content = json.loads(lines[place])
+        key = chance.choice(list(content))
+        content[key] = chance.choice(strange)
+        lines[place] = json.dumps(content)
+        (folder / name).write_text("\n".join(lines))
+        collection = collect([str(folder)])
+        rows = measure(collection)
+        said, words = notes(rows, collection), verdict(collection, rows)
+        assert json.loads(to_json(rows, said, words))["tiers"][0]["tier"] == "a"
+        assert to_csv(rows).count("\n") == 2
+        assert to_markdown(rows, said).startswith("| tier | state |")
+        assert "state" in to_terminal(rows)
+
+
+def test_a_restarted_run_is_said_to_be_one(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
+    edit(folder / "result.json", restarts=2, wall_seconds=30.0)
+    collection = collect([str(folder)])
+    rows = measure(collection)
+    assert (rows[0].total_seconds, rows[0].warmup_steps) == (30.0, 10)
+    assert [window.step for window in after_warm_up(collection.runs[0].reports)] == [20, 30]
+    assert "a: restarted 2 times: its total time holds each start-up." in notes(rows, collection)
+
+
+def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "a", [9.0, 0.1, 0.1, 9.0, 0.3])
+    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    for line, untimed in zip(lines, (1, 0, 0, 1, 0), strict=True):
+        line["untimed_steps"] = untimed
+    (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    collection = collect([str(folder)])
+    assert [window.step for window in after_warm_up(collection.runs[0].reports)] == [20, 30, 50]
+    row = measure(collection)[0]
+    assert row.warmup_steps == 20
+    assert row.step_seconds is not None
+    assert (row.step_seconds.median, row.step_seconds.count) == (0.1, 3)
+
+
+def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
+    for name in ("one", "two/repeat-1", "two/repeat-2", "two/repeat-10", "no-run"):
+        if name == "no-run":
+            (tmp_path / name).mkdir()
+        else:
+            plant(tmp_path / name, [0.2, 0.1, 0.1])
+    collection = collect([str(tmp_path)])
+    assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
+    assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]
+    assert [tier.name for tier in collect([f"{tmp_path}/one"]).tiers] == ["one"]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address) -> None:
+    """One, a folder of them, and a comparison: the same as local ones; of their files only what is read is fetched."""
+    for name in ("one", "two/repeat-1", "two/repeat-2"):
+        sample(plant(tmp_path / "runs" / name, [0.2, 0.1, 0.1]))
+    (tmp_path / "runs" / "one" / "checkpoints").mkdir()
+    (tmp_path / "runs" / "one" / "checkpoints" / "weights").write_bytes(b"large")
+    put(tmp_path / "runs", bucket / "lab/runs")
+    local, remote = (measure(collect([path])) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
+    assert local == remote
+    (run,) = collect([f"{bucket}lab/runs/one/"]).runs
+    assert (run.folder.name, run.problems) == ("one", ())
+    assert sorted(file.name for file in run.folder.rglob("*") if file.is_file()) == [
+        "result.json", "run.json", "stats.jsonl", "step-00000500.png",
+    ]  # fmt: skip
+    (tmp_path / "runs" / "comparison.json").write_text(
+        '{"on": "vertex", "tiers": [{"name": "two", "machine_type": "n1", "price_per_hour": 1.0}]}'
+    )
+    put(tmp_path / "runs", bucket / "lab/runs")
+    (row,) = measure(collect([f"{bucket}lab/runs"]))
+    assert (row.tier, row.machine, row.repeats, row.price_per_hour) == ("two", "n1", 2, 1.0)
+    with pytest.raises(UserError, match=r"report=gs://.*/lab/none: nothing lies there"):
+        collect([f"{bucket}lab/none"])
+    with pytest.raises(UserError, match="did you mean gs://"):
+        collect(["gs:/bucket/runs"])
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    plant(tmp_path / "x" / "a", [0.1, 0.1])
+    plant(tmp_path / "y" / "a", [0.1, 0.1])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "comparison.json").write_text('{"tiers": [{"nme": "a"}]}')
+    for folders, line in {
+        ("none",): "no such folder",
+        ("empty",): "no run.json, stats.jsonl or result.json in it",
+        ("damaged",): "comparison.json is damaged",
+        ("x/a", "y/a"): "a stands for two tiers",
+    }.items():
+        with pytest.raises(UserError, match=line):
+            collect([str(tmp_path / folder) for folder in folders])
+
+
+def test_a_missing_machine_and_null_losses_stay_empty(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
+    edit(folder / "result.json", final={"losses": {"loss": None}, "metrics": {"accuracy": 0.5}})
+    row = measure(collect([str(folder)]))[0]
+    assert (row.final_loss, row.final_accuracy, row.machine) == (None, 0.5, None)
+    assert row.missing["final_loss"] == "result.json does not hold it"
