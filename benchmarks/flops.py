@@ -1,0 +1,106 @@
+"""The work of one step, counted in the graph that the loop runs: matrix products, convolutions, all-reduces.
+
+A multiplication and an addition are 2 FLOPs. Everything else is left out: sums, activations, normalisation, optimizers.
+A convolution with padding is counted as if the padding were data. What TensorFlow prunes is not counted.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.assembly import Assembly
+
+# Of each convolution where its dense side and its filter are: ("out" or "in", number). Each of the dense side's pixels
+# meets the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
+_CONVOLUTIONS = {
+    "Conv2D": (("out", 0), ("in", 1)),
+    "Conv2DBackpropInput": (("in", 2), ("in", 1)),
+    "Conv2DBackpropFilter": (("in", 2), ("out", 0)),
+    "DepthwiseConv2dNative": (("out", 0), ("in", 1)),
+    "DepthwiseConv2dNativeBackpropInput": (("in", 2), ("in", 1)),
+    "DepthwiseConv2dNativeBackpropFilter": (("in", 2), ("out", 0)),
+}
+_TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
+_COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of the step and how often it runs. `scope`: its name below those of what calls it."""
+
+    type: str
+    scope: str
+    times: int
+    flops: int  # of all `times`; 0 where it is no product
+    bytes: int = 0  # that it sums over replicas
+
+
+def step_graph(assembly: Assembly) -> Any:
+    """The graph of what the loop calls, a tf.function over steps; it is traced, not run."""
+    step, count = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+    return assembly.step_runner()._run.get_concrete_function(assembly.rows_from(0), step, count).graph
+
+
+def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: int = 1) -> Iterator[Operation]:
+    """What a call of `graph` runs, its functions and loops included. `loops`: how often loops run, the outermost first.
+
+    The default is one turn of the loop over steps. ValueError where loops are nested deeper than `loops` says; branches
+    of a condition are left out.
+    """
+    for op in _needed(graph):
+        name = f"{scope}{op.name}"
+        if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+            yield from operations(_function(graph, op, "f"), loops, f"{name}/", times)
+        elif op.type in ("While", "StatelessWhile"):
+            if not loops:
+                raise ValueError(f"{name} is a loop, and nothing says how often it runs")
+            yield from operations(_function(graph, op, "body"), loops[1:], f"{name}/", times * loops[0])
+        else:
+            yield Operation(op.type, name, times, times * _flops(op), times * _summed_bytes(op))
+
+
+def step_flops(assembly: Assembly) -> int:
+    """FLOPs of one step on all local replicas; for a GAN all its critic updates and the generator's."""
+    return sum(op.flops for op in operations(step_graph(assembly)))
+
+
+def _function(graph: Any, op: Any, attribute: str) -> Any:
+    return graph._get_function(op.get_attr(attribute).name).graph
+
+
+def _needed(graph: Any) -> list[Any]:
+    """The operations that outputs and side effects of `graph` need: tapes leave gradients that no one asks for."""
+    found: set[Any] = set()
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
+    return [op for op in graph.get_operations() if op in found]
+
+
+def _flops(op: Any) -> int:
+    def shape(place: tuple[str, int]) -> list[int]:
+        side, number = place
+        return list((op.outputs if side == "out" else op.inputs)[number].shape)
+
+    if op.type in _CONVOLUTIONS:
+        dense, kernel = map(shape, _CONVOLUTIONS[op.type])
+        rows, *pixels = dense
+        height, width = pixels[:2] if op.get_attr("data_format") == b"NHWC" else pixels[1:]
+        return 2 * rows * height * width * math.prod(kernel)
+    if op.type in _TRANSPOSED:
+        inner = shape(("in", 0))[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
+        return 2 * math.prod(shape(("out", 0))) * inner
+    return 0
+
+
+def _summed_bytes(op: Any) -> int:
+    if not re.match("|".join(_COLLECTIVES), op.type):
+        return 0
+    return sum(int(math.prod(tensor.shape)) * tensor.dtype.size for tensor in op.outputs)

@@ -1,0 +1,147 @@
+"""The fraction of the cores' matrix rate that a recipe reaches: `python -m benchmarks.limit [--profile]`.
+
+FLOPs of one step, counted in its graph (benchmarks/flops.py says what counts), over the rate of a large matrix product
+on the same devices in the same run. With --profile: where the time of a step goes, by kind of operation.
+"""
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.flops import operations, step_graph
+from benchmarks.measure import alternate, keep
+from benchmarks.profile import kind, seconds_by_kind
+from trainer.assembly import assemble
+from trainer.config import resolve
+from trainer.distribution.strategy import make_replicas
+
+RECIPES = "cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist"
+SIZES = (1024, 2048, 3072)  # of the square matrices
+DTYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16"}  # by precision: what products are computed in
+# The digits that come with the package stand in for each recipe's data: content does not change the speed.
+FLAGS = ["--data=digits", "--replicas=1"]
+EXTRA = {"efficientnet_photos": ["--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"]}
+
+
+class Training:
+    """A recipe that goes on through all measurements, in calls of about `seconds`."""
+
+    def __init__(self, recipe: str, precision: str, seconds: float) -> None:
+        config = resolve([f"--recipe={recipe}", *EXTRA.get(recipe, []), *FLAGS, f"--precision={precision}"]).config
+        assembly = assemble(config, make_replicas(config))
+        self.flops = Counter[str]()  # of one step, by kind of operation
+        for op in operations(step_graph(assembly)):
+            self.flops[kind(op.type, op.scope)] += op.flops
+        self._rows, self._run, self._position, self.steps = assembly.rows_from(0), assembly.step_runner(), 0, 1
+        self()  # traces
+        self.steps = 3
+        self.steps = max(1, round(seconds * self()))
+
+    def __call__(self) -> float:
+        """Steps a second of one call."""
+        began = time.perf_counter()
+        self._run(self._rows, self._position, self.steps)
+        self._position += self.steps
+        return self.steps / (time.perf_counter() - began)
+
+
+def matrix_rate(dtype: str) -> Callable[[], float]:
+    """A measurement: FLOP/s of the best of some large square products."""
+    multiply = tf.function(lambda a, b: tf.reduce_sum(tf.matmul(a, b)))  # one number comes back
+    matrices = {size: tf.cast(tf.random.normal((size, size)), dtype) for size in SIZES}
+    for matrix in matrices.values():
+        multiply(matrix, matrix)  # traces
+
+    def rate(size: int) -> float:
+        began = time.perf_counter()
+        for _ in range(3):
+            float(multiply(matrices[size], matrices[size]))
+        return 3 * 2 * size**3 / (time.perf_counter() - began)
+
+    return lambda: max(rate(size) for size in SIZES)
+
+
+def precisions() -> list[str]:
+    """What the devices compute products in without emulation."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    has = tf.config.list_physical_devices("GPU") or "avx512_bf16" in flags or "amx_bf16" in flags
+    return list(DTYPES) if has else ["float32"]
+
+
+def fractions(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
+    """Prints the table of the fractions reached; returns the raw numbers."""
+    rates = {dtype: matrix_rate(dtype) for dtype in {DTYPES[name.split()[1]] for name in trainings}}
+    found = alternate({**rates, **trainings}, repeats)
+    print("\n| | GFLOP a step | steps/s (median) | of the matrix rate: median | lowest to highest |")
+    print("|---|--:|--:|--:|--:|")
+    for name, training in trainings.items():
+        flops, limit = training.flops.total(), found[DTYPES[name.split()[1]]]
+        reached = [flops * speed / rate for speed, rate in zip(found[name], limit, strict=True)]
+        spread = f"{min(reached):.2f} - {max(reached):.2f}"
+        print(f"| {name} | {flops / 1e9:.3g} | {statistics.median(found[name]):.3g} "
+              f"| {statistics.median(reached):.2f} | {spread} |")  # fmt: skip
+    for dtype in rates:
+        print(f"Matrix rate, {dtype}: {statistics.median(found[dtype]) / 1e9:.0f} GFLOP/s (median)")
+    flops_by_step = {name: training.flops.total() for name, training in trainings.items()}
+    return {"flops_of_a_step": flops_by_step, "matrix_flops_and_steps_per_second": found}
+
+
+def profiles(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
+    """Prints a table a recipe: where the time goes; returns the shares of every repeat."""
+    raw = {}
+    for name, training in trainings.items():
+        rate, plain, shares = matrix_rate(DTYPES[name.split()[1]]), [], []
+        for _ in range(repeats):
+            limit, speed = rate(), training()
+            seconds = seconds_by_kind(training)
+            whole = sum(seconds.values())
+            plain.append(training.steps / speed / whole)
+            reached = {each: training.flops[each] * training.steps / value / limit for each, value in seconds.items()}
+            shares.append({each: (value / whole, reached[each]) for each, value in seconds.items()})
+        raw[name] = shares
+        print("\n".join([f"\n{name}", "", *_shares_table(shares, training.flops)]))
+        print(f"\nThe profiler made it {1 / statistics.median(plain):.2f} x as long (median).")
+    return raw
+
+
+def _shares_table(shares: Sequence[Mapping[str, tuple[float, float]]], flops: Counter[str]) -> list[str]:
+    """Lines of Markdown, the largest kind first."""
+    lines = ["| kind of operation | of the time | of the FLOPs | of the matrix rate |", "|---|--:|--:|--:|"]
+    nothing = (0.0, 0.0)
+
+    def median(each: str, part: int) -> float:
+        return statistics.median(share.get(each, nothing)[part] for share in shares)
+
+    for each in sorted({each for share in shares for each in share}, key=lambda each: -median(each, 0)):
+        work = f"{flops[each] / flops.total():.1%} | {median(each, 1):.2f}" if flops[each] else " | "
+        lines.append(f"| {each} | {median(each, 0):.1%} | {work} |")
+    return lines
+
+
+def main() -> None:
+    """Prints the tables and keeps the raw numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipes", default=RECIPES, help="names, with commas (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each call to the device")
+    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
+    options = parser.parse_args()
+    trainings = {
+        f"{recipe} {precision}": Training(recipe, precision, options.seconds)
+        for recipe in options.recipes.split(",")
+        for precision in precisions()
+    }
+    measure, name = (profiles, "profile") if options.profile else (fractions, "limit")
+    raw = measure(trainings, options.repeats)
+    command = f"python -m benchmarks.limit --recipes={options.recipes}" + " --profile" * options.profile
+    keep(name, {"command": command, "tensorflow": tf.__version__, **raw})
+
+
+if __name__ == "__main__":
+    main()
