@@ -22,7 +22,7 @@ from trainer.config import resolve
 from trainer.distribution.strategy import make_replicas
 
 RECIPES = "cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist"
-SIZES = (1024, 2048, 3072)  # of the square matrices
+SIZES = (512, 1024, 2048)  # of the square matrices
 DTYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16"}  # by precision: what products are computed in
 # The digits that come with the package stand in for each recipe's data: content does not change the speed.
 FLAGS = ["--data=digits", "--replicas=1"]
@@ -52,17 +52,18 @@ class Training:
 
 
 def matrix_rate(dtype: str) -> Callable[[], float]:
-    """A measurement: FLOP/s of the best of some large square products."""
-    multiply = tf.function(lambda a, b: tf.reduce_sum(tf.matmul(a, b)))  # one number comes back
+    """A measurement: FLOP/s of the best of some large square products, each for 0.2 seconds."""
+    multiply = tf.function(lambda a: tf.reduce_sum(a @ a), input_signature=[tf.TensorSpec([None, None], dtype)])
     matrices = {size: tf.cast(tf.random.normal((size, size)), dtype) for size in SIZES}
     for matrix in matrices.values():
-        multiply(matrix, matrix)  # traces
+        multiply(matrix)  # warms up
 
     def rate(size: int) -> float:
-        began = time.perf_counter()
-        for _ in range(3):
-            float(multiply(matrices[size], matrices[size]))
-        return 3 * 2 * size**3 / (time.perf_counter() - began)
+        began, done = time.perf_counter(), 0
+        while (passed := time.perf_counter() - began) < 0.2:
+            float(multiply(matrices[size]))  # one number comes back, once the product is there
+            done += 1
+        return done * 2 * size**3 / passed
 
     return lambda: max(rate(size) for size in SIZES)
 
