@@ -54,13 +54,13 @@ def seconds_by_kind(run: Callable[[], object]) -> dict[str, float]:
         tf.profiler.experimental.stop()
         [file] = Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(file.read_bytes())
-    return _split(list(_events(space)))
+    return split(list(_events(space)))
 
 
-_Event = tuple[int, int, str]  # begin and end in picoseconds, kind
+Event = tuple[int, int, str]  # begin and end in picoseconds, kind
 
 
-def _events(space: Any) -> Iterator[_Event]:
+def _events(space: Any) -> Iterator[Event]:
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
@@ -73,8 +73,8 @@ def _events(space: Any) -> Iterator[_Event]:
                 yield begin, begin + event.duration_ps, what
 
 
-def _split(events: Iterable[_Event]) -> dict[str, float]:
-    """Seconds of the call by kind."""
+def split(events: Iterable[Event]) -> dict[str, float]:
+    """Seconds of the one benchmark_call among `events`, by kind."""
     [(begin, end, _)] = [event for event in events if event[2] == _CALL]
     inside = [(max(b, begin), min(e, end), what) for b, e, what in events if what != _CALL and b < end and e > begin]
     first, last = min(event[0] for event in inside), max(event[1] for event in inside)
