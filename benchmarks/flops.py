@@ -5,7 +5,6 @@ A convolution with padding is counted as if the padding were data. What TensorFl
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +29,17 @@ _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of the step and how often it runs. `scope`: its name below those of what calls it."""
+    """An operation of the step and how often it runs. `scope`: its name below those of what calls it.
+
+    The rest is of all `times`: FLOPs, bytes that it reads and writes, bytes that it sums over replicas.
+    """
 
     type: str
     scope: str
     times: int
-    flops: int  # of all `times`; 0 where it is no product
-    bytes: int = 0  # that it sums over replicas
+    flops: int = 0
+    moved_bytes: int = 0
+    reduced_bytes: int = 0
 
 
 def step_graph(assembly: Assembly) -> Any:
@@ -60,7 +63,10 @@ def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: 
                 raise ValueError(f"{name} is a loop, and nothing says how often it runs")
             yield from operations(_function(graph, op, "body"), loops[1:], f"{name}/", times * loops[0])
         else:
-            yield Operation(op.type, name, times, times * _flops(op), times * _summed_bytes(op))
+            written = sum(map(_bytes, op.outputs))
+            moved = written + sum(map(_bytes, op.inputs))
+            reduced = written if op.type.startswith(_COLLECTIVES) else 0
+            yield Operation(op.type, name, times, times * _flops(op), times * moved, times * reduced)
 
 
 def step_flops(assembly: Assembly) -> int:
@@ -100,7 +106,7 @@ def _flops(op: Any) -> int:
     return 0
 
 
-def _summed_bytes(op: Any) -> int:
-    if not re.match("|".join(_COLLECTIVES), op.type):
-        return 0
-    return sum(int(math.prod(tensor.shape)) * tensor.dtype.size for tensor in op.outputs)
+def _bytes(tensor: Any) -> int:
+    """0 where the shape is not known, or the tensor is but a handle."""
+    known = tensor.shape.is_fully_defined() and tensor.dtype.is_numpy_compatible
+    return math.prod(tensor.shape) * tensor.dtype.size if known else 0

@@ -5,12 +5,12 @@ neighbours: 1 is linear, 0 is free. Replicas are logical devices on the same cor
 """
 
 import argparse
-import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -68,7 +68,7 @@ def assembled(*flags: str) -> Assembly:
 def trace_seconds(replicas: int) -> float:
     """From nothing to the first step: building the model and its graph."""
     began = time.perf_counter()
-    assembly = assembled("--image_size=16", "--global_batch_size=16", f"--replicas={replicas}")
+    assembly = assembled("--image_size=16", "--global_batch_size=16", "--critic_steps=1", f"--replicas={replicas}")
     assembly.step_runner()(assembly.rows_from(0), 0, 1)
     return time.perf_counter() - began
 
@@ -97,16 +97,16 @@ def axes() -> list[Axis]:
              {batch: step(assembled("--image_size=16", f"--global_batch_size={batch}")) for batch in (16, 32, 64, 128)},
              "optimizer, moving average and dispatch cost the same at every batch"),
         Axis("examples", "rows", "seconds to an epoch's first batch",
-             {count: lambda count=count: first_batch(count) for count in (10**5, 10**6, 4 * 10**6)},
+             {count: partial(first_batch, count) for count in (10**5, 10**6, 4 * 10**6)},
              "an epoch is one permutation of all row numbers: linear, but its random reads leave the caches"),
         Axis("replicas, running", "replicas", "seconds a step, wgan_gp 16x16, global batch 64",
              {count: step(assembly) for count, assembly in split.items()},
              "the cores and the work stay: what is added is the work done once a replica (optimizer, dispatch, draws)"),
-        Axis("replicas, starting", "replicas", "seconds to the first step",
-             {count: lambda count=count: trace_seconds(count) for count in REPLICAS},
-             "the graph holds every replica: TensorFlow traces and optimizes each"),
+        Axis("replicas, starting", "replicas", "seconds to the first step, 1 critic step",
+             {count: partial(trace_seconds, count) for count in REPLICAS},
+             "the graph holds the operations of every replica and, from two on, their all-reduces"),
         Axis("tiers of a comparison", "tiers", "seconds of a report",
-             {count: lambda count=count: report_seconds(count, 100) for count in (2, 8, 32)},
+             {count: partial(report_seconds, count, 100) for count in (2, 8, 32)},
              "a figure and a file a tier, beside the fixed cost of the plots"),
     ]  # fmt: skip
 
@@ -137,8 +137,7 @@ def main() -> None:
         found = alternate({str(size): measure for size, measure in axis.points.items()}, repeats)
         print("\n".join(show(axis, found)), flush=True)
         raw[axis.name] = {"unit": axis.unit, "measured": axis.measured, "seconds": found}
-        gc.collect()
-    keep("growth", {"command": "python -m benchmarks.growth", "tensorflow": tf.__version__, "axes": raw})
+        keep("growth", {"command": "python -m benchmarks.growth", "tensorflow": tf.__version__, "axes": raw})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The verb `estimate`: from a short run, hours and money of the full job on each tier, and all that was assumed.
 
 What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
-1/N of its time (ideal) and all of it (no gain at all). A tier that was itself in the short run has its own times.
+1/N of its time (ideal) and all of it (no gain at all). Two measured tiers of one machine with the same accelerator
+narrow that for larger ones: a step on N devices takes a / N + b (docs/scaling.md). A tier that was itself in the short
+run has its own times.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,8 +114,12 @@ def estimate(
     ]
     found = []
     for tier in tiers:
-        name = tier.name if tier.name in runs else reference
-        factor, reason = _factor(tier, rows[name], own=name == tier.name, given=speeds.get(tier.name))
+        name, given = tier.name if tier.name in runs else reference, speeds.get(tier.name)
+        beyond = _beyond(tier, [rows[each] for each in runs]) if name != tier.name and given is None else None
+        if beyond:
+            name, factor, reason = beyond
+        else:
+            factor, reason = _factor(tier, rows[name], own=name == tier.name, given=given)
         assumptions.append(f"{tier.name}: {reason}")
         seconds = _seconds(runs[name], rows[name], config, factor) if factor else None
         usd = seconds.times(tier.price_per_hour / 3600) if seconds and tier.price_per_hour is not None else None
@@ -131,6 +137,32 @@ def _same_training(run: Run, config: TrainConfig) -> None:
             f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
             "give the flags of the full job, only steps or epochs may differ"
         )
+
+
+def _beyond(tier: TierFacts, rows: Iterable[Row]) -> tuple[str, Interval | None, str] | None:
+    """For more devices of one machine than two measured tiers have: the larger of them, its factor, and in words why.
+
+    The step takes a / N + b: the bandwidth of a ring all-reduce is of that form too. At most b doubles, or nothing is
+    gained.
+    """
+    alike = [row for row in rows if row.kind == tier.accelerator_type and row.workers == tier.workers == 1]
+    few, many = (choose(alike, key=lambda row: row.devices, default=None) for choose in (min, max))
+    if not few or not many or not few.devices < many.devices < tier.devices:
+        return None
+    small, large = few.step_seconds, many.step_seconds
+    assert small is not None, "only measured rows come here"
+    assert large is not None, "only measured rows come here"
+
+    def parts(of_few: float, of_many: float) -> tuple[float, float]:
+        stays = (many.devices * of_many - few.devices * of_few) / (many.devices - few.devices)
+        stays = min(max(stays, 0.0), of_many)
+        return (of_many - stays) * many.devices / tier.devices, stays
+
+    middle, (shrinks, stays) = sum(parts(small.median, large.median)), parts(small.low, large.high)
+    high = min(shrinks + 2 * stays, large.high)
+    factor = Interval(sum(parts(small.high, large.low)) / large.low, middle / large.median, high / large.high)
+    words = f"by a / N + b through {few.devices} and {many.devices} devices, {tier.devices} take "
+    return many.tier, factor, f"{words}{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
 
 
 def _factor(tier: TierFacts, row: Row, own: bool, given: float | None) -> tuple[Interval | None, str]:

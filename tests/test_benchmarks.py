@@ -99,11 +99,11 @@ def test_all_reduces_of_a_step(flag: str, all_reduces: int) -> None:
     fresh_collectives()
     config = small("--data=digits", "--critic_steps=1", "--replicas=2", f"--sync_batch_norm={flag}")
     assembly = assemble(config, make_replicas(config))
-    summed = [op for op in operations(step_graph(assembly)) if op.bytes]
+    summed = [op for op in operations(step_graph(assembly)) if op.reduced_bytes]
     networks = (assembly.model.critic, assembly.model.generator)
     assert len(summed) == 2 * all_reduces  # each on both replicas
     gradients = sum(math.prod(weight.shape) for network in networks for weight in network.trainable_variables)
-    norms = sum(op.bytes for op in summed) // 2 - 4 * gradients
+    norms = sum(op.reduced_bytes for op in summed) // 2 - 4 * gradients
     assert norms == 0 if flag == "false" else 0 < norms < gradients
 
 

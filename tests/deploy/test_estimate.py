@@ -1,6 +1,7 @@
 """The estimate: what follows from a short run, what is said to be unknown, and how far it was off afterwards."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.compare import Plan, compare
 from deploy.estimate import Interval, estimate
-from deploy.runs import collect
+from deploy.runs import collect, repeat_folder
 from deploy.tier import TierFacts
 from tests.deploy.planted import plant
 from tests.deploy.test_compare import Planting, deploy
@@ -51,6 +52,42 @@ def test_more_devices_lie_between_ideal_and_no_gain(tmp_path: Path) -> None:
     assert four.seconds.middle == pytest.approx(5 + 1000 / 2**0.5)
     assert (four.usd, four.reason) == (None, "no price: give --price_per_hour=l4x4=USD")
     assert any("4 devices take 0.500 to 1.00 x the time of 2" in line for line in assumptions)
+
+
+def ring(devices: int) -> float:
+    """Seconds of a step: 0.16 of work that is shared, 0.02 fixed, a ring all-reduce of 0.01 x 2 (N - 1) / N."""
+    return 0.16 / devices + 0.02 + 0.01 * 2 * (devices - 1) / devices
+
+
+def two_tiers(tmp_path: Path, *seconds: float) -> Path:
+    for devices, each in enumerate(seconds, start=1):
+        names = [f"GPU:{index}" for index in range(devices)]
+        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [each] * 20, devices=names)
+    return tmp_path
+
+
+def test_two_measured_tiers_narrow_the_interval_of_a_larger_one(tmp_path: Path) -> None:
+    measured = collect([str(two_tiers(tmp_path, ring(1), ring(2)))])
+    tier = replace(L4X4, accelerator_type="GPU")
+    (four,), assumptions = estimate(measured, [tier], CONFIG, {})
+    assert four.seconds is not None
+    assert four.seconds.middle == pytest.approx(5 + 10_000 * ring(4))  # exact: a ring's volume is a / N + b too
+    assert four.seconds.low == pytest.approx(four.seconds.middle)
+    assert four.seconds.high == pytest.approx(min(5 + 10_000 * (ring(4) + 0.04), 5 + 10_000 * ring(2)))
+    assert any("by a / N + b through 1 and 2 devices, 4 take" in line for line in assumptions)
+    (two_machines,), _ = estimate(measured, [replace(tier, accelerators=2, workers=2)], CONFIG, {})
+    assert two_machines.seconds is not None
+    assert two_machines.seconds.low < four.seconds.low  # another network: not measured, so the wide interval
+
+
+@pytest.mark.parametrize(("seconds", "bounds"), [((0.1, 0.04), (0.02, 0.02)), ((0.1, 0.2), (0.2, 0.2))])
+def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
+    tmp_path: Path, seconds: tuple[float, float], bounds: tuple[float, float]
+) -> None:
+    measured = collect([str(two_tiers(tmp_path, *seconds))])
+    (four,), _ = estimate(measured, [replace(L4X4, accelerator_type="GPU")], CONFIG, {})
+    assert four.seconds is not None
+    assert (four.seconds.low, four.seconds.high) == pytest.approx([5 + 10_000 * each for each in bounds])
 
 
 def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
