@@ -31,6 +31,10 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.wgan_gp
+	$(RUN) -m benchmarks.limit
+	$(RUN) -m benchmarks.limit --profile
+	$(RUN) -m benchmarks.growth
+	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.report
