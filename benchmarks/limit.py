@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.flops import operations, step_graph
-from benchmarks.measure import alternate, keep
+from benchmarks.measure import keep
 from benchmarks.profile import kind, seconds_by_kind
 from trainer.assembly import assemble
 from trainer.config import resolve
@@ -78,19 +78,20 @@ def precisions() -> list[str]:
 def fractions(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
     """Prints the table of the fractions reached; returns the raw numbers."""
     rates = {dtype: matrix_rate(dtype) for dtype in {DTYPES[name.split()[1]] for name in trainings}}
-    found = alternate({**rates, **trainings}, repeats)
-    print("\n| | GFLOP a step | steps/s (median) | of the matrix rate: median | lowest to highest |")
-    print("|---|--:|--:|--:|--:|")
-    for name, training in trainings.items():
-        flops, limit = training.flops.total(), found[DTYPES[name.split()[1]]]
-        reached = [flops * speed / rate for speed, rate in zip(found[name], limit, strict=True)]
-        spread = f"{min(reached):.2f} - {max(reached):.2f}"
-        print(f"| {name} | {flops / 1e9:.3g} | {statistics.median(found[name]):.3g} "
-              f"| {statistics.median(reached):.2f} | {spread} |")  # fmt: skip
-    for dtype in rates:
-        print(f"Matrix rate, {dtype}: {statistics.median(found[dtype]) / 1e9:.0f} GFLOP/s (median)")
-    flops_by_step = {name: training.flops.total() for name, training in trainings.items()}
-    return {"flops_of_a_step": flops_by_step, "matrix_flops_and_steps_per_second": found}
+    raw: dict[str, Any] = {name: {"flops": each.flops.total(), "limit": [], "steps": []}
+                           for name, each in trainings.items()}  # fmt: skip
+    for _ in range(repeats):
+        for name, training in trainings.items():  # the limit just before, for a machine's speed drifts
+            raw[name]["limit"].append(rates[DTYPES[name.split()[1]]]())
+            raw[name]["steps"].append(training())
+    print("\n| | GFLOP a step | steps/s | matrix rate, GFLOP/s | fraction reached | lowest to highest |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for name, found in raw.items():
+        reached = [found["flops"] * speed / rate for speed, rate in zip(found["steps"], found["limit"], strict=True)]
+        speed, rate = (statistics.median(found[each]) for each in ("steps", "limit"))
+        print(f"| {name} | {found['flops'] / 1e9:.3g} | {speed:.3g} | {rate / 1e9:.0f} "
+              f"| {statistics.median(reached):.2f} | {min(reached):.2f} - {max(reached):.2f} |")  # fmt: skip
+    return raw
 
 
 def profiles(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipes", default=RECIPES, help="names, with commas (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each call to the device")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each call to the device")
     parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
     options = parser.parse_args()
     trainings = {

@@ -27,15 +27,18 @@ _SCOPES = {
 
 
 def kind(type_: str, scope: str) -> str:
-    """Of an operation by its type, as TensorFlow or oneDNN names it, and its name scope."""
+    """Of an operation by its type, as TensorFlow or oneDNN names it, and its name scope.
+
+    What a custom gradient computes has no scope that says so: it counts as forward, but for gradients by a filter.
+    """
     type_ = re.sub("^_Mkl(Native)?|^_|Fused|WithBias$", "", type_)
     depth = len(_GRADIENT.findall(scope))
     if re.search("Conv2[dD]", type_):
-        if depth == 0:
-            return "convolution, forward"
         if depth > 1:
             return "convolution, double backward"
-        return f"convolution, backward by {'filter' if type_.endswith('Filter') else 'input'}"
+        if type_.endswith("Filter"):
+            return "convolution, backward by filter"
+        return "convolution, backward by input" if depth else "convolution, forward"
     if "MatMul" in type_:
         return f"matrix product, {'backward' if depth else 'forward'}"
     if type_ == "Cast":
