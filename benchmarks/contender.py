@@ -1,4 +1,4 @@
-"""One process of `benchmarks.models` or `benchmarks.workers`: `python -m benchmarks.contender FRAMEWORK[:OPTION] FLAGS`.
+"""One process of a contender (benchmarks.turns): `python -m benchmarks.contender FRAMEWORK[:OPTION] FLAGS`.
 
 FLAGS are those of trainer.task; `--data` is an .npz file of images in their final size, which every framework reads.
 """

@@ -15,10 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.digits import write_digits
-from benchmarks.measure import alternate, keep, table
+from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
 from benchmarks.turns import Contender, started
 from trainer.config import TrainConfig, resolve
-from trainer.errors import UserError
 
 _CLASSIFIER = ["--learning_rate_schedule=constant", "--warmup_steps=0"]
 CASES = {
@@ -42,29 +41,15 @@ CONTENDERS = {
 }
 
 
-def possible() -> dict[str, str]:
-    """The contenders that can run on this machine; says which are left out."""
-    missing = {}
-    if importlib.util.find_spec("torch") is None:
-        missing["PyTorch"] = "PyTorch is not installed: left out"
-    if not any(flag in _cpu_flags() for flag in ("avx512_bf16", "amx_bf16")):
-        missing["bfloat16"] = "mixed_bfloat16: left out, as this CPU computes nothing in it"
-    for line in missing.values():
-        print(line)
-    return {name: what for name, what in CONTENDERS.items() if not any(part in name for part in missing)}
-
-
-def compare(
-    config: TrainConfig, flags: Sequence[str], names: dict[str, str], repeats: int, seconds: float
-) -> dict[str, list[float]]:
+def compare(config: TrainConfig, flags: Sequence[str], repeats: int, seconds: float) -> dict[str, list[float]]:
     """images/s of every contender, `repeats` times in turn."""
     images = config.global_batch_size * (config.critic_steps if config.model == "wgan_gp" else 1)
     makers: dict[str, Callable[[], Contender]] = {}
-    for name, what in names.items():
+    for name, what in CONTENDERS.items():
         own = ["--precision=mixed_bfloat16"] if name == BFLOAT16 else []
         multiple = 10 if what.startswith("fit:10") else 1
         makers[name] = partial(Contender, what, [*flags, *own], images, multiple=multiple)
-    with started(makers, seconds) as contenders:
+    with started(possible(makers), seconds) as contenders:
         for name, contender in contenders.items():
             assert contender.work == contenders[OURS].work, f"{name} does other work than ours"
         print(f"\nThe step of all: {contenders[OURS].work}")
@@ -78,15 +63,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     options = parser.parse_args()
-    raw, names, began = {}, possible(), time.monotonic()
-    for case in options.cases.split(","):
-        if case not in CASES:
-            raise UserError(f"--cases={case}: take some of {','.join(CASES)}")
+    cases = refuse_unknown(parser, "--cases", options.cases, CASES)
+    raw, began = {}, time.monotonic()
+    for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             flags = [*CASES[case], f"--data={Path(folder) / 'digits.npz'}"]
             config = resolve(flags).config
             write_digits(config)
-            raw[case] = compare(config, flags, names, options.repeats, options.seconds)
+            raw[case] = compare(config, flags, options.repeats, options.seconds)
         size = f"{config.image_size}x{config.image_size}x{config.channels}"
         title = f"{config.model} {size}, batch {config.global_batch_size}, width {config.width}"
         print("\n".join([f"\n{title}", "", *table(raw[case], OURS, "images/s")]), flush=True)
@@ -94,14 +78,6 @@ def main() -> None:
     command = " ".join(["python -m benchmarks.models", *sys.argv[1:]])
     took = round(time.monotonic() - began)
     keep("models", {"command": command, "packages": packages, "seconds": took, "images_per_second": raw})
-
-
-def _cpu_flags() -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
 if __name__ == "__main__":
