@@ -21,8 +21,8 @@ from trainer.config import TrainConfig
 def contender(config: TrainConfig, option: str = "eager") -> tuple[Run, Work]:
     """`option`: eager, channels_last or compile (which is channels_last too)."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(0)
     cluster, peer = read_cluster(), PEERS[config.model](config)
+    torch.manual_seed(cluster.index)
     if cluster.several:
         address = f"tcp://{cluster.addresses[0]}"
         torch.distributed.init_process_group("gloo", address, rank=cluster.index, world_size=cluster.workers)

@@ -114,7 +114,6 @@ def classifier_loop(assembly: Assembly, network: keras.Model) -> Any:
     mean_loss, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
     batches = iter(batches_alike(assembly, 1))
 
-    @tf.function
     def train_step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             scores = network(tf.cast(images, tf.float32), training=True)
@@ -124,10 +123,12 @@ def classifier_loop(assembly: Assembly, network: keras.Model) -> Any:
         accuracy(labels, scores)
         return loss
 
+    update = tf.function(train_step)
+
     def run(steps: int) -> None:
         for _ in range(steps):
             images, labels = next(batches)
-            float(train_step(images[0], labels[0]))
+            float(update(images[0], labels[0]))
 
     return run
 
