@@ -22,7 +22,7 @@ def contender(config: TrainConfig, option: str = "1") -> tuple[Run, Work]:
     batches, clock = batches_for(assembly), Clock()
 
     def run(steps: int) -> float:
-        model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[clock])
+        model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[clock])
         return clock.seconds
 
     return run, work_of(networks(assembly.model), new_optimizers(assembly.model))
