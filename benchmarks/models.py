@@ -7,17 +7,15 @@ Networks, optimizers, batch and rows are the same; ours also keeps a GAN's movin
 import argparse
 import importlib.util
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
-from benchmarks.digits import write_digits
+from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
 from benchmarks.turns import Contender, started
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 
 _CLASSIFIER = ["--learning_rate_schedule=constant", "--warmup_steps=0"]
 CASES = {
@@ -43,12 +41,11 @@ CONTENDERS = {
 
 def compare(config: TrainConfig, flags: Sequence[str], repeats: int, seconds: float) -> dict[str, list[float]]:
     """images/s of every contender, `repeats` times in turn."""
-    images = config.global_batch_size * (config.critic_steps if config.model == "wgan_gp" else 1)
     makers: dict[str, Callable[[], Contender]] = {}
     for name, what in CONTENDERS.items():
         own = ["--precision=mixed_bfloat16"] if name == BFLOAT16 else []
         multiple = 10 if what.startswith("fit:10") else 1
-        makers[name] = partial(Contender, what, [*flags, *own], images, multiple=multiple)
+        makers[name] = partial(Contender, what, [*flags, *own], images_a_step(config), multiple=multiple)
     with started(possible(makers), seconds) as contenders:
         for name, contender in contenders.items():
             assert contender.work == contenders[OURS].work, f"{name} does other work than ours"
@@ -64,20 +61,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     options = parser.parse_args()
     cases = refuse_unknown(parser, "--cases", options.cases, CASES)
+    packages = {name: version(name) for name in ("tensorflow", "keras", "torch") if importlib.util.find_spec(name)}
+    command = " ".join(["python -m benchmarks.models", *sys.argv[1:]])
     raw, began = {}, time.monotonic()
     for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            flags = [*CASES[case], f"--data={Path(folder) / 'digits.npz'}"]
-            config = resolve(flags).config
-            write_digits(config)
+        with on_digits(CASES[case]) as (config, flags):
             raw[case] = compare(config, flags, options.repeats, options.seconds)
         size = f"{config.image_size}x{config.image_size}x{config.channels}"
         title = f"{config.model} {size}, batch {config.global_batch_size}, width {config.width}"
         print("\n".join([f"\n{title}", "", *table(raw[case], OURS, "images/s")]), flush=True)
-    packages = {name: version(name) for name in ("tensorflow", "keras", "torch") if importlib.util.find_spec(name)}
-    command = " ".join(["python -m benchmarks.models", *sys.argv[1:]])
-    took = round(time.monotonic() - began)
-    keep("models", {"command": command, "packages": packages, "seconds": took, "images_per_second": raw})
+        took = round(time.monotonic() - began)
+        keep("models", {"command": command, "packages": packages, "seconds": took, "images_per_second": raw})
 
 
 if __name__ == "__main__":

@@ -7,30 +7,27 @@ torch.nn.DataParallel has no counterpart here: it splits a batch over GPUs only,
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
-from benchmarks.digits import write_digits
+from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
 from benchmarks.turns import Contender, started
-from trainer.config import resolve
 
 CASES = {"wgan_gp": ["--recipe=wgan_gp_mnist"], "dcgan": ["--recipe=dcgan_mnist"]}
 OURS, SILENT, ALONE = "2 workers", "2 silent processes", "1 worker"
 
 
-def makers(flags: Sequence[str], batch: int, scaling: str, images_per_row: int) -> dict[str, Callable[[], Contender]]:
-    """The contenders at the global batch `batch`; `flags` lack the batch.
+def makers(flags: Sequence[str], batch: int, scaling: str, images_a_row: int) -> dict[str, Callable[[], Contender]]:
+    """The contenders at the global batch `batch`.
 
     One worker alone has the same global batch where the scaling is strong, and the rows of one of two where it is weak.
     """
 
     def contender(what: str, rows: int, workers: int, *own: str, joined: bool = False, copies: int = 1) -> Contender:
         given = [*flags, f"--global_batch_size={rows}", *own]
-        return Contender(what, given, rows * copies * images_per_row, workers, joined=joined)
+        return Contender(what, given, rows * copies * images_a_row, workers, joined=joined)
 
     alone = batch if scaling == "strong" else batch // 2
     pytorch = "pytorch:channels_last"
@@ -48,12 +45,9 @@ def makers(flags: Sequence[str], batch: int, scaling: str, images_per_row: int) 
 
 def measure(model: str, batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
     """images/s of every contender, in turn."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [*CASES[model], f"--data={Path(folder) / 'digits.npz'}"]
-        config = resolve(flags).config
-        write_digits(config)
-        images_per_row = config.critic_steps if model == "wgan_gp" else 1
-        with started(possible(makers(flags, batch, options.scaling, images_per_row)), options.seconds) as contenders:
+    with on_digits(CASES[model]) as (config, flags):
+        images_a_row = images_a_step(config) // config.global_batch_size
+        with started(possible(makers(flags, batch, options.scaling, images_a_row)), options.seconds) as contenders:
             assert all(contender.work == contenders[OURS].work for contender in contenders.values())
             return alternate(contenders, options.repeats)
 
@@ -73,6 +67,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     options = parser.parse_args()
     models = refuse_unknown(parser, "--models", options.models, CASES)
+    command = " ".join(["python -m benchmarks.workers", *sys.argv[1:]])
     raw, began = {}, time.monotonic()
     for model in models:
         for given in options.batches.split(","):
@@ -81,8 +76,8 @@ def main() -> None:
             raw[title] = found = measure(model, batch, options)
             print("\n".join([f"\n{title}", "", *table(found, OURS, "images/s")]))
             print(f"{ratio(found, SILENT):.2f} of the limit; {ratio(found, ALONE):.2f} times one worker", flush=True)
-    command = " ".join(["python -m benchmarks.workers", *sys.argv[1:]])
-    keep("workers", {"command": command, "images_per_second": raw, "seconds": round(time.monotonic() - began)})
+            took = round(time.monotonic() - began)
+            keep("workers", {"command": command, "images_per_second": raw, "seconds": took})
 
 
 if __name__ == "__main__":

@@ -96,9 +96,8 @@ def test_after_some_steps_a_classifier_has_our_weights(model: str, build: Any) -
             np.testing.assert_allclose(mine, theirs, atol=2e-5)
 
 
-@pytest.mark.parametrize("model", GANS)
-def test_fit_makes_as_many_updates_of_a_gan(model: str, build: Any) -> None:
-    assembly = build(model)
+def test_fit_makes_as_many_updates_of_a_gan(build: Any) -> None:
+    assembly = build("wgan_gp")
     fitted = model_for(assembly, 2, jit_compile=False)
     fitted.fit(batches_for(assembly), steps_per_epoch=4, shuffle=False, verbose=0)
     assembly.step_runner()(assembly.rows_from(0), 0, 4)
