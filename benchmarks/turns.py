@@ -86,7 +86,7 @@ class Contender:
     def _start(
         self, arguments: list[str], cores: set[int], addresses: list[str], place: int
     ) -> "subprocess.Popen[str]":
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": str(len(cores))}
+        environment = {**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": str(len(cores))}
         if addresses:
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": place}}
             environment["TF_CONFIG"] = json.dumps(config)

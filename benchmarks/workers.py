@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     options = parser.parse_args()
     models = refuse_unknown(parser, "--models", options.models, CASES)
+    kept = "workers" if options.scaling == "strong" else "workers_weak"
     command = " ".join(["python -m benchmarks.workers", *sys.argv[1:]])
     raw, began = {}, time.monotonic()
     for model in models:
@@ -77,7 +78,10 @@ def main() -> None:
             print("\n".join([f"\n{title}", "", *table(found, OURS, "images/s")]))
             print(f"{ratio(found, SILENT):.2f} of the limit; {ratio(found, ALONE):.2f} times one worker", flush=True)
             took = round(time.monotonic() - began)
-            keep("workers", {"command": command, "images_per_second": raw, "seconds": took})
+            keep(
+                "workers" if options.scaling == "strong" else "workers_weak",
+                {"command": command, "images_per_second": raw, "seconds": took},
+            )
 
 
 if __name__ == "__main__":
