@@ -78,10 +78,7 @@ def main() -> None:
             print("\n".join([f"\n{title}", "", *table(found, OURS, "images/s")]))
             print(f"{ratio(found, SILENT):.2f} of the limit; {ratio(found, ALONE):.2f} times one worker", flush=True)
             took = round(time.monotonic() - began)
-            keep(
-                "workers" if options.scaling == "strong" else "workers_weak",
-                {"command": command, "images_per_second": raw, "seconds": took},
-            )
+            keep(kept, {"command": command, "images_per_second": raw, "seconds": took})
 
 
 if __name__ == "__main__":
