@@ -61,7 +61,7 @@ class FittedGAN(keras.Model):
 
 
 def model_for(assembly: Assembly, steps_per_execution: int, *, jit_compile: bool) -> keras.Model:
-    """A compiled model, on the networks of `assembly` or, of a classifier, on a plain copy."""
+    """A compiled model on plain copies of the networks in `assembly`."""
     how = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
     if hasattr(assembly.model, "critic"):
         model = FittedGAN(assembly)

@@ -29,7 +29,7 @@ class WGANGP:
 
     def __init__(self, assembly: Assembly) -> None:
         self.config = assembly.config
-        self.generator, self.critic = networks(assembly.model)
+        self.generator, self.critic = (plain_copy(network) for network in networks(assembly.model))
         self.generator_optimizer, self.critic_optimizer = new_optimizers(assembly.model)
 
     def critic_loss(self, reals: Any, noise: Any, mix: Any) -> Any:
@@ -88,7 +88,7 @@ class DCGAN(WGANGP):
 
 
 def gan(assembly: Assembly) -> WGANGP:
-    """The peer of the model in `assembly`, on its networks."""
+    """The peer of the model in `assembly`, on plain copies of its networks."""
     return {"wgan_gp": WGANGP, "dcgan": DCGAN}[assembly.config.model](assembly)
 
 
