@@ -77,6 +77,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     found, flags = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices)
     tiers = priced(specs, prices(found.price_per_hour))
+    resolve(flags)  # mistakes of the command itself are told before what depends on the account
     plan = Plan(tiers, tuple(flags), found.scaling, found.repeats)
     if found.baseline and found.baseline not in (tier.name for tier in tiers):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in tiers)}")

@@ -16,10 +16,9 @@ from types import FrameType
 
 from deploy.arguments import parse, parser
 from deploy.backends.local import LocalJob, Loss
-from deploy.checks import check_devices
+from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, load_tier
-from trainer.config import TrainConfig, resolve
 from trainer.errors import UserError
 from trainer.flags import whole
 from trainer.storage import local_path
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument("--kill", default="", metavar="worker1@step200", help="lose this worker (or chief) at this step")
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.spec, "")
-    config = check(tier, flags)
+    config = settings_on(tier, flags)
     loss = _loss(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
@@ -48,15 +47,6 @@ def main(arguments: Sequence[str]) -> int:
     if outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
     return outcome.code
-
-
-def check(tier: Tier, flags: Sequence[str]) -> TrainConfig:
-    """What the trainer makes of the tier's arguments and `flags`; UserError for what could only fail."""
-    pool = tier.spec["workerPoolSpecs"][0]
-    in_file = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
-    config = resolve([*in_file, *flags, f"--expect_devices={tier.accelerators}"]).config
-    check_devices(tier, config)
-    return config
 
 
 def _loss(text: str, tier: Tier) -> Loss | None:

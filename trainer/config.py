@@ -372,9 +372,10 @@ def check(config: TrainConfig) -> None:
 
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     if ":" not in name and name not in known:
+        path = "a path that is there, " if kind == "data" else ""
         raise UserError(
             f"{kind}={name}: no such {kind}{nearest(name, known)} "
-            f"Known: {', '.join(known)}, or package.module:function of your own"
+            f"Known: {', '.join(known)}, {path}or package.module:function of your own"
         )
 
 
