@@ -33,6 +33,7 @@ class Interval:
     high: float
 
     def times(self, factor: float) -> "Interval":
+        """All three numbers, multiplied."""
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
 

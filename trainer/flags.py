@@ -27,6 +27,7 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        """As argparse asks, but a UserError."""
         raise UserError(f"{message} (write --name=value)")
 
 
