@@ -10,7 +10,9 @@ import yaml
 from tests.docs.sources import ROOT
 
 MOST_LINES, MOST_FUNCTION_LINES = 450, 80
-FILES = [path for folder in ("trainer", "deploy", "benchmarks", "tests", "docs") for path in (ROOT / folder).rglob("*.py")]
+FILES = [
+    path for folder in ("trainer", "deploy", "benchmarks", "tests", "docs") for path in (ROOT / folder).rglob("*.py")
+]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -52,7 +54,9 @@ def test_what_is_public_is_documented() -> None:
     sources = [path for path in FILES if path.relative_to(ROOT).parts[0] in ("trainer", "deploy")]
     found = {path: list(public(path.read_text(encoding="utf-8"))) for path in sources}
     said = {name for names in found.values() for name, documented in names if documented}
-    left = {str(path.relative_to(ROOT)): [name for name, _ in names if name not in said] for path, names in found.items()}
+    left = {
+        str(path.relative_to(ROOT)): [name for name, _ in names if name not in said] for path, names in found.items()
+    }
     assert {path: names for path, names in left.items() if names} == {}
 
 
@@ -87,5 +91,7 @@ def links(page: Path) -> Iterator[str]:
 
 def test_links_lead_somewhere() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    broken = [f"{page.name}: {target}" for page in pages for target in links(page) if not (page.parent / target).exists()]
+    broken = [
+        f"{page.name}: {target}" for page in pages for target in links(page) if not (page.parent / target).exists()
+    ]
     assert broken == []
