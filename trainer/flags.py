@@ -88,6 +88,7 @@ def _parser(fields: Sequence[dataclasses.Field[Any]], description: str, epilog: 
         usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
         description=description,
         epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # description and epilog have their own lines
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
