@@ -129,11 +129,13 @@ def _submit(jobs: Sequence[Job], record: Record, asked: argparse.Namespace, desk
 
 
 def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
-    """UserError where data or output lie on another continent than the machines."""
-    for address in {job.output, job.config.data}:
-        if address.startswith("gs://"):
-            bucket = "/".join(address.split("/")[:3])
-            check_continent(bucket, job.place.region, patiently(functools.partial(backend.location, bucket), clock))
+    """UserError where what is read is not there, or lies on another continent than the machines, or the output does."""
+    inputs = {name: address for name, address in job.config.inputs.items() if address.startswith("gs://")}
+    for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
+        check_continent(bucket, job.place.region, patiently(functools.partial(backend.location, bucket), clock))
+    for name, address in inputs.items():
+        if not patiently(functools.partial(backend.holds, address), clock):
+            raise UserError(f"{name}={address}: nothing lies there: check with `gcloud storage ls {address}`")
 
 
 def _attempt(job: Job, record: Record, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:

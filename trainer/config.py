@@ -300,7 +300,8 @@ Start with:
   python -m trainer.task --recipe=cnn_mnist --print_config                what would run
   python -m deploy --help                                                 Vertex AI, and which tier is worth its money
 
-In the job directory: model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/, logs/.
+In the job directory: model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/,
+logs/.
 
 Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; 1 a fault of
 ours or of the platform."""

@@ -60,6 +60,15 @@ def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, desk: Desk, dist: P
     assert cloud.jobs == {}
 
 
+@pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
+def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.objects["my-bucket/photos/a.png"] = b"a"
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--recipe=wgan_gp_photos"]
+    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: nothing lies there: check with `gcloud storage l"):
+        submit.main(["l4x4", *where, f"--data={data}"], desk)
+    assert cloud.jobs == {}
+
+
 @pytest.mark.parametrize(
     ("said", "cure"),
     [
