@@ -36,9 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_MUST_CHANGE
-    except BrokenPipeError:  # as `python -m deploy machines | head`
-        sys.stdout = None  # else Python writes to it once more at its end
-        return DONE
     except OSError as error:
         if error.filename is None:
             raise
