@@ -28,7 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """As argparse asks, but a UserError."""
-        raise UserError(f"{message} (write --name=value)")
+        cure = "write --name=value" if "expected one argument" in message else f"{self.prog} --help says more"
+        raise UserError(f"{message} ({cure})")
 
 
 def parse_flags(

@@ -22,6 +22,8 @@ PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
     ("arguments", "line"),
     [
         (["l4x4", "--recipe=wgan_gp_digit"], "recipe=wgan_gp_digit: no such recipe; did you mean 'wgan_gp_digits'?"),
+        (JOB, "the following arguments are required: TIER (python -m deploy "),
+        (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
