@@ -1,4 +1,4 @@
-"""`python -m deploy local SPEC.yaml --recipe=…`: the workers of a job spec as processes of this machine.
+"""`python -m deploy local TIER --recipe=…`: the workers of a job spec as processes of this machine.
 
 Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
 this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
@@ -26,8 +26,8 @@ from trainer.storage import local_path
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    own = parser("local", __doc__ or "", "SPEC.yaml --recipe=NAME [any trainer flag]")
-    own.add_argument("spec", metavar="SPEC.yaml", help="a tier or a job spec, as `deploy render` prints it")
+    own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
+    own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
     own.add_argument(
         "--restarts", type=whole(0, 100), default=0, help="restart what fails, as Vertex AI does (there: 5)"
     )

@@ -184,7 +184,7 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytes
         ("cpu", "--baseline=two", *FLAGS): "baseline=two: it must be one of cpu",
         ("cpu", "--parallel=0", *FLAGS): "'0' is not a whole number from 1 to 100",
         ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
-        (): "the following arguments are required: TIER.yaml",
+        (): "the following arguments are required: TIER",
     }.items():
         assert main(["compare", *arguments, f"--out={tmp_path / 'out'}"]) == 2
         error = capsys.readouterr().err
