@@ -30,7 +30,8 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.installed-dev
-	$(RUN) -m benchmarks.wgan_gp
+	$(RUN) -m benchmarks.models
+	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.limit
 	$(RUN) -m benchmarks.limit --profile
 	$(RUN) -m benchmarks.growth

@@ -9,13 +9,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from benchmarks.flops import operations, step_graph
-from benchmarks.measure import keep
+from benchmarks.measure import keep, possible
 from benchmarks.profile import kind, seconds_by_kind
 from trainer.assembly import assemble
 from trainer.config import resolve
@@ -66,13 +65,6 @@ def matrix_rate(dtype: str) -> Callable[[], float]:
         return done * 2 * size**3 / passed
 
     return lambda: max(rate(size) for size in SIZES)
-
-
-def precisions() -> list[str]:
-    """What the devices compute products in without emulation."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    has = tf.config.list_physical_devices("GPU") or "avx512_bf16" in flags or "amx_bf16" in flags
-    return list(DTYPES) if has else ["float32"]
 
 
 def fractions(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
@@ -137,7 +129,7 @@ def main() -> None:
     trainings = {
         f"{recipe} {precision}": Training(recipe, precision, options.seconds)
         for recipe in options.recipes.split(",")
-        for precision in precisions()
+        for precision in possible(DTYPES)
     }
     measure, name = (profiles, "profile") if options.profile else (fractions, "limit")
     raw = measure(trainings, options.repeats)
