@@ -1,6 +1,7 @@
 """A tier: one machine spec, read from job_configs/ or a file of the user's own, and proved to be one that exists."""
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def find_tier(name: str) -> Path:
     """The file of a tier: a path, or a bare name in job_configs/ here or in the checkout; UserError where none is."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     known = sorted(path.stem for path in JOB_CONFIGS.glob("*.yaml"))
     hint = nearest(Path(name).stem, known)
