@@ -19,9 +19,9 @@ MANY = int(os.environ.get("TRAINER_FUZZ_EXAMPLES", "0"))
 Result = TypeVar("Result")
 
 WORDS = (
-    "", " ", ".", "..", "../../x", "/etc/x", "/", "~nobody-of-that-name/x", "a\nb", "a\0b", "a\\b", "\x1b[31m", "\ud800",
-    "é\u0301", "\u202egpj", "１２", "<script>alert(1)</script>", "%s{0}$x", "x" * 300, "y/" * 3000, "gs://b/../x", "gs://",
-    "nan", "-inf", "1e999", "1e3", "0x" + "f" * 50, "9" * 5000, "true", "null", "C:\\x", "folder:", "a:b", "-", "--x",
+    "", " ", ".", "..", "../../x", "/etc/x", "/", "~nobody-of-that-name/x", "a\nb", "a\0b", "a\\b", "\x1b[31m",
+    "\ud800", "é\u0301", "\u202egpj", "１２", "<script>alert(1)</script>", "%s{0}$x", "x" * 300, "y/" * 3000, "gs://b/../x",
+    "gs://", "nan", "-inf", "1e999", "1e3", "0x" + "f" * 50, "9" * 5000, "true", "null", "C:\\x", "folder:", "a:b", "-", "--x",
 )  # fmt: skip
 NUMBERS = (0, -1, 1, 2, 3, 8, 2**31 - 1, 2**31, 2**63, -(2**63), 10**30, 10**400)
 REALS = (0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
@@ -79,13 +79,17 @@ def json_like(sample: Any) -> st.SearchStrategy[bytes]:
     """Files that should hold JSON like `sample`: near it, cut short, or anything."""
     near = like(sample).map(lambda value: json.dumps(value).encode())
     cut = st.builds(lambda content, end: content[:end], near, st.integers(0, 400))
-    return st.one_of(near, near, near, cut, st.binary(max_size=60), st.sampled_from([b"[" * 100_000, b"\xff\xfe", b"null"]))
+    return st.one_of(
+        near, near, near, cut, st.binary(max_size=60), st.sampled_from([b"[" * 100_000, b"\xff\xfe", b"null"])
+    )
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
     """`content` with some of its bytes changed, taken out or put in, or cut short; most often near its beginning."""
     place = st.integers(0, min(len(content), 64)) | st.integers(0, len(content))
-    byte = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x80\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\x7f"]) | st.binary(max_size=8)
+    byte = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x80\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\x7f"]) | st.binary(
+        max_size=8
+    )
     edit = st.tuples(place, st.integers(0, 8), byte)
 
     def edited(edits: list[tuple[int, int, bytes]], end: int | None) -> bytes:

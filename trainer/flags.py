@@ -12,7 +12,7 @@ from trainer.errors import UserError
 from trainer.settings import nearest, value_type
 
 # What a file of settings, machines or prices may hold.
-_MOST_CHARACTERS, _MOST_VALUES, _MOST_DIGITS = 1_000_000, 10_000, 100
+_MOST_CHARACTERS, _MOST_VALUES, _MOST_DIGITS = 100_000, 10_000, 100
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

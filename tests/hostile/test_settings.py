@@ -24,13 +24,15 @@ _argv = st.lists(_flag.filter(lambda flag: flag not in ("-h", "--help")), max_si
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 TEXTS = [
-    "steps: *a\n", "steps: &a [*a]\n", "data: &a\n  b: *a\n", BOMB + "data: *a39\n", BOMB.replace("[", "[&z ") + "<<: *a39\n",
+    "steps: *a\n", "steps: &a [*a]\n", "data: &a\n  b: *a\n", BOMB + "data: *a39\n",
+    BOMB.replace("[", "[&z ") + "<<: *a39\n",
     "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
     "!!python/object/apply:os.system ['true']", "model: !!python/name:os.system", "steps: !!int ''", "seed: !!float ''",
     "stream: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
-    "seed: 0x" + "f" * 5000, "seed: " + "9" * 5000, "steps: 1\nsteps: 2", "? [a, b]\n: 1", "{" * 5000, "- " * 5000,
-    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 1000)), "learning_rate: .nan", "learning_rate: .inf", "%YAML 9.9\n---\n",
-    "a: 1\n---\nb: 2", "\ufeffsteps: 3", "steps: 3\0", "x" * 1_000_001, "recipe: wgan_gp_digits", "~: 1", "job_dir: \"a\\0b\"",
+    "seed: 0x" + "f" * 5000, "seed: " + "9" * 5000, "steps: 1\nsteps: 2", "? [a, b]\n: 1", "{" * 800, "- " * 5000,
+    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 400)), "learning_rate: .nan", "learning_rate: .inf",
+    "%YAML 9.9\n---\n", "a: 1\n---\nb: 2", "\ufeffsteps: 3", "steps: 3\0", "x" * 100_001, "recipe: wgan_gp_digits",
+    "~: 1", "job_dir: \"a\\0b\"",
 ]  # fmt: skip
 _recipe = st.dictionaries(_name, values, max_size=4).map(lambda content: yaml.dump(content, allow_unicode=True))
 _yaml = st.one_of(_recipe, _recipe, st.text(max_size=60), st.sampled_from(TEXTS))
