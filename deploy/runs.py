@@ -132,7 +132,7 @@ def _collect(folder: Path) -> Collection:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name job directories, or the folder of a comparison")
     asked, _ = read_json(folder / COMPARISON)
-    if isinstance(asked.get("tiers"), list):
+    if isinstance(asked.get("tiers"), list) and asked["tiers"]:
         try:
             tiers = [_tier(**tier) for tier in asked["tiers"]]
         except TypeError:
@@ -164,9 +164,11 @@ def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:
     """As a comparison keeps it; TypeError for what is none, or is no folder's name."""
     tier = TierFacts(name, machine_type, **others)
     texts = (name, machine_type, tier.accelerator_type)
-    plain = all(isinstance(text, str) and text.isprintable() for text in texts) and name not in ("", ".", "..")
+    plain = all(isinstance(text, str) and text.isprintable() and len(text.encode()) < 250 for text in texts)
     counted = _whole(tier.accelerators) is not None and _whole(tier.workers)
-    if not (plain and counted and "/" not in name) or (tier.price_per_hour and not _number(tier.price_per_hour)):
+    if not (plain and counted and "/" not in name and name not in ("", ".", "..")) or (
+        tier.price_per_hour and not _number(tier.price_per_hour)
+    ):
         raise TypeError
     return tier
 

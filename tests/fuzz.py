@@ -21,7 +21,8 @@ Result = TypeVar("Result")
 WORDS = (
     "", " ", ".", "..", "../../x", "/etc/x", "/", "~nobody-of-that-name/x", "a\nb", "a\0b", "a\\b", "\x1b[31m",
     "\ud800", "é\u0301", "\u202egpj", "１２", "<script>alert(1)</script>", "%s{0}$x", "x" * 300, "y/" * 3000, "gs://b/../x",
-    "gs://", "nan", "-inf", "1e999", "1e3", "0x" + "f" * 50, "9" * 5000, "true", "null", "C:\\x", "folder:", "a:b", "-", "--x",
+    "gs://", "nan", "-inf", "1e999", "1e3", "0x" + "f" * 50, "9" * 5000, "true", "null", "C:\\x", "folder:",
+    "a:b", "-", "--x",
 )  # fmt: skip
 NUMBERS = (0, -1, 1, 2, 3, 8, 2**31 - 1, 2**31, 2**63, -(2**63), 10**30, 10**400)
 REALS = (0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
