@@ -166,9 +166,8 @@ def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:
     texts = (name, machine_type, tier.accelerator_type)
     plain = all(isinstance(text, str) and text.isprintable() and len(text.encode()) < 250 for text in texts)
     counted = _whole(tier.accelerators) is not None and _whole(tier.workers)
-    if not (plain and counted and "/" not in name and name not in ("", ".", "..")) or (
-        tier.price_per_hour and not _number(tier.price_per_hour)
-    ):
+    priced = tier.price_per_hour is None or _number(tier.price_per_hour) is not None
+    if not (plain and counted and priced) or "/" in name or name in ("", ".", ".."):
         raise TypeError
     return tier
 

@@ -64,7 +64,7 @@ class ShardRows:
             if os.preadv(self._files[shard], [images[place]], offset) != images.shape[1]:
                 raise OSError(f"{self.shards[shard].path} became shorter while it was read")
         found = images.reshape(*rows.shape, *self.image_shape)
-        return (found, self._labels[rows]) if self.labelled else (found,)
+        return (found, self.labels[rows]) if self.labelled else (found,)
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
@@ -75,7 +75,8 @@ class ShardRows:
         return [os.open(shard.path, os.O_RDONLY) for shard in self.shards]
 
     @cached_property
-    def _labels(self) -> npt.NDArray[np.int32]:
+    def labels(self) -> npt.NDArray[np.int32]:
+        """(examples,); UserError where they are not those of its classes."""
         labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
         return checked_labels(labels, f"data: {self.shards[0].path.parent}", self.classes)
 
@@ -120,7 +121,11 @@ def open_split(contents: Contents, split: str, in_memory: bool) -> Examples:
     for shard in contents.splits[split]:
         _check_size(shard, contents.image_shape, contents.labelled)
     rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled, contents.classes)
-    return _in_memory(rows) if in_memory else rows
+    if in_memory:
+        return _in_memory(rows)
+    if rows.labelled:
+        rows.labels  # noqa: B018 (read and checked here, not in the first step)
+    return rows
 
 
 def read_contents(path: Path) -> Contents:
