@@ -1,6 +1,6 @@
 """Hostile input by hypothesis: nasty values, how many examples, and what may come of each.
 
-The examples are the same in every run. TRAINER_FUZZ_EXAMPLES=5000 tries that many new ones of each kind.
+The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries so many of each kind.
 """
 
 import json
@@ -35,9 +35,9 @@ values = st.recursive(
 
 
 def examples(quick: int) -> Any:
-    """hypothesis's settings: `quick` examples, the same each time, or TRAINER_FUZZ_EXAMPLES new ones."""
+    """hypothesis's settings: `quick` examples, or TRAINER_FUZZ_EXAMPLES; the same ones each time."""
     return settings(
-        max_examples=MANY or quick, deadline=None, derandomize=not MANY, database=None,
+        max_examples=MANY or quick, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
 

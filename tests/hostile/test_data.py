@@ -66,7 +66,7 @@ def idx(array: np.ndarray, shape: tuple[int, ...] | None = None) -> bytes:
     return bytes([0, 0, 8, len(shape)]) + b"".join(struct.pack(">I", side) for side in shape) + array.tobytes()
 
 
-@examples(60)
+@examples(20)
 @given(images=damaged(idx(IMAGES)), labels=damaged(idx(LABELS)), zipped=st.booleans())
 def test_idx(images: bytes, labels: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / f"idx{zipped}"
@@ -74,7 +74,7 @@ def test_idx(images: bytes, labels: bytes, zipped: bool, tmp_path_factory: pytes
     load(put(folder, **{f"train-images-idx3-ubyte{end}": content, "train-labels-idx1-ubyte": labels}))
 
 
-@examples(30)
+@examples(10)
 @given(content=damaged(gzip.compress(idx(IMAGES))))
 def test_gzip(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     load(put(tmp_path_factory.getbasetemp() / "gzip", **{"train-images-idx3-ubyte__gz": content}))
@@ -103,7 +103,7 @@ def npy(header: str) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + bytes(64)
 
 
-@examples(60)
+@examples(20)
 @given(content=damaged(npz(x_train=IMAGES, y_train=LABELS)))
 def test_npz(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     load(put(tmp_path_factory.getbasetemp() / "npz", data__npz=content) / "data.npz")
@@ -119,7 +119,7 @@ _header = st.builds(
 # fmt: on
 
 
-@examples(60)
+@examples(25)
 @given(header=_header, labels=st.booleans())
 def test_npz_headers(header: str, labels: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     members: dict[str, Any] = {"x_train": IMAGES, "y_train": npy(header)} if labels else {"x_train": npy(header)}
@@ -176,7 +176,7 @@ _records = st.lists(damaged(example(png(IMAGES[0]), 1)).map(record), min_size=2,
 _length = st.builds(record, st.just(b"x"), st.sampled_from([0, 2, 2**20, 2**31, 2**40, 2**62, 2**64 - 4, 2**64 - 1]))
 
 
-@examples(60)
+@examples(15)
 @given(content=damaged(RECORDS) | _records | _length.map(lambda lies: RECORDS + lies), zipped=st.booleans())
 def test_tfrecord(content: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     name = "x.tfrecord.gz" if zipped else "x.tfrecord"
@@ -200,14 +200,14 @@ INDEX: dict[str, Any] = {
 _memory = st.sampled_from(["0", "1"])
 
 
-@examples(100)
+@examples(25)
 @given(index=json_like(INDEX), memory=_memory)
 def test_a_shard_index(index: bytes, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = put(tmp_path_factory.getbasetemp() / "shards", index__json=index, **{"train-00000__bin": SHARD})
     load(folder, f"--data_memory_mib={memory}")
 
 
-@examples(30)
+@examples(10)
 @given(content=damaged(SHARD), memory=_memory, sealed=st.booleans())
 def test_a_shard(content: bytes, memory: str, sealed: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     index = json.loads(json.dumps(INDEX))
@@ -242,7 +242,7 @@ PICTURES = {kind: picture(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP"
 _picture = st.sampled_from(sorted(PICTURES)).flatmap(lambda kind: damaged(PICTURES[kind]))
 
 
-@examples(200)
+@examples(60)
 @given(content=_picture, size=st.sampled_from([1, 8, 32]), channels=st.sampled_from([1, 3]))
 def test_images(content: bytes, size: int, channels: int) -> None:
     with warnings.catch_warnings():
@@ -255,7 +255,7 @@ def test_images(content: bytes, size: int, channels: int) -> None:
             assert (image.shape, image.dtype) == ((size, size, channels), np.uint8)
 
 
-@examples(20)
+@examples(5)
 @given(contents=st.lists(_picture | st.just(b""), min_size=1, max_size=4), end=st.sampled_from(sorted(SUFFIXES)))
 def test_a_folder_of_images(contents: list[bytes], end: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / f"images{end}"

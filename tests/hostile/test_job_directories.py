@@ -66,7 +66,7 @@ ESTIMATE: dict[str, Any] = {"tiers": {"a": {"tier": "a", "seconds": {"low": 8.0,
 _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 
-@examples(60)
+@examples(15)
 @given(about=json_like(RUN), result=json_like(RESULT), lines=_lines)
 def test_a_run_that_goes_on(
     about: bytes, result: bytes, lines: bytes, run: Path, tmp_path_factory: pytest.TempPathFactory
@@ -110,7 +110,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-@examples(60)
+@examples(15)
 @given(data=st.data())
 def test_a_manifest_with_the_right_checksum(
     data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory
@@ -150,7 +150,7 @@ def test_variables_that_are_none(run: Path, tmp_path: Path) -> None:
             read_checkpoint(folder)
 
 
-@examples(4)
+@examples(2)
 @given(data=st.data())
 def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "state"
@@ -190,7 +190,7 @@ _files = {
 }  # fmt: skip
 
 
-@examples(80)
+@examples(10)
 @given(**_files)
 def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
     folder = comparison(tmp_path_factory.getbasetemp() / "report", **files)
@@ -199,7 +199,7 @@ def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> N
         one_line(lambda: reported(folder))
 
 
-@examples(3)
+@examples(1)
 @given(**_files)
 def test_a_report_with_figures(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
     folder = comparison(tmp_path_factory.getbasetemp() / "figures", **files)
@@ -235,7 +235,7 @@ RECORD = {
 }  # fmt: skip
 
 
-@examples(150)
+@examples(40)
 @given(content=json_like(RECORD))
 def test_a_record_of_a_submission(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "records" / "here"

@@ -43,13 +43,13 @@ def written(path: Path, text: str) -> str:
     return str(path)
 
 
-@examples(150)
+@examples(60)
 @given(_argv)
 def test_flags(arguments: list[str]) -> None:
     one_line(lambda: resolve(arguments))
 
 
-@examples(150)
+@examples(40)
 @given(text=_yaml)
 def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "recipe.yaml", text)
@@ -82,7 +82,7 @@ _SPEC["scheduling"] = {"strategy": "FLEX_START", "timeout": "3600s", "maxWaitDur
 _anything = st.fixed_dictionaries({}, optional=dict.fromkeys(MESSAGES["CustomJobSpec"], values))
 
 
-@examples(200)
+@examples(50)
 @given(spec=like(_SPEC) | _anything)
 def test_a_machine_spec(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "tier.yaml", yaml.dump(spec))
@@ -96,7 +96,7 @@ def test_a_machine_spec(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 _machine = st.sampled_from(["g2-standard-12", "NVIDIA_L4", "n1-standard-8", "n1-none", "list", "spot"]) | texts
 
 
-@examples(150)
+@examples(20)
 @given(prices=st.dictionaries(_machine, st.dictionaries(_machine, scalars, max_size=3) | values, max_size=3) | values)
 def test_prices(prices: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "prices.yaml", yaml.dump(prices))

@@ -51,7 +51,7 @@ def readers(url: str, cache: str) -> list[Callable[[], Any]]:
     ]  # fmt: skip
 
 
-@examples(10)
+@examples(4)
 @given(names=_names)
 def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     base = tmp_path_factory.mktemp("names")
