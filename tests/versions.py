@@ -1,6 +1,6 @@
 """The tests that lean on Python, TensorFlow, Keras or Google's packages, on other versions than the default ones.
 
-`make test-floor` runs them on the oldest that we promise, `make test-versions` on all: python tests/versions.py [3.10 …].
+`make test-floor` runs them on the oldest we promise, `make test-versions` on all; python tests/versions.py [3.10 …].
 A Python that is not found here, or that is the default one, is passed over with a line that says so.
 """
 

@@ -30,7 +30,7 @@ TEXTS = [
     "!!python/object/apply:os.system ['true']", "model: !!python/name:os.system", "steps: !!int ''", "seed: !!float ''",
     "stream: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
     "seed: 0x" + "f" * 5000, "seed: " + "9" * 5000, "steps: 1\nsteps: 2", "? [a, b]\n: 1", "{" * 800, "- " * 5000,
-    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 400)), "learning_rate: .nan", "learning_rate: .inf",
+    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 200)), "learning_rate: .nan", "learning_rate: .inf",
     "%YAML 9.9\n---\n", "a: 1\n---\nb: 2", "\ufeffsteps: 3", "steps: 3\0", "x" * 100_001, "recipe: wgan_gp_digits",
     "~: 1", "job_dir: \"a\\0b\"",
 ]  # fmt: skip
