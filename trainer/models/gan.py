@@ -13,15 +13,13 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import prepare
 from trainer.distribution.step import StepContext
 from trainer.images import to_uint8
+from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
 from trainer.models.layers import SyncBatchNormalization, full_precision
 from trainer.models.optimizers import learning_rate
 
 Initializer = Callable[[], keras.initializers.Initializer]  # a new one a layer, so that no two begin alike
 
 _GLOROT = keras.initializers.GlorotUniform
-
-# A multiple of the stride, against checkerboards: Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard
-_KERNEL = 4
 
 
 def synchronized(config: TrainConfig) -> bool:
@@ -44,17 +42,17 @@ def build_generator(config: TrainConfig, *, synchronized: bool, initializer: Ini
     widths = filters(config)
     base = config.image_size // 2 ** len(widths)
 
-    def doubled(x: Any, width: int, use_bias: bool) -> Any:
-        kernel = {"kernel_initializer": initializer(), "use_bias": use_bias}
-        return layers.Conv2DTranspose(width, _KERNEL, strides=2, padding="same", **kernel)(x)
+    def doubled(x: Any, width: int) -> Any:
+        kernel = {"kernel_initializer": initializer(), "use_bias": False}  # a bias before batch norm would do nothing
+        return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
 
     noise = keras.Input((config.latent_dim,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x, synchronized))
     for width in reversed(widths[:-1]):
-        x = layers.ReLU()(_batch_norm(doubled(x, width, use_bias=False), synchronized))
-    x = doubled(x, config.channels, use_bias=True)
+        x = layers.ReLU()(_batch_norm(doubled(x, width), synchronized))
+    x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
     images = layers.Activation("tanh", dtype=full_precision(), name="images")(x)
     return keras.Model(noise, images, name="generator")
 
@@ -71,7 +69,10 @@ def build_critic(
     for depth, width in enumerate(filters(config)):
         normed = batch_norm and depth > 0  # and then a bias would do nothing
         kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
-        x = layers.Conv2D(width, _KERNEL, strides=2, padding="same", **kernel)(x)
+        if depth == 0:
+            x = ImageConv2D(width, **kernel)(x)
+        else:
+            x = layers.Conv2D(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
         x = _batch_norm(x, synchronized) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)

@@ -1,0 +1,66 @@
+"""Layers between images and features compute what Keras's own do; so do their gradients and second gradients."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from trainer.export import plain_copy
+from trainer.models.image_layers import ImageConv2D, ImageConv2DTranspose
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
+    """A network with our layer, and its template of Keras's own, of the same weights."""
+    images = keras.Input((size, size, channels))
+    features = keras.Input((size // 2, size // 2, 8))
+    ours = [
+        keras.Model(images, layers.LeakyReLU()(ImageConv2D(8)(images))),
+        keras.Model(features, ImageConv2DTranspose(channels, activation="tanh")(features)),
+    ]
+    for network in ours:
+        network.set_weights([RANDOM.normal(size=weight.shape) for weight in network.get_weights()])
+    return [(network, plain_copy(network)) for network in ours]
+
+
+def computed(network: keras.Model, inputs: tf.Tensor) -> list[tf.Tensor]:
+    """Outputs, gradients by inputs and weights, and the weights' gradients of a penalty on the gradient by inputs."""
+    weights = [weight.value for weight in network.trainable_variables]
+    with tf.GradientTape(persistent=True) as outer:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = network(inputs)
+            loss = tf.reduce_sum(tf.sin(outputs))
+        by_inputs = tape.gradient(loss, inputs)
+        penalty = tf.reduce_sum(tf.square(by_inputs))
+    zero = tf.UnconnectedGradients.ZERO
+    firsts = outer.gradient(loss, weights, unconnected_gradients=zero)
+    return [outputs, by_inputs, *firsts, *outer.gradient(penalty, weights, unconnected_gradients=zero)]
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 6)])
+def test_as_keras_does(channels: int, size: int) -> None:
+    for ours, plain in networks(channels, size):
+        assert {type(layer) for layer in plain.layers}.isdisjoint({ImageConv2D, ImageConv2DTranspose})
+        inputs = tf.constant(RANDOM.normal(size=(3, *ours.input_shape[1:])))
+        for graph in (False, True):
+            function = tf.function(computed) if graph else computed
+            for one, other in zip(function(ours, inputs), function(plain, inputs), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_any_number_of_rows() -> None:
+    for ours, plain in networks(1, 8):
+        rows = tf.constant(RANDOM.normal(size=(5, *ours.input_shape[1:])))
+        np.testing.assert_allclose(ours.predict(rows, verbose=0), plain.predict(rows, verbose=0), rtol=1e-10)
