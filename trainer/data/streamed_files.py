@@ -106,6 +106,6 @@ def _facts_of(remote: Remote, file: File) -> tuple[int, int, bool]:
     assert isinstance(file, RecordFile)
     labels = [label for label in file.labels if label is not None]
     if labels and len(labels) < len(file.labels):
-        raise UserError(f"{remote.address}: all records must have a label, or none")
+        raise UserError(f"{remote.address}: labels are missing: all records have one or none has")
     checked_labels(np.array(labels, np.int64), str(remote.address))
     return len(file.labels), max(labels, default=-1), bool(labels)
