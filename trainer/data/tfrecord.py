@@ -89,12 +89,13 @@ def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
 
 def _check_lengths(file: Path) -> None:
     """UserError where a record claims more bytes than follow: TensorFlow would ask for that much memory first."""
-    with gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb") as content:
-        end = 0
+    zipped = file.suffix == ".gz"
+    with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
+        end, most = 0, MOST_BYTES if zipped else file.stat().st_size
         while header := content.read(HEADER):
             end += HEADER + int.from_bytes(header[:8], "little") + FOOTER
-            if end > MOST_BYTES or content.seek(end - 1) != end - 1 or not content.read(1):
-                raise _damaged(file, f"a record ends at byte {end:,}, the file before")
+            if end > most or content.seek(end - 1) != end - 1 or not content.read(1):
+                raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {most:,}")
 
 
 def _damaged(file: Path, reason: str) -> UserError:
