@@ -36,7 +36,8 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.installed-dev
-	$(RUN) -m benchmarks.wgan_gp
+	$(RUN) -m benchmarks.models
+	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.report

@@ -1,115 +1,84 @@
-"""Two workers of one core each, against two processes that do the same work without talking, and PyTorch's DDP:
-`python -m benchmarks.workers`.
+"""Two workers of one core each, against two processes that do the same work without talking, one worker alone, two
+replicas in one process, and PyTorch's DistributedDataParallel: `python -m benchmarks.workers [--scaling=weak]`.
 
-Every contender is a pair of processes that waits for its turn; a turn is the same number of steps on both.
+torch.nn.DataParallel has no counterpart here: it splits a batch over GPUs only, on CPUs it runs the module as it is.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from benchmarks.measure import alternate, keep, table
-from deploy.rehearsal import free_addresses
+from benchmarks.digits import images_a_step, on_digits
+from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
+from benchmarks.turns import Contender, started
 
-SIZE, WIDTH = 32, 32
-CONTENDERS = {
-    "2 workers": ["ours", "--sync_batch_norm=false"],
-    "2 silent processes": ["silent"],
-    "2 workers, batch norm synchronised": ["ours"],
-    "PyTorch DDP (gloo)": ["ddp"],
-    "2 silent PyTorch processes": ["ddp-silent"],
-}
+CASES = {"wgan_gp": ["--recipe=wgan_gp_mnist"], "dcgan": ["--recipe=dcgan_mnist"]}
+OURS, SILENT, ALONE = "2 workers", "2 silent processes", "1 worker"
 
 
-class Pair:
-    """Two processes of one contender, each pinned to a core of its own."""
+def makers(flags: Sequence[str], batch: int, scaling: str, images_a_row: int) -> dict[str, Callable[[], Contender]]:
+    """The contenders at the global batch `batch`.
 
-    def __init__(self, arguments: Sequence[str], batch: int) -> None:
-        addresses, cores = free_addresses(2), sorted(os.sched_getaffinity(0))
-        self._batch, self._steps = batch, 2
-        self._processes = []
-        for place in range(2):
-            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": place}}
-            environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "3"}
-            command = [sys.executable, "-m", "benchmarks.worker", arguments[0], str(batch), *arguments[1:]]
-            process = subprocess.Popen(
-                command, env={**environment, "OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-            os.sched_setaffinity(process.pid, {cores[place % len(cores)]})
-            self._processes.append(process)
-        self._turn(2)
+    One worker alone has the same global batch where the scaling is strong, and the rows of one of two where it is weak.
+    """
 
-    def fit(self, seconds: float) -> None:
-        """Chooses the steps of a turn that last about so long."""
-        self._steps = max(2, round(self._steps * seconds / self._turn(self._steps)))
+    def contender(what: str, rows: int, workers: int, *own: str, joined: bool = False, copies: int = 1) -> Contender:
+        given = [*flags, f"--global_batch_size={rows}", *own]
+        return Contender(what, given, rows * copies * images_a_row, workers, joined=joined)
 
-    def __call__(self) -> float:
-        """images/s of real images, over both processes."""
-        return self._steps * 5 * self._batch / self._turn(self._steps)
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.kill()
-            process.wait()
-
-    def _turn(self, steps: int) -> float:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{steps}\n")
-            process.stdin.flush()
-        seconds = []
-        for process in self._processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, "a process of this contender has ended"
-            seconds.append(float(line))
-        return max(seconds)
+    alone = batch if scaling == "strong" else batch // 2
+    pytorch = "pytorch:channels_last"
+    return {
+        OURS: partial(contender, "ours", batch, 2, "--sync_batch_norm=false", joined=True),
+        SILENT: partial(contender, "ours", batch // 2, 2, copies=2),
+        ALONE: partial(contender, "ours", alone, 1),
+        "2 workers, batch norm synchronised": partial(contender, "ours", batch, 2, joined=True),
+        "2 replicas in one process": partial(contender, "ours", batch, 0, "--replicas=2", "--sync_batch_norm=false"),
+        "PyTorch DDP (gloo)": partial(contender, pytorch, batch, 2, joined=True),
+        "2 silent PyTorch processes": partial(contender, pytorch, batch // 2, 2, copies=2),
+        "1 PyTorch worker": partial(contender, pytorch, alone, 1),
+    }
 
 
-def measure(batch: int, names: Sequence[str], repeats: int, seconds: float) -> dict[str, list[float]]:
-    """images/s of every contender, `repeats` times in turn."""
-    pairs = {name: Pair(CONTENDERS[name], batch) for name in names}
-    try:
-        for pair in pairs.values():
-            pair.fit(seconds)
-        turns: dict[str, Callable[[], float]] = dict(pairs)
-        return alternate(turns, repeats)
-    finally:
-        for pair in pairs.values():
-            pair.close()
+def measure(model: str, batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """images/s of every contender, in turn."""
+    with on_digits(CASES[model]) as (config, flags):
+        images_a_row = images_a_step(config) // config.global_batch_size
+        with started(possible(makers(flags, batch, options.scaling, images_a_row)), options.seconds) as contenders:
+            assert all(contender.work == contenders[OURS].work for contender in contenders.values())
+            return alternate(contenders, options.repeats)
+
+
+def ratio(found: dict[str, list[float]], against: str) -> float:
+    """Of two workers' images/s, within each round."""
+    return statistics.median(a / b for a, b in zip(found[OURS], found[against], strict=True))
 
 
 def main() -> None:
     """Prints the tables and keeps the raw numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", default="64,256", help="global batch sizes")
+    parser.add_argument("--models", default=",".join(CASES))
+    parser.add_argument("--batches", default="64,256,1024", help="global batch sizes; of one worker where weak")
+    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong", help="what one worker alone does")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     options = parser.parse_args()
-    try:
-        import torch  # noqa: F401
-
-        names = list(CONTENDERS)
-    except ImportError:
-        names = [name for name in CONTENDERS if "PyTorch" not in name]
-        print("PyTorch is not installed: left out")
+    models = refuse_unknown(parser, "--models", options.models, CASES)
+    kept = "workers" if options.scaling == "strong" else "workers_weak"
+    command = " ".join(["python -m benchmarks.workers", *sys.argv[1:]])
     raw, began = {}, time.monotonic()
-    for batch in options.batches.split(","):
-        found = measure(int(batch), names, options.repeats, options.seconds)
-        raw[f"batch {batch}"] = found
-        silent = statistics.median(a / b for a, b in zip(found["2 workers"], found["2 silent processes"], strict=True))
-        print("\n".join([f"\nwgan_gp {SIZE}x{SIZE}, global batch {batch}", "", *table(found, "2 workers", "images/s")]))
-        print(f"{silent:.2f} of the limit", flush=True)
-    keep("workers", {"images_per_second": raw, "seconds": round(time.monotonic() - began)})
+    for model in models:
+        for given in options.batches.split(","):
+            batch = int(given) * (2 if options.scaling == "weak" else 1)
+            title = f"{model} 32x32, global batch {batch}, {options.scaling} scaling"
+            raw[title] = found = measure(model, batch, options)
+            print("\n".join([f"\n{title}", "", *table(found, OURS, "images/s")]))
+            print(f"{ratio(found, SILENT):.2f} of the limit; {ratio(found, ALONE):.2f} times one worker", flush=True)
+            took = round(time.monotonic() - began)
+            keep(kept, {"command": command, "images_per_second": raw, "seconds": took})
 
 
 if __name__ == "__main__":

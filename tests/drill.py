@@ -123,8 +123,8 @@ class Drill:
         def goes_on() -> bool:
             return all(process.poll() is None for process in processes)
 
-        restored = self.reached  # what is reported past it is of this life
-        _until(lambda: self.reached >= max(step, restored) or not goes_on())
+        restored = self.reached  # what is reported past it is of this life: before that, SIGTERM finds it starting
+        _until(lambda: self.reached >= max(step, restored + 1) or not goes_on())
         if moment.startswith("saving"):
             _until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not goes_on())
             time.sleep(self._random.uniform(0.0, 0.004))

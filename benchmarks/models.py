@@ -1,0 +1,78 @@
+"""images/s on the cores of this machine against a tutorial-style loop, Keras `fit` and PyTorch:
+`python -m benchmarks.models [--cases=mlp,cnn]`.
+
+Networks, optimizers, batch and rows are the same; ours also keeps a GAN's moving average, which no peer does.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+
+from benchmarks.digits import images_a_step, on_digits
+from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
+from benchmarks.turns import Contender, started
+from trainer.config import TrainConfig
+
+_CLASSIFIER = ["--learning_rate_schedule=constant", "--warmup_steps=0"]
+CASES = {
+    "wgan_gp-32": ["--recipe=wgan_gp_mnist"],
+    "wgan_gp-64": ["--recipe=wgan_gp_photos", "--augment=", "--global_batch_size=32"],
+    "dcgan": ["--recipe=dcgan_mnist", "--global_batch_size=64"],
+    "cnn": ["--recipe=cnn_mnist", *_CLASSIFIER],
+    "mlp": ["--recipe=mlp_mnist", *_CLASSIFIER],
+}
+OURS, BFLOAT16 = "ours", "ours, mixed_bfloat16"
+CONTENDERS = {
+    OURS: "ours",
+    BFLOAT16: "ours",
+    "tutorial-style loop": "tutorial",
+    "Keras fit": "fit:1",
+    "Keras fit, 10 steps per execution": "fit:10",
+    "Keras fit, 10 steps per execution, XLA": "fit:10x",
+    "PyTorch eager": "pytorch:eager",
+    "PyTorch channels_last": "pytorch:channels_last",
+    "PyTorch torch.compile": "pytorch:compile",
+}
+
+
+def compare(config: TrainConfig, flags: Sequence[str], repeats: int, seconds: float) -> dict[str, list[float]]:
+    """images/s of every contender, `repeats` times in turn."""
+    makers: dict[str, Callable[[], Contender]] = {}
+    for name, what in CONTENDERS.items():
+        own = ["--precision=mixed_bfloat16"] if name == BFLOAT16 else []
+        multiple = 10 if what.startswith("fit:10") else 1
+        makers[name] = partial(Contender, what, [*flags, *own], images_a_step(config), multiple=multiple)
+    with started(possible(makers), seconds) as contenders:
+        for name, contender in contenders.items():
+            assert contender.work == contenders[OURS].work, f"{name} does other work than ours"
+        print(f"\nThe step of all: {contenders[OURS].work}")
+        return alternate(contenders, repeats)
+
+
+def main() -> None:
+    """Prints one table a case and keeps the raw numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    options = parser.parse_args()
+    cases = refuse_unknown(parser, "--cases", options.cases, CASES)
+    packages = {name: version(name) for name in ("tensorflow", "keras", "torch") if importlib.util.find_spec(name)}
+    command = " ".join(["python -m benchmarks.models", *sys.argv[1:]])
+    raw, began = {}, time.monotonic()
+    for case in cases:
+        with on_digits(CASES[case]) as (config, flags):
+            raw[case] = compare(config, flags, options.repeats, options.seconds)
+        size = f"{config.image_size}x{config.image_size}x{config.channels}"
+        title = f"{config.model} {size}, batch {config.global_batch_size}, width {config.width}"
+        print("\n".join([f"\n{title}", "", *table(raw[case], OURS, "images/s")]), flush=True)
+        took = round(time.monotonic() - began)
+        keep("models", {"command": command, "packages": packages, "seconds": took, "images_per_second": raw})
+
+
+if __name__ == "__main__":
+    main()
