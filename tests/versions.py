@@ -63,7 +63,8 @@ def run(version: str) -> int:
         return 0
     interpreter = install(python, version)
     show = "import sys, tensorflow as tf, keras; print('Python', sys.version.split()[0], 'TensorFlow', tf.__version__, "
-    subprocess.run([interpreter, "-c", f"{show}'Keras', keras.__version__, flush=True)"], check=True)
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run([interpreter, "-c", f"{show}'Keras', keras.__version__, flush=True)"], check=True, env=quiet)
     subprocess.run([interpreter, "-m", "pip", "check"], check=True)
     names = TOUCHES_VERSIONS + (ON_THE_FLOOR if version == FLOOR else ())
     tests = [f"tests/{name}" for name in names]

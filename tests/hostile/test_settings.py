@@ -25,7 +25,7 @@ _argv = st.lists(_flag.filter(lambda flag: flag not in ("-h", "--help")), max_si
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 TEXTS = [
     "steps: *a\n", "steps: &a [*a]\n", "data: &a\n  b: *a\n", BOMB + "data: *a39\n",
-    BOMB.replace("[", "[&z ") + "<<: *a39\n",
+    "data:\n- &a0 [x, x]\n" + "".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
     "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
     "!!python/object/apply:os.system ['true']", "model: !!python/name:os.system", "steps: !!int ''", "seed: !!float ''",
     "stream: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
