@@ -11,6 +11,7 @@ from trainer.config import resolve
 
 MODULES = {
     "ours": "benchmarks.ours",
+    "talk": "benchmarks.talk",
     "tutorial": "benchmarks.tutorial",
     "fit": "benchmarks.keras_fit",
     "pytorch": "benchmarks.pytorch",

@@ -36,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_MUST_CHANGE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}: free or mend the disk, or work elsewhere", file=sys.stderr)
+        return USER_MUST_CHANGE
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
@@ -48,13 +53,22 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     return code
 
 
+_REST = """
+Start with, from nothing to a comparison:
+  python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
+  python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
+  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=… --data=gs://… --bucket=gs://BUCKET --steps=2000
+
+A TIER is a file of job_configs/ by its bare name, or a file of yours. Project and region: flags, or gcloud's.
+Any flag of `python -m trainer.task` may follow those of a verb; `python -m deploy VERB --help` says more.
+
+Exit codes: 0 done; 2 you must change something; 75 interrupted: the same command again; 1 a fault of ours
+or of the platform."""
+
+
 def _help() -> str:
     verbs = "\n".join(f"  {verb:10} {summary}" for verb, (_, summary) in VERBS.items())
-    return (
-        "usage: python -m deploy VERB …\n\n"
-        f"{verbs}\n\n"
-        "`python -m deploy VERB --help` says more. Any flag of `python -m trainer.task` may follow those of a verb."
-    )
+    return f"usage: python -m deploy VERB …\n\n{verbs}\n{_REST}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """The command line of a verb: its own flags and positional arguments, and every flag of the trainer besides."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
+from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.flags import Parser, underscored
+from trainer.settings import nearest
 
 
 def parser(verb: str, description: str, usage: str) -> Parser:
@@ -20,4 +23,11 @@ def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, li
     stray = [argument for argument in left if not argument.startswith("--")]
     if stray:
         raise UserError(f"{stray[0]!r} is not a flag: write --name=value")
+    ours, theirs = [*vars(found), "help"], [*(field.name for field in dataclasses.fields(TrainConfig)), "print_config"]
+    for name in (argument[2:].split("=")[0] for argument in left):
+        if name not in theirs:
+            raise UserError(
+                f"unknown flag --{name}{nearest(name, [*ours, *theirs])} --help lists those of this verb, "
+                "`python -m trainer.task --help` those of the training"
+            )
     return found, left

@@ -7,7 +7,7 @@ from typing import Any
 from deploy.machines import load_machines
 from deploy.place import Place, checked_address
 from deploy.tier import Tier
-from trainer.config import DATA_SOURCES, TrainConfig
+from trainer.config import DATA_KINDS, DATA_SOURCES, TrainConfig
 from trainer.errors import UserError
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -75,7 +75,6 @@ _NAMED = {
     "fid_features": ("inception",),
     "fid_weights": ("imagenet",),
 }
-KINDS = ("idx", "npz", "folder", "tfrecord", "shards")  # what may stand before a path and a colon
 
 
 def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
@@ -111,7 +110,7 @@ def _check_shipped(field: str, value: str, packages: Sequence[str]) -> None:
 
 def _dotted(value: str) -> bool:
     """Whether it is a package.module:function, and no kind:path."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value) is not None and value.split(":")[0] not in KINDS
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
 
 
 def check_tensorboard(spec: Mapping[str, Any], place: Place) -> None:

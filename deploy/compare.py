@@ -73,10 +73,11 @@ class Plan:
 
 
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
-    """`python -m deploy compare TIER.yaml … --recipe=… [flags of its own and of the trainer]`"""
+    """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices)
     tiers = priced(specs, prices(found.price_per_hour))
+    resolve(flags)  # mistakes of the command itself are told before what depends on the account
     plan = Plan(tiers, tuple(flags), found.scaling, found.repeats)
     if found.baseline and found.baseline not in (tier.name for tier in tiers):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in tiers)}")
@@ -87,10 +88,8 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
 
 
 def _flags() -> Parser:
-    own = parser("compare", __doc__ or "", "TIER.yaml … --recipe=NAME [--scaling= --repeats= …] [any trainer flag]")
-    own.add_argument(
-        "tiers", nargs="+", metavar="TIER.yaml", help="machine specs, one tier a file, or bare names of job_configs/"
-    )
+    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling= --repeats= …] [any trainer flag]")
+    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
     own.add_argument("--out", default="runs/comparison", help="folder of the comparison (default: %(default)s)")
     own.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
                      "tier (default); weak: the same batch per replica")  # fmt: skip

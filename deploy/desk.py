@@ -69,7 +69,12 @@ def find_target(asked: argparse.Namespace) -> Target:
     named = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", job)
     project = read_project(asked.project) or (kept[1].project if kept else "") or (named[1] if named else "")
     region = named[2] if named else asked.region or configured("ai", "region")
-    if not job or not project or not region or not (named or job.isdecimal()):
+    if not job:
+        raise UserError(
+            "nothing was submitted from this folder: name the job, as projects/P/locations/R/customJobs/ID, or its "
+            "number with --project and --region; `python -m deploy jobs` lists them"
+        )
+    if not project or not region or not (named or job.isdecimal()):
         raise UserError(
             f"job {asked.job!r} is not known here: give its name, as projects/P/locations/R/customJobs/ID, or its "
             "number with --project and --region"

@@ -33,6 +33,7 @@ class Interval:
     high: float
 
     def times(self, factor: float) -> "Interval":
+        """All three numbers, multiplied."""
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
 
@@ -47,7 +48,7 @@ class Estimate:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m deploy estimate TIER.yaml … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
+    """`python -m deploy estimate TIER … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices)
     tiers = priced(specs, prices(found.price_per_hour))
@@ -64,10 +65,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _flags() -> Parser:
-    own = parser("estimate", __doc__ or "", "TIER.yaml … --recipe=NAME [--from=DIR] [any trainer flag]")
-    own.add_argument(
-        "tiers", nargs="+", metavar="TIER.yaml", help="machine specs, one tier a file, or bare names of job_configs/"
-    )
+    own = parser("estimate", __doc__ or "", "TIER … --recipe=NAME [--from=DIR] [any trainer flag]")
+    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
     own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison of some, "
                      "local or gs:// (default: a short run of the first tier is made on this machine)")  # fmt: skip
     own.add_argument("--short_steps", type=whole(20, 10**6), default=100, help="length of that run (default: 100)")

@@ -38,14 +38,39 @@ def meaning(error: ApiError, place: Place) -> str:
     """One line: what the service said, and what to do."""
     if error.quota:
         return _quota(error, place)
+    if error.code == 401:  # the service says much and always the same
+        return "not logged in (401): `gcloud auth login`, with --backend=sdk `gcloud auth application-default login`"
     cures = {
         400: "the service refused the job as it is: change it",
-        401: "log in: `gcloud auth login` (with --backend=sdk: `gcloud auth application-default login`)",
-        403: f"ask for the role roles/aiplatform.user on {place.project}, and see that its Vertex AI API is enabled: "
-        "`gcloud services enable aiplatform.googleapis.com`",
-        404: f"nothing of that name is there: look at --project={place.project} and --region={place.region}",
+        403: _permission(str(error), place),
+        404: _nothing_there(str(error), place),
     }
     return f"{error} ({error.code or 'no answer'}): {cures.get(error.code, 'the service fails: try again later')}"
+
+
+# What a refusal names, a permission or an API -> the role that allows it; docs/permissions.md has them all.
+_ROLES = {
+    r"storage\.": "roles/storage.objectUser on the bucket",
+    r"logging\.": "roles/logging.viewer on {project}",
+    r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",
+    "": "roles/aiplatform.user on {project}",
+}
+
+
+def _permission(said: str, place: Place) -> str:
+    if "has not been used in project" in said or "SERVICE_DISABLED" in said:
+        host = re.search(r"[a-z]+\.googleapis\.com", said)
+        name = host[0] if host else "aiplatform.googleapis.com"
+        return f"enable it: `gcloud services enable {name} --project={place.project}`"
+    role = next(role for named, role in _ROLES.items() if re.search(named, said))
+    return f"ask for {role.format(project=place.project)} (docs/permissions.md)"
+
+
+def _nothing_there(said: str, place: Place) -> str:
+    bucket = re.search(r"(?:gs://|/storage/v1/b/)([^/?\s:]+)", said)
+    if bucket:
+        return f"make it: `gcloud storage buckets create gs://{bucket[1]} --location={place.region or 'REGION'}`"
+    return f"nothing of that name is there: look at --project={place.project} and --region={place.region}"
 
 
 def _quota(error: ApiError, place: Place) -> str:

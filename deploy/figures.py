@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
 _SERIES = tuple(f"#0102{number:02x}" for number in range(16, 24))
 _DASHES = ("-", "--", ":")  # with eight colours, for up to 24 tiers
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
     "ytick.color": _SOFT, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.grid": True, "grid.color": _SOFT,
@@ -39,30 +39,38 @@ class Figure:
     svg: str
 
 
+Plan = tuple[str, str, Callable[["Axes"], None]]  # title, caption, and what draws it
+
+
 def draw(collection: Collection, rows: Sequence[Row]) -> list[Figure]:
     """Every figure for which the runs hold values; UserError where matplotlib is not installed."""
+    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in plans(collection, rows)]
+
+
+def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
+    """What there is to draw, in placeholders for colours."""
     groups, runs = [group for group in collection.tiers if group.runs], collection.runs
     by_epoch = any(_epoch_times(run)[1] for run in runs)
     unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
     colours = {group.name: index for index, group in enumerate(collection.tiers)}
-    plans: list[tuple[str, str, Callable[[Axes], None]]] = []
+    found: list[Plan] = []
     if any(times(run)[1] for run in runs):
-        plans.append((f"Time of each {noun}", "time in training alone, after the warm-up",
+        found.append((f"Time of each {noun}", "time in training alone, after the warm-up",
                       lambda axes: _lines(axes, groups, colours, times, unit)))  # fmt: skip
-        plans.append((f"How {noun} times are spread", f"how many {noun}s took how long",
+        found.append((f"How {noun} times are spread", f"how many {noun}s took how long",
                       lambda axes: _histogram(axes, groups, colours, times, unit)))  # fmt: skip
     if len(scaled) > 1:
-        plans.append(("Speed-up", "images/s against the baseline; upright lines mark the ideal of devices of its kind",
+        found.append(("Speed-up", "images/s against the baseline; upright lines mark the ideal of devices of its kind",
                       lambda axes: _speed_up(axes, scaled, colours)))  # fmt: skip
     if any(_losses(run)[1] for run in runs):
-        plans.append(("Loss", "over the steps, the first repeat of each tier",
+        found.append(("Loss", "over the steps, the first repeat of each tier",
                       lambda axes: _loss_curves(axes, groups, colours)))  # fmt: skip
     if len(priced) > 1:
-        plans.append(("Cost against time", "of a million images; no tier is both faster and cheaper than the line",
+        found.append(("Cost against time", "of a million images; no tier is both faster and cheaper than the line",
                       lambda axes: _pareto(axes, priced, colours)))  # fmt: skip
-    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in plans]
+    return found
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -80,7 +88,7 @@ def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
         raise UserError("the report needs matplotlib for its figures: pip install matplotlib") from None
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):  # salted: parts of two figures never share an id
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):  # salted: parts of two figures never share an id
         figure = Canvas(figsize=(5.6, 3.6), layout="constrained")
         plot(figure.add_subplot())
         file = io.StringIO()

@@ -1,6 +1,5 @@
 """`python -m deploy jobs`: the jobs that were submitted from here or elsewhere by this package, in one region."""
 
-import argparse
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -9,9 +8,9 @@ from deploy.backends import JobStatus
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import explained
 from deploy.patience import patiently
-from deploy.place import Place, checked_region, configured, read_project
+from deploy.place import Place, needed_project, needed_region, read_project
 from deploy.watch import duration, price_of, spent
-from trainer.errors import DONE, UserError
+from trainer.errors import DONE
 
 
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
@@ -21,7 +20,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
     add_backend(own)
     asked = own.parse_args(arguments)
-    place = _place(asked)
+    place = Place(needed_project(read_project(asked.project)), needed_region(asked.region), "")
     with explained(place):
         backend = desk.open(asked.backend, place.project, place.region)
         found = patiently(backend.jobs, desk.clock)
@@ -30,13 +29,6 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     if not found:
         print(f"no jobs of ours in {place.region}")
     return DONE
-
-
-def _place(asked: argparse.Namespace) -> Place:
-    project, region = read_project(asked.project), asked.region or configured("ai", "region")
-    if not project or not region:
-        raise UserError(f"project={project} and region={region}: give both --project= and --region=")
-    return Place(project, checked_region(region), "")
 
 
 def _line(status: JobStatus, now: float) -> str:

@@ -54,8 +54,7 @@ def render(tier: Tier, flags: Sequence[str], place: Place, wanted: Wanted) -> Jo
     tier = _limited(tier, wanted)
     own_image = bool(wanted.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]
     packages = () if own_image else wanted.packages
-    config = _resolved(tier, flags)
-    check_devices(tier, config)
+    config = settings_on(tier, flags)
     check_region(tier, place)
     if not own_image:
         check_inputs(config, [package.name for package in packages])
@@ -101,17 +100,18 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
     return seconds
 
 
-def _resolved(tier: Tier, flags: Sequence[str]) -> TrainConfig:
-    """What the trainer will make of its arguments; it refuses here what it would refuse there."""
+def settings_on(tier: Tier, flags: Sequence[str]) -> TrainConfig:
+    """What the trainer on `tier` will make of its arguments; it refuses here what it would refuse there."""
     expect = f"--expect_devices={tier.accelerators}"
     for flag in flags:
         if flag.startswith("--expect_devices=") and flag != expect:
             raise UserError(f"{flag}: the workers of {tier.name} have {tier.accelerators} accelerators: drop the flag")
     pool = tier.spec["workerPoolSpecs"][0]
-    in_file = (pool.get("pythonPackageSpec") or pool.get("containerSpec")).get("args", [])
+    in_file = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
     request = resolve([*in_file, *flags, expect])
     if request.print_config:
-        raise UserError("--print_config trains nothing: say it to `python -m trainer.task`, or use --dry_run")
+        raise UserError("--print_config trains nothing: say it to `python -m trainer.task`")
+    check_devices(tier, request.config)
     return request.config
 
 

@@ -1,4 +1,4 @@
-"""`python -m deploy local SPEC.yaml --recipe=…`: the workers of a job spec as processes of this machine.
+"""`python -m deploy local TIER --recipe=…`: the workers of a job spec as processes of this machine.
 
 Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
 this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
@@ -16,10 +16,9 @@ from types import FrameType
 
 from deploy.arguments import parse, parser
 from deploy.backends.local import LocalJob, Loss
-from deploy.checks import check_devices
+from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, load_tier
-from trainer.config import TrainConfig, resolve
 from trainer.errors import UserError
 from trainer.flags import whole
 from trainer.storage import local_path
@@ -27,15 +26,15 @@ from trainer.storage import local_path
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    own = parser("local", __doc__ or "", "SPEC.yaml --recipe=NAME [any trainer flag]")
-    own.add_argument("spec", metavar="SPEC.yaml", help="a tier or a job spec, as `deploy render` prints it")
+    own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
+    own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
     own.add_argument(
         "--restarts", type=whole(0, 100), default=0, help="restart what fails, as Vertex AI does (there: 5)"
     )
     own.add_argument("--kill", default="", metavar="worker1@step200", help="lose this worker (or chief) at this step")
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.spec, "")
-    config = check(tier, flags)
+    config = settings_on(tier, flags)
     loss = _loss(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
@@ -48,15 +47,6 @@ def main(arguments: Sequence[str]) -> int:
     if outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
     return outcome.code
-
-
-def check(tier: Tier, flags: Sequence[str]) -> TrainConfig:
-    """What the trainer makes of the tier's arguments and `flags`; UserError for what could only fail."""
-    pool = tier.spec["workerPoolSpecs"][0]
-    in_file = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
-    config = resolve([*in_file, *flags, f"--expect_devices={tier.accelerators}"]).config
-    check_devices(tier, config)
-    return config
 
 
 def _loss(text: str, tier: Tier) -> Loss | None:

@@ -32,12 +32,16 @@ def add_place(own: argparse.ArgumentParser) -> None:
 
 def read_place(asked: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Place:
     """The flags, or what gcloud is configured to; UserError where a region or bucket is missing or malformed."""
-    region = asked.region or configured("ai", "region", environment) or configured("compute", "region", environment)
+    region = needed_region(asked.region, environment)
+    return Place(read_project(asked.project, environment), region, checked_address("bucket", asked.bucket))
+
+
+def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The flag, or gcloud's region; UserError where neither is set, or it looks like none."""
+    region = flag or configured("ai", "region", environment) or configured("compute", "region", environment)
     if not region:
         raise UserError("region is missing: say --region=us-central1, or `gcloud config set ai/region us-central1`")
-    return Place(
-        read_project(asked.project, environment), checked_region(region), checked_address("bucket", asked.bucket)
-    )
+    return checked_region(region)
 
 
 def read_project(flag: str, environment: Mapping[str, str] = os.environ) -> str:

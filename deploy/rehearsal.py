@@ -31,6 +31,7 @@ class Worker:
 
     @property
     def is_chief(self) -> bool:
+        """Whether it stands for the one machine of pool 0."""
         return self.name == "workerpool0-0"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.backends.local import LocalJob
-from deploy.local import check
+from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, TierFacts
 from trainer.errors import INTERRUPTED
@@ -24,7 +24,7 @@ class LocalRunner:
 
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
         """UserError for what the trainer would refuse on this tier."""
-        check(self._tiers[tier.name], flags)
+        settings_on(self._tiers[tier.name], flags)
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""

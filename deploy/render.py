@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from deploy.arguments import parse, parser
-from deploy.jobspec import Job, Wanted, render, to_yaml
+from deploy.jobspec import Job, Wanted, render, settings_on, to_yaml
 from deploy.package import own_package, user_package
 from deploy.place import Place, add_place, read_place
 from deploy.tier import Tier, load_tier
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     own = parser("render", "The full CustomJobSpec of a tier and the trainer's flags.", "TIER --recipe=NAME …")
     add_job_flags(own)
     asked, flags = parse(own, arguments)
-    job = read_job(asked, flags, read_place(asked), load_tier(asked.tier, asked.prices), new_submission())
+    tier = load_tier(asked.tier, asked.prices)
+    settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
+    job = read_job(asked, flags, read_place(asked), tier, new_submission())
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
     print(to_yaml(job.spec), end="")

@@ -12,7 +12,7 @@ from deploy.backends.gcloud import Gcloud
 from deploy.checks import NoMachines, check_continent
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import exit_code, explained, stocked_out
-from deploy.jobspec import Job
+from deploy.jobspec import Job, settings_on
 from deploy.machines import load_machines
 from deploy.patience import PATIENCE_S, Clock, patiently, waits
 from deploy.place import needed_project, read_place
@@ -56,6 +56,7 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
     jobs, refused = [], None
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
+        settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
         for region in asked.regions.split(","):
             place = read_place(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
@@ -73,6 +74,7 @@ def describe(job: Job) -> Iterator[str]:
     """What is submitted, what it costs, what happens when it fails: lines for people."""
     tier = job.tier
     yield f"{job.name}: {tier.facts.machine} in {job.place.region}, {tier.strategy}"
+    yield f"trains {job.config.model} on {job.config.data}, global batch {job.config.global_batch_size}"
     yield f"writes to {job.output}"
     limit = f"until its timeout of {duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
@@ -127,11 +129,13 @@ def _submit(jobs: Sequence[Job], record: Record, asked: argparse.Namespace, desk
 
 
 def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
-    """UserError where data or output lie on another continent than the machines."""
-    for address in {job.output, job.config.data}:
-        if address.startswith("gs://"):
-            bucket = "/".join(address.split("/")[:3])
-            check_continent(bucket, job.place.region, patiently(functools.partial(backend.location, bucket), clock))
+    """UserError where what is read is not there, or lies on another continent than the machines, or the output does."""
+    inputs = {name: address for name, address in job.config.inputs.items() if address.startswith("gs://")}
+    for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
+        check_continent(bucket, job.place.region, patiently(functools.partial(backend.location, bucket), clock))
+    for name, address in inputs.items():
+        if not patiently(functools.partial(backend.holds, address), clock):
+            raise UserError(f"{name}={address}: nothing lies there: check with `gcloud storage ls {address}`")
 
 
 def _attempt(job: Job, record: Record, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:

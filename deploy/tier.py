@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,19 @@ def find_tier(name: str) -> Path:
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
             return path
-    known = sorted(path.stem for path in JOB_CONFIGS.glob("*.yaml"))
+    known = sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
     hint = nearest(Path(name).stem, known)
-    raise UserError(f"tier {name}: no such file{hint} Known: {', '.join(known)}, or a .yaml file")
+    raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or a .yaml file of yours")
+
+
+def _families(known: Sequence[str]) -> str:
+    """`Known: cpu, l4x1/2/4`: names that differ in their count of accelerators alone stand together."""
+    families: dict[str, list[str]] = {}
+    for name in known:
+        counted = re.fullmatch(r"(.+x)(\d+)", name)
+        counts = families.setdefault(counted[1] if counted else name, [])
+        counts += [counted[2]] if counted else []
+    return "Known: " + ", ".join(family + "/".join(counts) for family, counts in families.items())
 
 
 def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[Pool]:

@@ -27,6 +27,7 @@ class Cluster:
 
     @property
     def workers(self) -> int:
+        """Processes of the job; 1 where no cluster is named."""
         return max(1, len(self.addresses))
 
     @property

@@ -294,17 +294,28 @@ class Request:
 
 _PRINT_CONFIG = dataclasses.fields(Request)[1]
 
-_EPILOG = (
-    "Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; "
-    "1 a fault of ours or of the platform."
-)
+_EPILOG = """\
+Start with:
+  python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data that come along; the same again goes on
+  python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
+  python -m trainer.task --recipe=cnn_mnist --print_config                what would run
+  python -m deploy --help                                                 Vertex AI, and which tier is worth its money
+
+In the job directory: model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/,
+logs/.
+
+Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; 1 a fault of
+ours or of the platform."""
 
 
 def _description() -> str:
-    return (
-        "Train a Keras model on one device, on several GPUs or on several machines. "
-        f"Recipes: {', '.join(recipe_names())}."
-    )
+    return f"""\
+Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers everywhere.
+
+A recipe is a file of settings; a flag wins over it. Recipes: a path, or
+  {", ".join(recipe_names()[:5])},
+  {", ".join(recipe_names()[5:])}
+Data: {", ".join(DATA_SOURCES)}, or a path: {", ".join(DATA_KINDS)}."""
 
 
 def said_kind(data: str) -> tuple[str, str]:
@@ -373,9 +384,10 @@ def check(config: TrainConfig) -> None:
 
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     if ":" not in name and name not in known:
+        path = "a path that is there, " if kind == "data" else ""
         raise UserError(
             f"{kind}={name}: no such {kind}{nearest(name, known)} "
-            f"Known: {', '.join(known)}, or package.module:function of your own"
+            f"Known: {', '.join(known)}, {path}or package.module:function of your own"
         )
 
 

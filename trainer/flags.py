@@ -30,7 +30,9 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (write --name=value)")
+        """As argparse asks, but a UserError."""
+        cure = "write --name=value" if "expected one argument" in message else f"{self.prog} --help says more"
+        raise UserError(f"{message} ({cure})")
 
 
 def parse_flags(
@@ -116,6 +118,7 @@ def _parser(fields: Sequence[dataclasses.Field[Any]], description: str, epilog: 
         usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
         description=description,
         epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # description and epilog have their own lines
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

@@ -53,6 +53,7 @@ class Job:
 
     @property
     def replicas(self) -> Replicas:
+        """The devices of the run, of all its workers."""
         return self.assembly.replicas
 
     @property

@@ -32,22 +32,27 @@ class JobDir:
 
     @property
     def run_file(self) -> Path:
+        """What the run is: settings, devices, versions."""
         return self.root / "run.json"
 
     @property
     def result_file(self) -> Path:
+        """How far the run is, and how it ended."""
         return self.root / "result.json"
 
     @property
     def stats_file(self) -> Path:
+        """One JSON object a report and an epoch."""
         return self.root / "stats.jsonl"
 
     @property
     def skipped_file(self) -> Path:
+        """Image files that were left out, one a line."""
         return self.root / "skipped_images.txt"
 
     @property
     def samples(self) -> Path:
+        """Grids of generated images, one PNG a step."""
         return self.root / "samples"
 
     def read_result(self) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class Progress:
 
     @property
     def finished(self) -> bool:
+        """Whether the last step is done."""
         return self.step >= self.total_steps
 
     @property

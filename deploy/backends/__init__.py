@@ -97,6 +97,9 @@ class Backend(Protocol):
     def upload(self, file: Path, uri: str) -> None:
         """Stores `file` unless it is there already, with its checksum compared."""
 
+    def holds(self, address: str) -> bool:
+        """Whether an object lies at gs://BUCKET/… or below it; true where that may not be read."""
+
     def location(self, bucket: str) -> str:
         """Where the bucket gs://NAME lies, as US or EUROPE-WEST4; empty where that may not be read."""
 

@@ -104,6 +104,20 @@ class Gcloud:
                 return ""
             raise
 
+    def holds(self, address: str) -> bool:
+        """`gcloud storage objects list`, of one object."""
+        try:
+            return any(
+                self._json("storage", "objects", "list", at, "--limit=1", *self._project)
+                for at in (f"{address.rstrip('/')}/**", address)
+            )
+        except ApiError as error:
+            if error.code == 403:  # the job's account may
+                return True
+            if "matched no objects" in str(error) or error.code == 404:
+                return False
+            raise
+
     def location(self, bucket: str) -> str:
         """`gcloud storage buckets describe`."""
         try:

@@ -116,6 +116,18 @@ class Sdk:
         if blob.crc32c != wanted:
             raise ApiError(412, f"{uri} is there with crc32c {blob.crc32c} where {file} has {wanted}: remove it")
 
+    def holds(self, address: str) -> bool:
+        """GET of one object's name, at most."""
+        bucket, _, name = address.removeprefix("gs://").rstrip("/").partition("/")
+        try:
+            with _translated():
+                below = self._storage.list_blobs(bucket, prefix=f"{name}/" if name else "", max_results=1)
+                return any(True for _ in below) or self._storage.bucket(bucket).get_blob(name or " ") is not None
+        except ApiError as error:
+            if error.code == 403:  # the job's account may
+                return True
+            raise
+
     def location(self, bucket: str) -> str:
         """GET of the bucket."""
         try:

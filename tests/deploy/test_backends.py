@@ -121,6 +121,17 @@ def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, co
     assert "not-a-secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"], indirect=True)
+def test_whether_something_lies_at_an_address(backend: Backend, cloud: Emulator) -> None:
+    cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
+    held = [backend.holds(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
+    assert held == [True, False, True, False, True]
+    cloud.objects = {}
+    assert not backend.holds("gs://my-bucket")
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket", 403, times=9)]
+    assert backend.holds("gs://my-bucket/photos")  # it is the job's account that has to read it
+
+
 LOST = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
 
 

@@ -179,12 +179,12 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(tmp_path: Path) -> None
 def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, line in {
         ("cpu", "cpu", *FLAGS): "cpu is given twice",
-        ("l4x", *FLAGS): "tier l4x: no such file; did you mean 'l4x",
+        ("l4x", *FLAGS): "tier l4x: no such tier; did you mean 'l4x",
         ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier here, they are cpu",
         ("cpu", "--baseline=two", *FLAGS): "baseline=two: it must be one of cpu",
         ("cpu", "--parallel=0", *FLAGS): "'0' is not a whole number from 1 to 100",
         ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
-        (): "the following arguments are required: TIER.yaml",
+        (): "the following arguments are required: TIER",
     }.items():
         assert main(["compare", *arguments, f"--out={tmp_path / 'out'}"]) == 2
         error = capsys.readouterr().err

@@ -9,12 +9,11 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
-from deploy.checks import KINDS
 from deploy.jobspec import Job, Wanted, render, to_yaml
 from deploy.package import Package
 from deploy.place import Place
 from deploy.tier import JOB_CONFIGS, Tier, load_tier
-from trainer.config import resolve
+from trainer.config import DATA_KINDS, resolve
 from trainer.data import sources
 from trainer.errors import UserError
 
@@ -167,7 +166,7 @@ def test_a_job_that_could_only_fail_is_refused(tier: str, flags: list[str], line
 
 
 def test_the_kinds_of_data_are_the_trainers() -> None:
-    assert set(KINDS) == set(sources.KINDS)
+    assert set(DATA_KINDS) == set(sources.KINDS)
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,8 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, desk: Desk, dist: Pa
     ("code", "line"),
     [
         (400, "the service refused the job as it is"),
-        (401, "log in: `gcloud auth login`"),
-        (403, "ask for the role roles/aiplatform.user on my-proj"),
+        (401, "not logged in (401): `gcloud auth login`"),
+        (403, "ask for roles/aiplatform.user on my-proj"),
         (404, "nothing of that name is there"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_tier_is_found_by_path_by_name_and_in_the_current_folder() -> None:
     Path("job_configs").mkdir()
     Path("job_configs/l4x4.yaml").write_text(GOOD)
     assert find_tier("l4x4") == Path("job_configs/l4x4.yaml")
-    with pytest.raises(UserError, match="no such file; did you mean 'l4x"):
+    with pytest.raises(UserError, match="no such tier; did you mean 'l4x"):
         load_tier("l4x5")
 
 

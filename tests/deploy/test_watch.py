@@ -165,7 +165,7 @@ def test_gcloud_watches_by_the_jobs_number(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "is not known here"),
+        ([], "nothing was submitted from this folder"),
         (["1000"], "number with --project and --region"),
         (["demo"], "is not known here"),
     ],

@@ -30,10 +30,12 @@ class Schedule:
 
     @property
     def examples_per_step(self) -> int:
+        """Examples that all replicas read in one step."""
         return self.global_batch_size * self.batches_per_step
 
     @property
     def steps_per_epoch(self) -> int:
+        """Steps that one pass over the examples fills; at least 1."""
         return max(1, self.examples // self.examples_per_step)
 
     def total_steps(self, steps: int | None, epochs: int | None) -> int:

@@ -24,6 +24,7 @@ class Counted(io.RawIOBase):
         self._sum, self.size = _checksum(), 0
 
     def writable(self) -> bool:
+        """As io asks."""
         return True
 
     def write(self, content: Any) -> int:

@@ -32,10 +32,11 @@ def _explain(error: Exception, what: str, needed: str) -> Exception | None:
 
     cause = error.cause if isinstance(error, api.RetryError) else error
     text = " ".join(str(cause).split())
+    first = text.partition(". ")[0][:160]
     if isinstance(error, (auth.DefaultCredentialsError, auth.RefreshError, api.Unauthorized)):
         return UserError(
             f"{what}: no valid Google credentials: run `gcloud auth application-default login`, or name a key file in "
-            f"GOOGLE_APPLICATION_CREDENTIALS ({text[:160]})"
+            f"GOOGLE_APPLICATION_CREDENTIALS ({first})"
         )
     if "requester pays" in text.lower() or "userprojectmissing" in text.lower():
         return UserError(f"{what}: its bucket makes the reader pay (requester pays): copy what you need to your own")

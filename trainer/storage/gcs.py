@@ -81,7 +81,7 @@ class Gcs:
             from requests.adapters import HTTPAdapter
 
         self.limits = limits
-        with explained("gs://"):
+        with explained("Cloud Storage"):
             self._client = storage.Client(project=None)
         for scheme in ("https://", "http://"):  # as many kept connections as workers
             self._client._http.mount(scheme, HTTPAdapter(pool_maxsize=limits.workers))

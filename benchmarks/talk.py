@@ -1,0 +1,111 @@
+"""What each saving in the talk between two workers brings: `python -m benchmarks.talk`.
+
+Every contender is two workers of one core each on wgan_gp; one differs from ours in one thing, which is undone here.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+
+from benchmarks import ours
+from benchmarks.digits import write_digits
+from benchmarks.measure import alternate, keep, table
+from benchmarks.turns import Contender, Run, Work, started
+from trainer.assembly import Assembly
+from trainer.config import TrainConfig, resolve
+from trainer.data.batches import batches
+from trainer.distribution import gradients
+from trainer.models import gan
+from trainer.training.steps import StepRunner
+
+RECIPE = ["--recipe=wgan_gp_mnist"]
+APART, TOGETHER = "--sync_batch_norm=false", "--sync_batch_norm=true"
+CONTENDERS = {
+    "ours": ("", APART),
+    "one all-reduce a variable": ("unpacked", APART),
+    "losses summed at each step": ("every_step", APART),
+    "TensorFlow's distributed iterator": ("iterator", APART),
+    "gradients sent as bfloat16": ("bfloat16", APART),
+    "batch norm synchronised": ("", TOGETHER),
+    "batch norm synchronised by Keras": ("keras_batch_norm", TOGETHER),
+}
+
+_packed, _replica_step = gradients.all_reduce_sum, StepRunner._replica_step
+
+
+def _unpacked(tensors: Sequence[Any]) -> list[Any]:
+    return [_packed([tensor])[0] for tensor in tensors]
+
+
+def _as_bfloat16(tensors: Sequence[Any]) -> list[Any]:
+    summed = _packed([tf.cast(tensor, tf.bfloat16) for tensor in tensors])
+    return [tf.cast(one, tensor.dtype) for one, tensor in zip(summed, tensors, strict=True)]
+
+
+def _summed_at_once(runner: StepRunner, batch: Any, step: Any) -> Any:
+    return tf.distribute.get_replica_context().all_reduce("sum", _replica_step(runner, batch, step))
+
+
+def _distributed(assembly: Assembly, first_step: int) -> Any:
+    def rows(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        return batches(assembly.dataset.train, assembly.schedule, assembly.replicas, first_step)
+
+    return iter(assembly.replicas.strategy.distribute_datasets_from_function(rows))
+
+
+def _keras_batch_norm(momentum: float) -> keras.layers.Layer:
+    return keras.layers.BatchNormalization(momentum=momentum, synchronized=True)
+
+
+UNDONE = {
+    "unpacked": partial(mock.patch.object, gradients, "all_reduce_sum", _unpacked),
+    "bfloat16": partial(mock.patch.object, gradients, "all_reduce_sum", _as_bfloat16),
+    "every_step": partial(mock.patch.object, StepRunner, "_replica_step", _summed_at_once),
+    "iterator": partial(mock.patch.object, Assembly, "rows_from", _distributed),
+    "keras_batch_norm": partial(mock.patch.object, gan, "SyncBatchNormalization", _keras_batch_norm),
+}
+
+
+def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
+    """Ours without what `option` names in UNDONE, for the life of the process."""
+    if option:
+        UNDONE[option]().start()
+    return ours.contender(config)
+
+
+def main() -> None:
+    """Prints one table a batch and keeps the raw numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", default="64,256", help="global batch sizes")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    options = parser.parse_args()
+    raw, began = {}, time.monotonic()
+    for batch in map(int, options.batches.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = [*RECIPE, f"--data={Path(folder) / 'digits.npz'}", f"--global_batch_size={batch}"]
+            config = resolve(flags).config
+            write_digits(config)
+            makers: dict[str, Callable[[], Contender]] = {
+                name: partial(Contender, f"talk:{what}", [*flags, flag], batch * config.critic_steps, 2, joined=True)
+                for name, (what, flag) in CONTENDERS.items()
+            }
+            with started(makers, options.seconds) as contenders:
+                found = alternate(contenders, options.repeats)
+        raw[f"batch {batch}"] = found
+        print("\n".join([f"\nwgan_gp 32x32, global batch {batch}", "", *table(found, "ours", "images/s")]), flush=True)
+    command = " ".join(["python -m benchmarks.talk", *sys.argv[1:]])
+    keep("talk", {"command": command, "images_per_second": raw, "seconds": round(time.monotonic() - began)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The pictures of the README, from runs of the project:
+
+    python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/digits
+    python -m deploy compare cpu cpu-2workers --recipe=wgan_gp_digits --steps=300 --report_every_steps=25 --repeats=2 \
+        --out=runs/tiers
+    python -m docs.pictures runs/digits runs/tiers
+"""
+
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import colors
+from matplotlib.figure import Figure
+from PIL import Image
+
+from deploy import figures
+from deploy.measure import measure
+from deploy.runs import collect, read_run
+
+IMAGES = Path(__file__).parent / "images"
+SHOWN = ("Loss", "Speed-up")
+
+
+def samples(job_dir: Path, out: Path) -> None:
+    """The newest sample grid, its upper half."""
+    newest = read_run(job_dir).sample
+    assert newest, f"{job_dir} has no samples/"
+    with Image.open(newest) as grid:
+        grid.crop((0, 0, grid.width, grid.height // 2 + 1)).save(out, optimize=True)
+
+
+def comparison(folder: Path, out: Path) -> None:
+    """Two figures of a comparison's report, in the light colours of its page."""
+    collection = collect([str(folder)])
+    plans = [plan for plan in figures.plans(collection, measure(collection)) if plan[0] in SHOWN]
+    with matplotlib.rc_context({**figures.STYLE, "figure.facecolor": "white"}):
+        canvas = Figure(figsize=(9, 2.9), layout="constrained")
+        for axes, (title, _, plot) in zip(canvas.subplots(1, len(plans)), plans, strict=True):
+            plot(axes)
+            axes.set_title(title, loc="left", pad=24)
+        _colour(canvas)
+        canvas.savefig(out, dpi=110, facecolor="white")
+
+
+def _colour(canvas: Figure) -> None:
+    """Real colours for the placeholders that stand for CSS variables of the page."""
+    page = (Path(figures.__file__).parent / "report.html").read_text(encoding="utf-8")
+    light = page.partition("@media")[0]
+    real = {f"#0102{number}": value for number, value in re.findall(r"--c(\d\d): *(#[0-9a-f]{6})", light)}
+    real["#010202"] = "#ffffff"
+    for artist in canvas.findobj():
+        for name in ("color", "facecolor", "edgecolor"):
+            getter, setter = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
+            with suppress(ValueError, TypeError, IndexError):  # it has none
+                if getter and setter:
+                    _replace(getter(), setter, real)
+
+
+def _replace(colour: Any, setter: Any, real: dict[str, str]) -> None:
+    red, green, blue, alpha = colors.to_rgba(colour[0] if getattr(colour, "ndim", 1) == 2 else colour)
+    found = real.get(colors.to_hex((red, green, blue)))
+    if found:
+        setter((*colors.to_rgb(found), alpha))
+
+
+if __name__ == "__main__":
+    samples(Path(sys.argv[1]), IMAGES / "digits.png")
+    comparison(Path(sys.argv[2]), IMAGES / "tiers.png")

@@ -1,0 +1,97 @@
+"""A user with a deadline: each wrong turn on the way to a submitted comparison is one line that says what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy import compare, submit
+from deploy.__main__ import main
+from deploy.backends import ApiError
+from deploy.desk import Desk
+from deploy.explain import meaning
+from deploy.place import Place
+from tests.deploy.emulator import Emulator, Fault
+from trainer.errors import UserError
+
+JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
+PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["l4x4", "--recipe=wgan_gp_digit"], "recipe=wgan_gp_digit: no such recipe; did you mean 'wgan_gp_digits'?"),
+        (JOB, "the following arguments are required: TIER (python -m deploy "),
+        (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
+        (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
+        (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
+        (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
+        (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
+        (["l4x4", *JOB], "region is missing: say --region=us-central1"),
+        (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: say --bucket=gs://NAME"),
+        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing: say --project=ID"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("verb", ["submit", "render"])
+def test_mistakes_of_the_command_come_before_those_of_the_account(
+    verb: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([verb, *arguments])
+    if verb == "render" and "project is missing" in line:
+        assert code == 0  # it sends nothing
+        return
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert shown.err.startswith(f"error: {line}")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [["--recipe=wgan_gp_digit"], [*JOB, "--stepz=4"]])
+def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
+    with pytest.raises(UserError, match="did you mean"):
+        compare.main(["cpu", "l4x1", "--on=vertex", *more])
+
+
+def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message="The specified bucket does not exist.")]
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk"]
+    with pytest.raises(UserError, match=re.escape("gcloud storage buckets create gs://my-bucket --location=us-")):
+        submit.main(["cpu", *JOB, *where], desk)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
+def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.objects["my-bucket/photos/a.png"] = b"a"
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--recipe=wgan_gp_photos"]
+    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: nothing lies there: check with `gcloud storage l"):
+        submit.main(["l4x4", *where, f"--data={data}"], desk)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("u@x.org does not have storage.objects.create access to the object.", "roles/storage.objectUser on the buck"),
+        ("Permission 'logging.logEntries.list' denied", "roles/logging.viewer on my-proj"),
+        ("You do not have permission to act as service_account: s@p.iam", "roles/iam.serviceAccountUser on the job's"),
+        ("Permission 'aiplatform.customJobs.create' denied", "roles/aiplatform.user on my-proj"),
+        (
+            "Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
+            "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
+            "`gcloud services enable logging.googleapis.com --project=my-proj`",
+        ),
+    ],
+)
+def test_a_refusal_names_the_role_that_is_missing(said: str, cure: str) -> None:
+    assert cure in meaning(ApiError(403, said), PLACE)
+
+
+def test_a_disk_that_cannot_be_written_is_no_traceback(
+    cloud: Emulator, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs").write_text("a file where a folder belongs")
+    assert main(["submit", "cpu", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"]) == 2
+    assert capsys.readouterr().err.startswith("error: runs/submitted: Not a directory")

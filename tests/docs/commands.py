@@ -1,0 +1,65 @@
+"""The commands that README and docs show, as argument lists, each with the place where it stands."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.sources import ROOT
+
+BEGINNINGS = ("python -m ", "make ", "pip ", "gcloud ", "pre-commit ")
+
+
+@dataclass(frozen=True)
+class Command:
+    """`words`: as a shell would split them, without a comment and without a file that the output goes to."""
+
+    place: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.place}: {shlex.join(self.words)}"
+
+    @property
+    def subject(self) -> str:
+        """`trainer.task`, `deploy submit`, `make`: what a rule goes by."""
+        if self.words[:2] == ("python", "-m"):
+            return " ".join(self.words[2:4]) if self.words[2] == "deploy" else self.words[2]
+        return self.words[0]
+
+    @property
+    def arguments(self) -> list[str]:
+        """What follows the subject."""
+        skipped = {"deploy": 4}.get(self.words[2], 3) if self.words[0] == "python" else 1
+        return list(self.words[skipped:])
+
+
+def documented() -> list[Command]:
+    """Every command of README.md, CONTRIBUTING.md and docs/, each once, where it first stands."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages += sorted((ROOT / "docs").rglob("*.py"))
+    found = [command for page in pages for command in commands(page)]
+    return list({command.words: command for command in reversed(found)}.values())[::-1]
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Lines of fenced blocks (of a Python file: of its docstring), and code within sentences."""
+    text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
+    if page.suffix == ".py":
+        text = f"```\n{text.split(chr(34) * 3)[1]}\n```"
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for block in fenced:
+        for line in block.replace("\\\n", " ").splitlines():
+            yield from parsed(name, line.strip().removeprefix("$ "))
+    prose = re.sub(r"^```.*?^```|^- `.*?`$", "", text, flags=re.MULTILINE | re.DOTALL)  # without keys of lines
+    for code in re.findall(r"`([^`\n]+)`", prose):
+        if "…" not in code and "VERB" not in code:  # a pattern, not a command
+            yield from parsed(name, code)
+
+
+def parsed(place: str, line: str) -> Iterator[Command]:
+    """The line as a command, where it begins like one."""
+    if line.startswith(BEGINNINGS):
+        words = shlex.split(line, comments=True)
+        yield Command(place, tuple(words[: words.index(">")] if ">" in words else words))

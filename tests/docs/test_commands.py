@@ -1,0 +1,242 @@
+"""Every command of README and docs is run, or read by the program's own parser up to the door that it stands before.
+
+What is behind a door takes minutes, money or the network; its own tests run it. test_from_the_top.py runs the local
+ones in earnest, with fewer steps. A command that no rule covers fails.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import cancel, jobs, submit, watch
+from deploy.__main__ import main as deploy
+from deploy.desk import Desk
+from tests.deploy.emulator import Emulator
+from tests.docs.commands import BEGINNINGS, Command, documented
+from tests.docs.sources import ROOT
+from tests.docs.stand_ins import make_stand_ins
+from trainer import generate
+from trainer.config import resolve
+from trainer.data import prepare
+
+COMMANDS = documented()
+
+
+class Door(Exception):
+    """The command got as far as the work itself."""
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: Emulator) -> Path:
+    """A folder with small stand-ins for the data of the pages, and gcloud's project and region."""
+    folder = tmp_path / "work"
+    make_stand_ins(folder)
+    (folder / "shards").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
+    return folder
+
+
+def parse_settings(command: Command, desk: Desk) -> None:
+    """The trainer's own reading of its flags; training takes minutes."""
+    resolve(command.arguments)
+
+
+def parse_generate(command: Command, desk: Desk) -> None:
+    """It needs a trained model."""
+    generate._parse(command.arguments)
+
+
+def run_prepare(command: Command, desk: Desk) -> None:
+    """For real, on a handful of images."""
+    assert prepare.main(command.arguments) == 0
+
+
+def run_deploy(command: Command, desk: Desk) -> None:
+    """For real: it sends nothing."""
+    assert deploy([*command.words[3:]]) == 0
+
+
+def dry_run(command: Command, desk: Desk) -> None:
+    """With --dry_run: money begins behind it."""
+    assert deploy([*command.words[3:], "--dry_run"]) == 0
+
+
+def ask_the_emulator(command: Command, desk: Desk) -> None:
+    """For real, of a job that was submitted to an emulated Vertex AI."""
+    verbs: Mapping[str, Callable[..., int]] = {"watch": watch.main, "jobs": jobs.main, "cancel": cancel.main}
+    sdk, verb = ["--backend=sdk"], command.words[3]
+    job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
+    assert submit.main(["cpu", *job, *sdk], desk) == 0
+    assert verbs[verb]([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], desk) in (0, 75)
+
+
+def make(command: Command, desk: Desk) -> None:
+    """What it would do is printed by make itself; CI runs lint and the tests."""
+    done = subprocess.run(["make", "-n", *command.arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def pip(command: Command, desk: Desk) -> None:
+    """This package's extras are those of setup.py; installing is what `make` does before the tests."""
+    assert command.arguments[0] == "install"
+    (what,) = [word for word in command.arguments[1:] if not word.startswith("-")]
+    extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
+    known = set(re.findall(r'^ {8}"(\w+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
+    assert extras
+    assert len(known) >= 5
+    assert set((extras[1] or "").split(",")) - {""} <= known
+
+
+def pytest_paths(command: Command, desk: Desk) -> None:
+    """The tests named are there; this process is running them or their like."""
+    for path in (word for word in command.arguments if word.startswith("tests/")):
+        assert (ROOT / path).exists()
+
+
+def module_is_there(command: Command, desk: Desk) -> None:
+    """A measurement takes minutes of a calm machine; `make bench` runs them by hand."""
+    assert importlib.util.find_spec(command.words[2])
+
+
+def hooks(command: Command, desk: Desk) -> None:
+    """An optional tool that is not a dependency; what it runs is compared with `make lint` in test_tree.py."""
+    assert command.arguments == ["install"]
+
+
+def gcloud_knows(command: Command, desk: Desk) -> None:
+    """gcloud's own table of its commands and flags: roles and logins cannot be tried without an account."""
+    node = gcloud_tree()
+    words = list(command.arguments)
+    while words and words[0] in node["commands"]:
+        node = node["commands"][words.pop(0)]
+    assert not (node["commands"] and words), f"{words} is no part of gcloud"
+    of_all = {"--project", "--billing-project", "--format"}
+    flags = {word.split("=")[0] for word in words if word.startswith("--")} - of_all
+    assert flags <= node["flags"].keys()
+
+
+@functools.cache
+def gcloud_tree() -> dict[str, Any]:
+    """The table that gcloud completes command lines from."""
+    found = shutil.which("gcloud")
+    table = Path(found).resolve().parents[1] / "data/cli/gcloud_completions.py" if found else Path("none")
+    if not table.is_file():
+        pytest.skip("gcloud, or its table of commands, is not installed here")
+    spec = importlib.util.spec_from_file_location("gcloud_completions", table)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return dict(module.STATIC_COMPLETION_CLI_TREE)
+
+
+Rule = Callable[[Command, Desk], None]
+# Verbs that begin to work on this machine: everything up to this name is run, then the door shuts.
+DOORS = {
+    "deploy local": "deploy.local.LocalJob.run",
+    "deploy compare": "deploy.compare.make_writable",
+    "deploy estimate": "deploy.estimate._short_run",
+    "deploy report": "deploy.report.write_report",
+}
+RULES: Mapping[str, Rule] = {
+    "trainer.task": parse_settings,
+    "trainer.check": parse_settings,
+    "trainer.generate": parse_generate,
+    "trainer.data.prepare": run_prepare,
+    "deploy machines": run_deploy,
+    "deploy render": run_deploy,
+    "deploy submit": dry_run,
+    "deploy image": dry_run,
+    "deploy watch": ask_the_emulator,
+    "deploy jobs": ask_the_emulator,
+    "deploy cancel": ask_the_emulator,
+    "make": make,
+    "pip": pip,
+    "gcloud": gcloud_knows,
+    "pytest": pytest_paths,
+    "pre-commit": hooks,
+    "docs.pictures": module_is_there,
+}
+
+
+def rule_of(command: Command) -> Rule:
+    """How the command is tried; KeyError where nothing is known of it."""
+    if command.subject.startswith("benchmarks."):
+        return module_is_there
+    rule = RULES[command.subject]
+    mentioned = command.subject.startswith("trainer.") and not command.arguments
+    return module_is_there if mentioned else rule
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_documented_command_works(
+    command: Command, desk: Desk, cloud: Emulator, flying: Any, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if "--help" in command.words:
+        show_help(command)
+        assert "usage: python -m" in capsys.readouterr().out
+    elif command.subject in DOORS:
+        monkeypatch.setattr(DOORS[command.subject], shut)
+        with pytest.raises(Door):
+            deploy(list(command.words[3:]))
+    else:
+        flying.asleep = lambda: end_all(cloud)
+        rule_of(command)(command, desk)
+
+
+def show_help(command: Command) -> None:
+    """Prints it; argparse then ends the process."""
+    with contextlib.suppress(SystemExit):
+        resolve(command.arguments) if command.words[2] == "trainer.task" else deploy([*command.words[3:]])
+
+
+def shut(*given: Any, **named: Any) -> None:
+    raise Door
+
+
+def end_all(google: Emulator) -> None:
+    """Jobs end as soon as somebody waits for them."""
+    for job in google.jobs.values():
+        google.begin(job)
+        google.end(job, "SUCCEEDED")
+
+
+def test_all_pages_are_read() -> None:
+    places = {command.place for command in COMMANDS}
+    assert {"README.md", "CONTRIBUTING.md", "docs/vertex.md", "docs/compare.md", "docs/permissions.md"} <= places
+    assert "docs/training.md" in places
+    assert len(COMMANDS) > 50
+    assert {beginning.split()[0] for beginning in BEGINNINGS} >= {"python", "make", "pip", "gcloud"}
+
+
+def test_a_command_that_no_rule_covers_fails(desk: Desk) -> None:
+    with pytest.raises(KeyError):
+        rule_of(Command("README.md", ("python", "-m", "trainer.nothing")))
+    with pytest.raises(KeyError):
+        rule_of(Command("README.md", ("python", "-m", "deploy", "nothing")))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "-m", "trainer.task", "--recipe=wgan_gp_digits", "--stepz=1"),
+        ("python", "-m", "deploy", "submit", "l4x3", "--recipe=wgan_gp_digits", "--bucket=gs://bucket"),
+        ("make", "no-such-target"),
+        ("pip", "install", ".[nothing]"),
+    ],
+)
+def test_a_wrong_command_is_noticed(words: tuple[str, ...], desk: Desk) -> None:
+    command = Command("README.md", words)
+    with pytest.raises(Exception, match=r"stepz|assert|rule to make"):
+        rule_of(command)(command, desk)

@@ -1,0 +1,73 @@
+"""README and docs from the top, as a newcomer types them: every command that needs neither Google nor a GPU, in order.
+
+The reductions, and nothing else, differ from what stands there: fewer steps, narrower networks, smaller images and
+batches, a handful of examples. So the last steps of a page find what the first have made.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import pictures
+from tests.docs.commands import Command, documented
+from tests.docs.sources import ROOT
+from tests.docs.stand_ins import make_stand_ins
+
+SMALL = ["--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=4", "--sample_every_steps=0"]
+SHORT = ["--steps=20", "--report_every_steps=5"]
+OFFLINE = {
+    "efficientnet_photos": ["--image_size=32", "--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"],
+    "wgan_gp_photos": ["--image_size=16"],
+}
+LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "deploy local", "deploy compare",
+         "deploy report", "deploy estimate", "deploy machines")  # fmt: skip
+FIRST = ("trainer.data.prepare", "trainer.task")  # a page may show how to look at a run before how to make it
+
+
+def reduced(command: Command) -> list[str]:
+    """The command's words with its reductions behind them: the last of two equal flags counts."""
+    words = [*command.words]
+    recipe = next((word.partition("=")[2] for word in words if word.startswith("--recipe=")), "")
+    if command.subject == "trainer.data.prepare":
+        return [word.replace("--image_size=64", "--image_size=16") for word in words]
+    if command.subject in ("trainer.generate", "deploy report", "deploy machines") or "--help" in words:
+        return words
+    more = [*SMALL, *OFFLINE.get(recipe, [])]
+    if command.subject == "deploy estimate":
+        return [*words, *more, "--short_steps=20"]
+    if command.subject == "trainer.check" or any(word.startswith("--kill=") for word in words):
+        return [*words, *more]
+    return [*words, *more, *SHORT]
+
+
+def local_commands() -> list[Command]:
+    """Those that are run here, in the order of the pages; what makes data and runs comes first."""
+    found = [command for command in documented() if command.subject in LOCAL and "--on=vertex" not in command.words]
+    found = [command for command in found if command.arguments and not any("gs://" in word for word in command.words)]
+    return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
+
+
+def test_every_kind_of_local_command_is_tried() -> None:
+    commands = local_commands()
+    assert {command.subject for command in commands} == set(LOCAL)
+    for command in commands:
+        given = {word.partition("=")[0] for word in command.words}
+        assert given <= {word.partition("=")[0] for word in reduced(command)}, "nothing of it is left out"
+
+
+@pytest.mark.slow
+def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
+    make_stand_ins(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    for command in local_commands():
+        words = [sys.executable, *reduced(command)[1:]]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert "Traceback" not in done.stdout + done.stderr
+    pictures.samples(tmp_path / "runs/digits", tmp_path / "digits.png")
+    pictures.comparison(tmp_path / "runs/tiers", tmp_path / "tiers.png")
+    for picture in ("digits.png", "tiers.png"):
+        assert (tmp_path / picture).stat().st_size < 150_000

@@ -1,0 +1,66 @@
+"""The README's tables are those of the source, and its pictures are there and small."""
+
+import re
+from collections.abc import Iterator
+
+from deploy.machines import load_machines
+from deploy.tier import JOB_CONFIGS, Tier, load_tier
+from tests.docs.sources import ROOT
+from trainer.config import recipe_names
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def family(tier: Tier) -> str:
+    """`l4x2` -> `l4x`: tiers that differ in the count of accelerators alone stand in one row."""
+    counted = re.fullmatch(r"(.+x)\d+", tier.name)
+    return counted[1] if counted else tier.name
+
+
+def tier_rows() -> Iterator[str]:
+    """The table of tiers as the README has it, cheapest family first."""
+    families: dict[str, list[Tier]] = {}
+    for path in JOB_CONFIGS.glob("*.yaml"):
+        tier = load_tier(path.stem)
+        families.setdefault(family(tier), []).append(tier)
+    yield "| tiers | machine | accelerators of each | USD an hour |"
+    yield "|---|---|---|--:|"
+    for tiers in sorted(families.values(), key=lambda tiers: min(tier.price_per_hour or 0 for tier in tiers)):
+        yield row(sorted(tiers, key=lambda tier: tier.accelerators))
+
+
+def row(tiers: list[Tier]) -> str:
+    """One family: names, machines, accelerators, prices, in the order of their counts."""
+    names = " ".join(f"`{tier.name}`" for tier in tiers)
+    first, *others = dict.fromkeys(tier.machine_type for tier in tiers)
+    machines = ", ".join([first, *(f"-{other.rsplit('-', 1)[1]}" for other in others)])
+    machines = f"{tiers[0].workers} x {machines}" if tiers[0].workers > 1 else machines
+    kind = load_machines().accelerators.get(tiers[0].accelerator_type or "")
+    counts = ", ".join(str(tier.accelerators) for tier in tiers)
+    accelerators = f"{counts} x {kind.name}, {kind.memory_gb} GB" if kind else "none"
+    prices = ", ".join(price(tier) for tier in tiers)
+    return f"| {names} | {machines} | {accelerators} | {prices} |"
+
+
+def price(tier: Tier) -> str:
+    assert tier.price_per_hour
+    return f"{tier.price_per_hour:.2f}" + ("" if tier.strategy == "STANDARD" else "*")
+
+
+def test_the_table_of_tiers_is_that_of_the_machine_table() -> None:
+    table = "\n".join(tier_rows())
+    assert table in README, f"put this into README.md:\n{table}"
+    assert f"estimates of {load_machines().date} for {load_machines().region}" in README
+
+
+def test_every_recipe_has_a_row() -> None:
+    section = README.partition("\n## Recipes\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == recipe_names()
+
+
+def test_pictures_are_small_and_shown() -> None:
+    pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
+    assert [picture.name for picture in pictures] == ["digits.png", "tiers.png"]
+    for picture in pictures:
+        assert picture.stat().st_size < 150_000
+        assert f"docs/images/{picture.name}" in README

@@ -1,0 +1,97 @@
+"""Sizes, docstrings and the developer's tools: what the heir of this code was promised."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.docs.sources import ROOT
+
+MOST_LINES, MOST_FUNCTION_LINES = 450, 80
+FILES = [
+    path for folder in ("trainer", "deploy", "benchmarks", "tests", "docs") for path in (ROOT / folder).rglob("*.py")
+]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(source: str) -> Iterator[Function]:
+    return (node for node in ast.walk(ast.parse(source)) if isinstance(node, Function))
+
+
+def too_long(source: str) -> list[str]:
+    """What is longer than agreed: functions by name, and the file as `file`."""
+    file = ["file"] if source.count("\n") > MOST_LINES else []
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(source)}
+    return file + [name for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES]
+
+
+def test_no_file_and_no_function_is_too_long() -> None:
+    found = {str(path.relative_to(ROOT)): too_long(path.read_text(encoding="utf-8")) for path in FILES}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert len(FILES) > 150
+
+
+def test_what_is_too_long_is_found() -> None:
+    body = "    pass\n" * MOST_FUNCTION_LINES
+    assert too_long(f"def short() -> None:\n{body[:-9]}") == []
+    assert too_long(f"def long() -> None:\n{body}") == ["long"]
+    assert too_long("pass\n" * (MOST_LINES + 1)) == ["file"]
+
+
+def public(source: str) -> Iterator[tuple[str, bool]]:
+    """Public functions, classes and methods of a module, and whether each says what it is."""
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+            parts = [node, *methods] if isinstance(node, ast.ClassDef) else [node]
+            yield from ((part.name, ast.get_docstring(part) is not None) for part in parts if part.name[0] != "_")
+
+
+def test_what_is_public_is_documented() -> None:
+    """A method that fulfils a protocol, or replaces another one, is documented there."""
+    sources = [path for path in FILES if path.relative_to(ROOT).parts[0] in ("trainer", "deploy")]
+    found = {path: list(public(path.read_text(encoding="utf-8"))) for path in sources}
+    said = {name for names in found.values() for name, documented in names if documented}
+    left = {
+        str(path.relative_to(ROOT)): [name for name, _ in names if name not in said] for path, names in found.items()
+    }
+    assert {path: names for path, names in left.items() if names} == {}
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]  # nothing is downloaded
+    entries = [hook["entry"] for hook in hooks[0]["hooks"]]
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe
+    assert entries == [line.strip().removeprefix("$(VENV)/bin/") for line in recipe[1].splitlines()]
+    assert all(hook["language"] == "system" for hook in hooks[0]["hooks"])
+
+
+def test_decisions_are_one_page_each() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    assert len(pages) >= 7
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("\n") <= 40
+        assert f"({page.name})" in index
+        for part in ("**Context.**", "**Decision.**", "**Consequences.**", "**What would change our mind.**"):
+            assert part in text
+
+
+def links(page: Path) -> Iterator[str]:
+    """Targets of Markdown links to files of the tree."""
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            yield target
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{page.name}: {target}" for page in pages for target in links(page) if not (page.parent / target).exists()
+    ]
+    assert broken == []

@@ -1,0 +1,43 @@
+"""docs/troubleshooting.md is keyed by lines that the program prints, to the letter."""
+
+import ast
+import re
+
+from tests.docs.sources import ROOT, one_line, strings, texts
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+
+
+def keys(page: str) -> list[str]:
+    """What stands as code at the head of each entry."""
+    return [one_line(found[1].strip("`")) for found in re.finditer(r"^- (`.*`)$", page, re.MULTILINE)]
+
+
+def closed(line: str) -> str:
+    """Without the backticks that Markdown and the program use alike."""
+    return line.replace("`", "")
+
+
+def test_every_key_is_a_line_of_the_program() -> None:
+    known = {closed(text) for text in texts()}
+    found = keys(PAGE.read_text(encoding="utf-8"))
+    assert len(found) > 50
+    unknown = [key for key in found if closed(key).strip() not in known]
+    assert unknown == [], "no string of trainer/ or deploy/ reads so: the line was changed there or here"
+    assert len(set(found)) == len(found)
+
+
+def test_every_entry_says_what_to_do() -> None:
+    entries = re.split(r"^- `", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    for entry in entries:
+        _, _, rest = entry.partition("\n")
+        assert len(rest.split("\n## ")[0].split()) >= 8, entry
+
+
+def test_a_changed_line_is_noticed() -> None:
+    source = 'raise UserError(f"data={path}: there is no such path{hint} Known names: " f"{names}")'
+    (line,) = (text for text in strings(ast.parse(source)) if text)
+    page = "## Data\n\n- `data=…: there is no such path… Known names: …`\n\n  Look.\n"
+    assert keys(page) == [line]
+    assert keys(page.replace("such", "such a")) != [line]
+    assert [text for text in strings(ast.parse(source.replace("no such", "no"))) if text] != [line]
