@@ -1,6 +1,6 @@
 # make train      the main job on the digits that come with the package
 # make test       the tests (under 10 minutes on 2 cores)
-# make test-all   and the slow ones, and the oldest Python and TensorFlow that we promise
+# make test-all   and the slow ones, on other Pythons and TensorFlows too, and with more hostile input
 # make lint       ruff and mypy
 # make bench      the benchmarks, against peers in the same run
 # Each makes the virtual environment that it needs.
@@ -10,7 +10,7 @@ VENV ?= .venv
 JOB_DIR ?= runs/digits
 RUN := $(VENV)/bin/python
 
-.PHONY: train test test-all test-floor lint bench clean
+.PHONY: train test test-all test-floor test-versions test-hostile lint bench clean
 
 train: $(VENV)/.installed
 	$(RUN) -m trainer.task --recipe=wgan_gp_digits --job_dir=$(JOB_DIR) $(ARGS)
@@ -18,11 +18,17 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -m "not slow" $(ARGS)
 
-test-all: test test-floor
+test-all: test test-hostile test-versions
 	$(RUN) -m pytest -m slow $(ARGS)
 
+test-hostile: $(VENV)/.installed-dev
+	TRAINER_FUZZ_EXAMPLES=300 $(RUN) -m pytest -q -k "not figures" tests/hostile
+
+test-versions: $(VENV)/.installed-dev
+	$(RUN) tests/versions.py
+
 test-floor: $(VENV)/.installed-dev
-	$(RUN) tests/floor.py
+	$(RUN) tests/versions.py 3.10
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
@@ -42,7 +48,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.storage
 
 clean:
-	rm -rf $(VENV) .venv-floor build dist *.egg-info
+	rm -rf $(VENV) .venv-3.* build dist *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

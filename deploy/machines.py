@@ -15,6 +15,7 @@ from deploy.arguments import parser
 from trainer.errors import DONE, UserError
 from trainer.flags import read_yaml, whole
 from trainer.settings import nearest
+from trainer.storage import expanded
 
 TABLE = Path(__file__).with_name("machines.yaml")
 
@@ -142,7 +143,7 @@ def _price(facts: Mapping[str, Any], factor: float) -> Price:
 def _with_prices(table: Machines, file: str) -> Machines:
     """A price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
     try:
-        given = read_yaml(Path(file).expanduser(), f"prices={file}")
+        given = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:
         raise UserError(f"prices={file}: no such file: lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
     machines, accelerators = dict(table.machines), dict(table.accelerators)

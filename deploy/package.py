@@ -17,6 +17,7 @@ from pathlib import Path
 
 import trainer
 from trainer.errors import UserError
+from trainer.storage import expanded
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
@@ -71,7 +72,7 @@ def own_package() -> Package:
 
 def user_package(folder: str) -> Package:
     """A folder that Python can import, and its requirements.txt; UserError where it is none."""
-    path = Path(folder).expanduser().resolve()
+    path = expanded(folder).resolve()
     if not (path / "__init__.py").is_file() or not path.name.isidentifier():
         raise UserError(
             f"package={folder}: a folder that Python can import is needed, such as my_models with an __init__.py"

@@ -47,9 +47,19 @@ def read_records() -> list[Record]:
 def _read(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Record(content["submission"], [Attempt(**attempt) for attempt in content["attempts"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        attempts = [Attempt(**attempt) for attempt in content["attempts"]]
+        if not all(_is_sound(attempt) for attempt in attempts):
+            raise ValueError("an attempt holds what is none")
+        return Record(path.stem, attempts)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
+
+
+def _is_sound(attempt: Attempt) -> bool:
+    money = ("usd_per_hour", "spent_usd")
+    values = dataclasses.asdict(attempt)
+    texts = all(isinstance(value, str) for name, value in values.items() if name not in money)
+    return texts and all(values[name] is None or isinstance(values[name], (int, float)) for name in money)
 
 
 def find(job: str) -> tuple[Record, Attempt]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from deploy.tier import TierFacts
 from trainer.errors import UserError
-from trainer.storage import parse
+from trainer.storage import expanded, parse
 
 COMPARISON = "comparison.json"
 ESTIMATE = "estimate.json"
@@ -118,7 +118,7 @@ def fetched(path: str, name: str) -> Path:
     """
     address = parse(path, name)
     if address is None:
-        return Path(path).expanduser()
+        return expanded(path)
     from trainer.storage.staging import Staged
 
     staged = Staged(address, name)
@@ -132,16 +132,16 @@ def _collect(folder: Path) -> Collection:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: name job directories, or the folder of a comparison")
     asked, _ = read_json(folder / COMPARISON)
-    if isinstance(asked.get("tiers"), list):
+    if isinstance(asked.get("tiers"), list) and asked["tiers"]:
         try:
-            tiers = [TierFacts(**tier) for tier in asked["tiers"]]
+            tiers = [_tier(**tier) for tier in asked["tiers"]]
         except TypeError:
             raise UserError(f"{folder / COMPARISON} is damaged: name the job directories in it one by one") from None
         groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier) for tier in tiers)
-        estimates = read_json(folder / ESTIMATE)[0].get("tiers", {})
-        return Collection(
-            groups, asked.get("scaling"), asked.get("on") == "local", _whole(asked.get("parallel")) or 1, estimates
-        )
+        scaling = asked.get("scaling")
+        known = scaling if scaling in ("strong", "weak") else None
+        parallel = _whole(asked.get("parallel")) or 1
+        return Collection(groups, known, asked.get("on") == "local", parallel, _estimates(folder / ESTIMATE))
     if _is_run(folder):
         return Collection((TierRuns(folder.resolve().name, (read_run(folder),)),))
     below = [child for child in sorted(folder.iterdir()) if child.is_dir()]
@@ -150,6 +150,26 @@ def _collect(folder: Path) -> Collection:
     if not groups:
         raise UserError(f"{folder}: no run.json, stats.jsonl or result.json in it: name what --job_dir named")
     return Collection(groups)
+
+
+def _estimates(path: Path) -> dict[str, Any]:
+    """What was estimated of each tier, where its seconds are an interval."""
+    tiers = _mapping(read_json(path)[0], "tiers")
+    ends = {name: [_positive(_mapping(tiers[name], "seconds").get(end)) for end in ("low", "middle", "high")]
+            for name in tiers if isinstance(tiers[name], Mapping)}  # fmt: skip
+    return {name: tiers[name] for name, found in ends.items() if None not in found}
+
+
+def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:
+    """As a comparison keeps it; TypeError for what is none, or is no folder's name."""
+    tier = TierFacts(name, machine_type, **others)
+    texts = (name, machine_type, tier.accelerator_type)
+    plain = all(isinstance(text, str) and text.isprintable() and len(text.encode()) < 250 for text in texts)
+    counted = _whole(tier.accelerators) is not None and _whole(tier.workers)
+    priced = tier.price_per_hour is None or _number(tier.price_per_hour) is not None
+    if not (plain and counted and priced) or "/" in name or name in ("", ".", ".."):
+        raise TypeError
+    return tier
 
 
 def _is_run(folder: Path) -> bool:

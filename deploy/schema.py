@@ -23,7 +23,7 @@ def check_shape(value: Any, kind: str, where: str) -> None:
     elif kind in MESSAGES:
         _check_message(value, kind, where)
     elif kind in ENUMS:
-        if value not in ENUMS[kind]:
+        if not isinstance(value, str) or value not in ENUMS[kind]:
             hint = nearest(str(value), ENUMS[kind])
             raise UserError(f"{where}={value}: no such name{hint} Known: {', '.join(ENUMS[kind])}")
     else:
@@ -50,18 +50,22 @@ def _shown(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _whole(value: Any) -> bool:
-    return not isinstance(value, bool) and re.fullmatch(r"\d+", str(value)) is not None
+def _whole(bits: int) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        text = "" if isinstance(value, bool) else str(value)
+        return re.fullmatch(r"[0-9]{1,19}", text) is not None and int(text) < 2 ** (bits - 1)
+
+    return fits
 
 
 # type -> (whether a value is one, the rule)
 _SCALARS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "string": (lambda value: isinstance(value, str), "text is needed: put it in quotes"),
     "bool": (lambda value: isinstance(value, bool), "true or false is needed, without quotes"),
-    "int32": (_whole, "a whole number is needed"),
-    "int64": (_whole, "a whole number is needed"),
+    "int32": (_whole(32), "a whole number below 2,147,483,648 is needed"),
+    "int64": (_whole(64), "a whole number below 2^63 is needed"),
     "Duration": (
-        lambda value: isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?s", value) is not None,
+        lambda value: isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?s", value) is not None,
         'a time is text in seconds, as "3600s"',
     ),
 }

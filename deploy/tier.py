@@ -1,6 +1,7 @@
 """A tier: one machine spec, read from job_configs/ or a file of the user's own, and proved to be one that exists."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -128,7 +129,7 @@ def find_tier(name: str) -> Path:
     """The file of a tier: a path, or a bare name in job_configs/ here or in the checkout; UserError where none is."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     known = sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
     hint = nearest(Path(name).stem, known)

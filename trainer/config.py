@@ -5,6 +5,7 @@ at the desk, so that nothing is sent which the trainer would refuse.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -346,7 +347,7 @@ def check(config: TrainConfig) -> None:
     if config.channels == 2:
         raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
     _known_name("model", config.model, MODELS)
-    if not any(sign in config.data for sign in "/.\\") and not Path(config.data).exists():
+    if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
         _known_name("data", config.data, DATA_SOURCES)
     for name in config.augmentations:
         if name not in AUGMENTATIONS:

@@ -5,12 +5,23 @@ FAULT = 1  # a fault of ours or of the platform
 USER_MUST_CHANGE = 2  # config, data or machine
 INTERRUPTED = 75  # state saved: the same command again goes on
 
+_LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
 
-class UserError(Exception):
+
+class _OneLine(Exception):
+    """An error whose text is one line, whatever names and values stand in it."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[:_LONGEST])
+        return shown + " …" * (len(text) > _LONGEST)
+
+
+class UserError(_OneLine):
     """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
 
 
-class PlatformFault(Exception):
+class PlatformFault(_OneLine):
     """A fault of the platform that the same command may outlive. Its text is one line; exit code 1."""
 
 

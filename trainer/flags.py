@@ -11,6 +11,9 @@ import yaml
 from trainer.errors import UserError
 from trainer.settings import nearest, value_type
 
+# What a file of settings, machines or prices may hold.
+_MOST_CHARACTERS, _MOST_VALUES, _MOST_DIGITS = 100_000, 10_000, 100
+
 
 def whole(least: int, most: int) -> Callable[[str], int]:
     """An argparse type: a whole number from `least` to `most`."""
@@ -50,21 +53,33 @@ def parse_flags(
 def read_yaml(path: Path, name: str) -> dict[str, Any]:
     """A YAML mapping; UserError, naming it `name`, where the file holds something else. FileNotFoundError passes."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _OnceEach)  # noqa: S506 (it is a SafeLoader)
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no name that a file can have
         raise UserError(f"{name}: cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"{name}: more than {_MOST_CHARACTERS:,} characters are no file of settings")
+    try:
+        content = yaml.load(text, _Plain)  # noqa: S506 (it is a SafeLoader)
+    except Exception as error:  # its constructors raise whatever a tag such as !!int before other text lets them
+        raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
     if not isinstance(content, dict):
         found = "it is empty" if content is None else f"this is {type(content).__name__}"
         raise UserError(f"{name}: 'setting: value' lines are needed, {found}")
     return content
 
 
-class _OnceEach(yaml.SafeLoader):
-    """yaml.safe_load, but for a key that stands twice: it is refused."""
+class _Plain(yaml.SafeLoader):
+    """yaml.safe_load, but it refuses a key that stands twice, and what aliases or digits blow up."""
+
+    def get_single_node(self) -> Any:
+        """The document, if it is of a size that settings have once its aliases are written out."""
+        node = super().get_single_node()
+        if node is not None and _written_out(node, {}) > _MOST_VALUES:
+            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, with its aliases written out")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping whose keys differ."""
@@ -73,6 +88,20 @@ class _OnceEach(yaml.SafeLoader):
         if twice:
             raise yaml.YAMLError(f"{twice[0]} stands there twice")
         return super().construct_mapping(node, deep)
+
+
+def _written_out(node: Any, known: dict[int, int]) -> int:
+    """How many values a YAML node stands for. `known`: those of nodes that were counted before."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES  # a node inside itself has no end
+        if isinstance(node, yaml.ScalarNode):
+            inner: list[Any] = []
+            if node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
+                raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
+        else:
+            inner = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
+    return known[id(node)]
 
 
 def underscored(argument: str) -> str:

@@ -107,7 +107,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
             try:
                 return _attempt(config, command, replicas, job_dir, account, peers)
             except NotFinite as error:
-                if config.on_nan != "rollback" or account.rollbacks == _MOST_ROLLBACKS:
+                if config.on_nan != "rollback" or account.rollbacks >= _MOST_ROLLBACKS:
                     raise
                 account.rollbacks += 1
                 log.warning(f"{error}; goes back to the last checkpoint with half the learning rate")
@@ -175,10 +175,23 @@ def prepare(
     progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
     best = Best(config)
     if restored:
-        progress.resume(restored)
-        best.resume(restored["best"])
+        with _understood(checkpoints):
+            progress.resume(restored)
+            best.resume(restored["best"])
     account.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
     return Job(config, job_dir, account, peers, assembly, callbacks, checkpoints, progress, restored, best)
+
+
+@contextmanager
+def _understood(checkpoints: Checkpoints) -> Iterator[None]:
+    """UserError where the state beside the variables is not what this version keeps there."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(
+            f"{checkpoints.restored}: its state is of another version of this trainer ({error!r}): go on with that "
+            "one, or give another --job_dir"
+        ) from error
 
 
 def _with_lower_rates(config: TrainConfig, rollbacks: int) -> TrainConfig:
@@ -217,10 +230,10 @@ def _ended_before(job: Job) -> str | None:
     if not job.job_dir.mirror.holds(job.job_dir.model):
         return None
     asked, done = progress.asked_steps, progress.step
-    if result["state"] == "done" and (progress.finished or result.get("asked_steps") == asked):
+    if result.get("state") == "done" and (progress.finished or result.get("asked_steps") == asked):
         return f"finished already: {done:,} steps are done, {asked:,} were asked for: give more to go on"
     minutes = job.config.max_minutes
-    if result["state"] == "budget" and minutes and job.account.wall_seconds_before >= 60 * minutes:
+    if result.get("state") == "budget" and minutes and job.account.wall_seconds_before >= 60 * minutes:
         return f"its budget of {minutes:g} minutes is spent after {done:,} steps: raise --max_minutes to go on"
     return None
 
@@ -283,7 +296,8 @@ def _train(job: Job, reporter: Reporter, stop: StopRequest) -> Control:
     model.stop_training = False
     callbacks.on_train_begin()
     if job.restored:
-        reporter.resume(job.restored["reporter"])
+        with _understood(job.checkpoints):
+            reporter.resume(job.restored["reporter"])
         restore_callbacks(job.callbacks, job.restored["callbacks"])
     callbacks.on_epoch_begin(int(progress.epoch))
     minutes, most = config.checkpoint_every_minutes, config.max_minutes

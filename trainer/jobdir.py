@@ -9,9 +9,12 @@ from typing import Any
 
 from trainer.config import MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
-from trainer.storage import Address, make_writable, output_address, write_whole
+from trainer.storage import Address, expanded, make_writable, output_address, write_whole
 from trainer.storage.mirror import BucketMirror, Mirror
 from trainer.storage.staging import home_of
+
+_COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
+_MOST = 1e15  # no count and no time of a run is larger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +56,15 @@ class JobDir:
         return self.root / "samples"
 
     def read_result(self) -> dict[str, Any]:
-        """The last run's result.json, or {} where there is none."""
-        return _read_json(self.result_file)
+        """The last run's result.json, or {} where there is none; UserError where its counts are none."""
+        result = _read_json(self.result_file)
+        for name in _COUNTS & result.keys():
+            number = result[name]
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < _MOST:
+                raise UserError(
+                    f"{self.result_file}: {name}={number!r} is damaged: remove the file, or give another --job_dir"
+                )
+        return result
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces result.json."""
@@ -103,7 +113,7 @@ def _locate(config: TrainConfig, environment: Mapping[str, str], *, make: bool) 
     def local(path: str, name: str) -> Path:
         address = output_address(path, name)
         if address is None:
-            return Path(path).expanduser()
+            return expanded(path)
         scratch = home_of(address, config.cache_dir) / "run"
         places[scratch] = address
         return scratch

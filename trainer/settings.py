@@ -6,6 +6,7 @@ Knows nothing of training: `trainer.config` says which settings exist.
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,8 @@ from typing import Any
 from trainer.errors import UserError
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def setting(
@@ -65,6 +67,8 @@ def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
         result = _convert(kind, value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{field.name}={value!r}: {field.name} must be {_KINDS[kind]}") from None
+    if kind is int and abs(result) >= 2**31:
+        raise UserError(f"{field.name}={value}: {field.name} must be below {2**31:,}")
     _check_limits(field, result)
     return result
 
@@ -84,7 +88,7 @@ def _convert(kind: type, value: Any) -> Any:
         if not math.isfinite(number):
             raise ValueError
         return number
-    if not isinstance(value, str):
+    if not isinstance(value, str) or _CONTROL.search(value):
         raise TypeError
     return value
 

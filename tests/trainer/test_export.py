@@ -39,7 +39,12 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchroniz
 
 
 @pytest.mark.parametrize(
-    "flags", [("--replicas=1",), ("--replicas=2",), ("--replicas=2", "--precision=mixed_bfloat16")]
+    "flags",
+    [
+        pytest.param(("--replicas=1",), marks=pytest.mark.slow),  # two replicas are exported without their strategy too
+        ("--replicas=2",),
+        ("--replicas=2", "--precision=mixed_bfloat16"),
+    ],
 )
 def test_a_process_without_this_package_loads_the_same_model(
     tmp_path: Path, small_config: Callable[..., TrainConfig], flags: tuple[str, ...]

@@ -10,6 +10,9 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Array, Arrays, Dataset
 from trainer.errors import UserError
 
+MOST_BYTES = 16 * 2**30  # what a file may claim to hold
+DEFLATE = 1032  # the most bytes that one compressed byte stands for: https://zlib.net/zlib_tech.html
+MOST_CLASSES = 2**20  # a larger label is no class
 _CHUNK_PIXELS = 2**24  # resized at a time: float copies of all images at once would not fit
 
 
@@ -105,8 +108,15 @@ def _labels(config: TrainConfig, labels: Any, count: int) -> npt.NDArray[np.int3
             f"data={config.data}: labels of shape {labels.shape} and type {labels.dtype} for {count} images: "
             "one whole number each is needed"
         )
-    if count and (labels.min() < 0 or labels.max() >= 2**31 - 1):
-        raise UserError(f"data={config.data}: labels from {labels.min()} to {labels.max()}: they count from 0")
+    return checked_labels(labels, f"data={config.data}")
+
+
+def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
+    """Whole numbers as class numbers; UserError, naming `origin`, where they do not count from 0 to below `classes`."""
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise UserError(
+            f"{origin}: labels from {labels.min()} to {labels.max()}: they count from 0 to at most {classes - 1:,}"
+        )
     return labels.astype(np.int32)
 
 

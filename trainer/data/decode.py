@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # by content; others of Pillow run programs
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 MOST_PIXELS = 100_000_000  # 100 megapixels: a larger claim is taken for a decompression bomb
 
@@ -36,7 +37,7 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
 
 
 def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    with Image.open(source) as image:
+    with Image.open(source, formats=_FORMATS) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise BadImage(f"it claims {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import TrainConfig
-from trainer.data.arrays import arrays_dataset
+from trainer.data.arrays import DEFLATE, MOST_BYTES, arrays_dataset
 from trainer.data.dataset import Dataset
 from trainer.errors import UserError
 
 _UINT8 = 0x08
-_MOST_BYTES = 16 * 2**30  # what a header may claim
 
 # The four files, by the beginning of their names; `-` and `.` both stand before `idx` out there.
 _FILES = {"train": ("train-images", "train-labels"), "evaluation": ("t10k-images", "t10k-labels")}
@@ -51,8 +50,10 @@ def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                 raise UserError(f"{path}: an idx file of {header[3]} dimensions, {dimensions} are needed")
             shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
             size = math.prod(shape)
-            if size > _MOST_BYTES:
-                raise UserError(f"{path}: its header claims {shape}, more than {_MOST_BYTES / 2**30:.0f} GiB")
+            if size > MOST_BYTES:
+                raise UserError(f"{path}: its header claims {shape}, more than {MOST_BYTES / 2**30:.0f} GiB")
+            if size > path.stat().st_size * (DEFLATE if path.suffix == ".gz" else 1):
+                raise UserError(f"{path}: its header claims {shape}, but fewer bytes follow")
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None

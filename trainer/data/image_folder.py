@@ -145,10 +145,14 @@ def _children(path: Path) -> list[Path]:
     return [name for name in names if not name.name.startswith(".") and name.name.lower() not in _DROPPINGS]
 
 
-def _images_below(path: Path) -> list[Path]:
-    found = []
-    for child in _children(path):
-        found += _images_below(child) if child.is_dir() else [child] if _is_image(child) else []
+def _images_below(path: Path, seen: set[Path] | None = None) -> list[Path]:
+    """`seen`: folders that count already, however links lead to them."""
+    seen = set() if seen is None else seen
+    found: list[Path] = []
+    if path.resolve() not in seen:
+        seen.add(path.resolve())
+        for child in _children(path):
+            found += _images_below(child, seen) if child.is_dir() else [child] if _is_image(child) else []
     return found
 
 

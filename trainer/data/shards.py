@@ -6,7 +6,9 @@ channels) uint8, and then its labels, (examples,) little-endian int32, where the
 
 import hashlib
 import json
+import math
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import TrainConfig
+from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Arrays, Dataset, Examples, gathered
 from trainer.errors import UserError
 
 INDEX = "index.json"
 FORMAT = "trainer-shards-1"
 LABEL = np.dtype("<i4")
+_FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # what a shard is called, in the folder of the index
+_MOST_PIXELS = 2**16  # of an image's side
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class ShardRows:
     shards: tuple[Shard, ...]
     image_shape: tuple[int, int, int]
     labelled: bool
+    classes: int  # labels are below
 
     @property
     def count(self) -> int:
@@ -51,14 +57,14 @@ class ShardRows:
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
         """Images and labels of `rows`, in their shape."""
         flat = rows.ravel()
-        images = np.empty((flat.size, int(np.prod(self.image_shape))), np.uint8)
+        images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
         for place, (shard, row) in enumerate(zip(which.tolist(), flat.tolist(), strict=True)):
             offset = (row - int(self._starts[shard])) * images.shape[1]
             if os.preadv(self._files[shard], [images[place]], offset) != images.shape[1]:
                 raise OSError(f"{self.shards[shard].path} became shorter while it was read")
         found = images.reshape(*rows.shape, *self.image_shape)
-        return (found, self._labels[rows]) if self.labelled else (found,)
+        return (found, self.labels[rows]) if self.labelled else (found,)
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
@@ -69,8 +75,10 @@ class ShardRows:
         return [os.open(shard.path, os.O_RDONLY) for shard in self.shards]
 
     @cached_property
-    def _labels(self) -> npt.NDArray[np.int32]:
-        return np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
+    def labels(self) -> npt.NDArray[np.int32]:
+        """(examples,); UserError where they are not those of its classes."""
+        labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
+        return checked_labels(labels, f"data: {self.shards[0].path.parent}", self.classes)
 
 
 def is_shards(path: Path) -> bool:
@@ -88,6 +96,11 @@ class Contents:
     splits: dict[str, tuple[Shard, ...]]
 
     @property
+    def classes(self) -> int:
+        """What labels have to be below."""
+        return len(self.class_names) or MOST_CLASSES
+
+    @property
     def file_names(self) -> set[str]:
         """The names of all that the folder needs."""
         return {INDEX, *(shard.path.name for shards in self.splits.values() for shard in shards)}
@@ -97,7 +110,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     """The shards of `path`: in memory where they fit into data_memory_mib (checksums verified), else row by row."""
     contents = read_contents(path)
     shape = contents.image_shape
-    total = sum(shard.examples for shards in contents.splits.values() for shard in shards) * int(np.prod(shape))
+    total = sum(shard.examples for shards in contents.splits.values() for shard in shards) * math.prod(shape)
     fits = total <= config.data_memory_mib * 2**20
     parts = {name: open_split(contents, name, fits) for name, shards in contents.splits.items() if shards}
     return Dataset(config.data, parts["train"], parts.get("evaluation"), contents.class_names, {"in_memory": fits})
@@ -107,8 +120,12 @@ def open_split(contents: Contents, split: str, in_memory: bool) -> Examples:
     """The examples of one split, whose files lie there whole; UserError where they do not."""
     for shard in contents.splits[split]:
         _check_size(shard, contents.image_shape, contents.labelled)
-    rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled)
-    return _in_memory(rows) if in_memory else rows
+    rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled, contents.classes)
+    if in_memory:
+        return _in_memory(rows)
+    if rows.labelled:
+        rows.labels  # noqa: B018 (read and checked here, not in the first step)
+    return rows
 
 
 def read_contents(path: Path) -> Contents:
@@ -118,9 +135,9 @@ def read_contents(path: Path) -> Contents:
         shape, names = tuple(int(n) for n in index["image_shape"]), tuple(str(n) for n in index["class_names"])
         splits = {name: _shards(path, entries) for name, entries in index["splits"].items()}
         labelled = bool(index["labelled"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it anew") from None
-    if len(shape) != 3 or min(shape) < 1 or not splits.get("train"):
+    if len(shape) != 3 or not all(1 <= side <= _MOST_PIXELS for side in shape) or not splits.get("train"):
         raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it anew")
     return Contents(shape, names, labelled, splits)
 
@@ -157,14 +174,14 @@ def _shards(folder: Path, entries: list[dict[str, Any]]) -> tuple[Shard, ...]:
     shards = []
     for entry in entries:
         name, examples = str(entry["file"]), int(entry["examples"])
-        if Path(name).name != name or examples < 1:
+        if not _FILE.fullmatch(name) or not 1 <= examples < 2**31:
             raise ValueError(f"shard {name!r} of {examples} examples")
         shards.append(Shard(folder / name, examples, str(entry["sha256"])))
     return tuple(shards)
 
 
 def _check_size(shard: Shard, shape: tuple[int, ...], labelled: bool) -> None:
-    expected = shard.examples * (int(np.prod(shape)) + (LABEL.itemsize if labelled else 0))
+    expected = shard.examples * (math.prod(shape) + (LABEL.itemsize if labelled else 0))
     try:
         found = shard.path.stat().st_size
     except OSError as error:
@@ -175,7 +192,7 @@ def _check_size(shard: Shard, shape: tuple[int, ...], labelled: bool) -> None:
 
 def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
     with open(shard.path, "rb") as file:
-        file.seek(shard.examples * int(np.prod(shape)))
+        file.seek(shard.examples * math.prod(shape))
         return np.frombuffer(file.read(), LABEL).astype(np.int32)
 
 

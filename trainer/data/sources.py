@@ -26,7 +26,14 @@ assert set(KINDS) == set(DATA_KINDS)
 
 def load_dataset(config: TrainConfig) -> Dataset:
     """The dataset that `config.data` names; UserError where it cannot be had or does not fit the settings."""
-    dataset = _load(config)
+    try:
+        dataset = _load(config)
+    except MemoryError:
+        raise UserError(
+            f"data={config.data}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
+        ) from None
+    except (OSError, RecursionError) as error:
+        raise UserError(f"data={config.data}: cannot be read: {error}") from None
     if not isinstance(dataset, Dataset):
         raise UserError(f"data={config.data}: it returned {type(dataset).__name__}, not a trainer.data.dataset.Dataset")
     expected = (config.image_size, config.image_size, config.channels)
@@ -48,7 +55,7 @@ def is_named(data: str) -> bool:
     """Whether `data` is a source's name or a user's own function, not a path."""
     if is_remote(data):
         return False
-    own = ":" in data and data.partition(":")[0] not in KINDS and "/" not in data and not Path(data).exists()
+    own = ":" in data and data.partition(":")[0] not in KINDS and "/" not in data and not os.path.exists(data)
     return data in DATA_SOURCES or own
 
 
@@ -61,9 +68,9 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     address = parse(where, "data")
     path = _fetched(address, cache_dir) if address else local_path(where, "data")
     kind, colon, _ = where.partition(":")
-    if not path.exists() and colon and not Path(kind).exists():
+    if not os.path.exists(path) and colon and not os.path.exists(kind):
         raise UserError(f"data={data}: no such kind '{kind}'{nearest(kind, KINDS)} Known: {', '.join(KINDS)}")
-    if not path.exists():
+    if not os.path.exists(path):
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: there is no such path{hint} Known names: {', '.join(DATA_SOURCES)}")
     return said or recognise(data, path), path

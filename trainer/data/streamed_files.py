@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from trainer.config import TrainConfig
 from trainer.data import shards, tfrecord
+from trainer.data.arrays import checked_labels
 from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
 from trainer.errors import UserError
 from trainer.storage import write_whole
@@ -32,12 +33,13 @@ class File(Protocol):
 class PreparedFile:
     """One prepared shard, mapped."""
 
-    def __init__(self, path: Path, examples: int, image_shape: tuple[int, int, int], labelled: bool) -> None:
-        size = examples * math.prod(image_shape)
-        if path.stat().st_size != size + labelled * examples * shards.LABEL.itemsize:
+    def __init__(self, path: Path, examples: int, contents: shards.Contents) -> None:
+        size = examples * math.prod(contents.image_shape)
+        if path.stat().st_size != size + contents.labelled * examples * shards.LABEL.itemsize:
             raise UserError(f"{path}: {path.stat().st_size:,} bytes are not {examples:,} examples: prepare it anew")
-        self._images = np.memmap(path, np.uint8, "r", shape=(examples, *image_shape))
-        self._labels = np.fromfile(path, shards.LABEL, offset=size).astype(np.int32) if labelled else None
+        self._images = np.memmap(path, np.uint8, "r", shape=(examples, *contents.image_shape))
+        labels = np.fromfile(path, shards.LABEL, offset=size)
+        self._labels = checked_labels(labels, str(path), contents.classes) if contents.labelled else None
 
     def read(self, rows: npt.NDArray[np.int64]) -> Parts:
         """As File."""
@@ -52,12 +54,12 @@ class RecordFile:
         self._bytes = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
         self._spans: list[tuple[int, int]] = []
         at = 0
-        while at < len(self._bytes):  # 8 bytes of length, 4 of its checksum, the record, 4 of its checksum
+        while at < len(self._bytes):
             length = int.from_bytes(self._bytes[at : at + 8].tobytes(), "little")
-            if at + 16 + length > len(self._bytes):
-                raise UserError(f"{name}: damaged, or not a TFRecord file")
-            self._spans.append((at + 12, length))
-            at += 16 + length
+            self._spans.append((at + tfrecord.HEADER, length))
+            at += tfrecord.HEADER + length + tfrecord.FOOTER
+            if at > len(self._bytes):
+                raise UserError(f"{name}: damaged, or not a TFRecord file: a record ends at byte {at:,}")
 
     @cached_property
     def labels(self) -> list[int | None]:
@@ -84,9 +86,10 @@ class Facts:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self._known = {}
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            known = None
+        self._known: dict[str, Any] = known if isinstance(known, dict) else {}
 
     def of_all(self, objects: Sequence[Remote], files: Rolling[File]) -> list[tuple[int, int, bool]]:
         """(records, largest label or -1, labelled) of each file. UserError where labels do not count from 0."""
@@ -102,6 +105,7 @@ class Facts:
 def _facts_of(remote: Remote, file: File) -> tuple[int, int, bool]:
     assert isinstance(file, RecordFile)
     labels = [label for label in file.labels if label is not None]
-    if labels and (len(labels) < len(file.labels) or not 0 <= min(labels) <= max(labels) < 2**31 - 1):
-        raise UserError(f"{remote.address}: labels must count from 0, and all records have one or none has")
+    if labels and len(labels) < len(file.labels):
+        raise UserError(f"{remote.address}: labels are missing: all records have one or none has")
+    checked_labels(np.array(labels, np.int64), str(remote.address))
     return len(file.labels), max(labels, default=-1), bool(labels)

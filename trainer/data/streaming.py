@@ -121,7 +121,7 @@ def _load_shards(config: TrainConfig, staged: Staged) -> Dataset:
     train, shape = contents.splits["train"], contents.image_shape
     files = _rolling(
         config, staged, [staged.objects[shard.path.name] for shard in train],
-        lambda number, file: PreparedFile(file, train[number].examples, shape, contents.labelled),
+        lambda number, file: PreparedFile(file, train[number].examples, contents),
     )  # fmt: skip
     streamed = Streamed(files, [shard.examples for shard in train], shape, contents.labelled)
     evaluation: Examples | None = shards.open_split(contents, "evaluation", in_memory=False) if held else None

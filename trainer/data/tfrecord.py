@@ -1,5 +1,6 @@
 """TFRecord files of tf.train.Example: encoded image bytes and a label."""
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.data.arrays import numbered_classes, with_evaluation
+from trainer.data.arrays import MOST_BYTES, checked_labels, numbered_classes, with_evaluation
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
 from trainer.errors import UserError
@@ -16,6 +17,7 @@ from trainer.errors import UserError
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
 _EVALUATION = ("val", "test")
+HEADER, FOOTER = 8 + 4, 4  # bytes around a record: its length and the length's checksum; its own checksum
 
 
 def is_tfrecord(path: Path) -> bool:
@@ -70,29 +72,45 @@ def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
         return None
     if labels[0] is None:
         return Arrays(images)
-    numbers = np.array(labels, np.int64)[good]
-    if numbers.min() < 0 or numbers.max() >= 2**31 - 1:
-        raise UserError(f"data={config.data}: labels from {numbers.min()} to {numbers.max()}: they count from 0")
-    return Arrays(images, numbers.astype(np.int32))
+    return Arrays(images, checked_labels(np.array(labels, np.int64)[good], f"data={config.data}"))
 
 
 def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
     compression = "GZIP" if file.suffix == ".gz" else ""
     try:
+        _check_lengths(file)
         for record in tf.data.TFRecordDataset(str(file), compression_type=compression):
             yield parse(record.numpy(), file)
     except UserError:
         raise
-    except Exception as error:  # a damaged record: TensorFlow's DataLossError, protobuf's DecodeError
-        raise UserError(f"{file}: damaged, or not a TFRecord file: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # a damaged record: TensorFlow's DataLossError
+        raise _damaged(file, str(error)) from None
+
+
+def _check_lengths(file: Path) -> None:
+    """UserError where a record claims more bytes than follow: TensorFlow would ask for that much memory first."""
+    zipped = file.suffix == ".gz"
+    with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
+        end, most = 0, MOST_BYTES if zipped else file.stat().st_size
+        while header := content.read(HEADER):
+            end += HEADER + int.from_bytes(header[:8], "little") + FOOTER
+            if end > most or content.seek(end - 1) != end - 1 or not content.read(1):
+                raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {most:,}")
+
+
+def _damaged(file: Path, reason: str) -> UserError:
+    return UserError(f"{file}: damaged, or not a TFRecord file: {' '.join(reason.split())[:200]}")
 
 
 def parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
     """The image bytes and the label of one tf.train.Example; UserError, naming `file`, where it has no image."""
-    feature = tf.train.Example.FromString(record).features.feature
+    try:
+        feature = tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # protobuf's DecodeError
+        raise _damaged(file, str(error)) from None
     content = _first(feature, _IMAGE_KEYS, "bytes_list")
     if content is None:
-        raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature]}")
+        raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")
     return content, _first(feature, _LABEL_KEYS, "int64_list")
 
 

@@ -30,7 +30,7 @@ def last_reported_step(path: Path) -> int:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     """What the lines hold; one cut short by a kill, or damaged, is left out."""
-    if not path.exists():
+    if not path.is_file():
         return []
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

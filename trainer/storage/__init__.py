@@ -6,12 +6,13 @@ mirror.py and uploader.py take a run's results there and back; initial.py fetche
 preflight.py proves beforehand that both will work.
 """
 
-from trainer.storage.address import Address, is_remote, local_path, output_address, parse
+from trainer.storage.address import Address, expanded, is_remote, local_path, output_address, parse
 from trainer.storage.local import cannot_write, make_writable, sync, whole_folder, write_whole, writing
 
 __all__ = [
     "Address",
     "cannot_write",
+    "expanded",
     "is_remote",
     "local_path",
     "make_writable",

@@ -1,5 +1,6 @@
 """What a path names: a local file or folder, or an address in Cloud Storage; and what a typo was meant to be."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,4 +67,9 @@ def local_path(path: str, name: str) -> Path:
     """`path` as a local Path; UserError, naming the setting `name`, for an address."""
     if parse(path, name):
         raise UserError(f"{name}={path}: only local paths are read and written here: give a local folder")
-    return Path(path).expanduser()
+    return expanded(path)
+
+
+def expanded(path: str) -> Path:
+    """`path` with the home folder for a `~` before it; as it stands where no user has that name."""
+    return Path(os.path.expanduser(path))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from trainer.errors import UserError
-from trainer.storage.address import Address, parse
+from trainer.storage.address import Address, expanded, parse
 from trainer.storage.gcs import connect
 from trainer.storage.staging import Staged, stage
 
@@ -18,7 +18,7 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
     """
     address = parse(path, name)
     if address is None:
-        return Path(path).expanduser()
+        return expanded(path)
     below = [remote.address.name[len(address.prefix) :] for remote in connect().list(address)]
     manifests = [found for found in map(_MANIFEST.fullmatch, below) if found]
     if not manifests:
@@ -34,7 +34,7 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     """
     address = parse(path, name)
     if address is None:
-        return Path(path).expanduser()
+        return expanded(path)
     for file in (address, address / "model.keras", address / "model/model.keras"):
         if file.name and connect().get(file):
             return _with_its_kind(file, name, cache_dir)

@@ -21,7 +21,7 @@ RUN_FILES = ("run.json", "stats.jsonl", "result.json")
 LEAVING_SECONDS = 10.0  # of the 15 that a machine has when it is taken away: the checkpoint had the others
 _FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # each time, an event file is sent as a whole
-_PLAIN = re.compile(r"\w[\w.-]*(/\w[\w.-]*)+")
+_PLAIN = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # a checkpoint's folder, and a file of it
 
 
 class Mirror:
@@ -96,10 +96,8 @@ class BucketMirror(Mirror):
     def _outline_checkpoints(self, address: Address, checkpoints: Path) -> None:
         folders: dict[Path, dict[str, Remote]] = {}
         for remote in self._gcs.list(address):
-            below = remote.address.name[len(address.prefix) :]
-            if _PLAIN.fullmatch(below):
-                folder, _, name = below.partition("/")
-                folders.setdefault(checkpoints / folder, {})[name] = remote
+            if found := _PLAIN.fullmatch(remote.address.name[len(address.prefix) :]):
+                folders.setdefault(checkpoints / found[1], {})[found[2]] = remote
         self._half_sent = [folder for folder, files in folders.items() if MANIFEST not in files]
         self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
         for checkpoint, files in self._outlined.items():
@@ -110,7 +108,6 @@ class BucketMirror(Mirror):
         """All its files at the same time, each verified."""
 
         def one(name: str, remote: Remote) -> None:
-            (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
             self._gcs.download(remote, checkpoint / name)
 
         files = self._outlined.pop(checkpoint, {})

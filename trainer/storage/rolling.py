@@ -29,7 +29,7 @@ class Rolling(Generic[Opened]):
         self._pool = ThreadPoolExecutor(min(keep, connect().limits.workers), thread_name_prefix="rolling")
         folder.mkdir(parents=True, exist_ok=True)
         for left_behind in folder.iterdir():  # by a process that was killed
-            if not _is_running(int(left_behind.name.partition("-")[0])):
+            if not _is_running(left_behind.name.partition("-")[0]):
                 left_behind.unlink(missing_ok=True)
 
     def get(self, number: int) -> Opened:
@@ -60,10 +60,10 @@ class Rolling(Generic[Opened]):
             file.unlink()
 
 
-def _is_running(process: int) -> bool:
+def _is_running(process: str) -> bool:
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
         return False
     except PermissionError:  # it is another user's
         return True

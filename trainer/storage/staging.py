@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from trainer.errors import UserError
 from trainer.log import log
-from trainer.storage.address import Address, parse
+from trainer.storage.address import Address, expanded, parse
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.failures import Cancelled, explained
 from trainer.storage.gcs import Remote, connect
@@ -33,13 +33,12 @@ def stage(path: str, name: str, cache_dir: str = "") -> Path:
     UserError where nothing lies there, it may not be read, local files cannot stand for it or the disk is too small.
     """
     address = parse(path, name)
-    return Staged(address, name, cache_dir).fetch() if address else Path(path).expanduser()
+    return Staged(address, name, cache_dir).fetch() if address else expanded(path)
 
 
 def cache_home(cache_dir: str = "") -> Path:
     """`cache_dir`, or by default a folder of the user's own cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vertex-trainer"
-    return (Path(cache_dir) if cache_dir else default).expanduser()
+    return expanded(cache_dir or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/vertex-trainer")
 
 
 def home_of(address: Address, cache_dir: str = "") -> Path:

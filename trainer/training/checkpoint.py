@@ -185,16 +185,28 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{_MANIFEST}: {type(error).__name__}") from None
     if not sealed:
         raise Damaged(f"{folder.name}/{_MANIFEST} has another checksum")
-    for name, fingerprint in manifest["files"].items():
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not isinstance(manifest.get("state"), dict) or not _is_step(manifest.get("step")):
+        raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
+    for name, fingerprint in files.items():
+        if Path(name).name != name or not isinstance(fingerprint, dict):
+            raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
         try:
             found = _fingerprint(folder / name)
-        except OSError:
+        except (OSError, ValueError):
             raise Damaged(f"{folder.name}/{name} is missing") from None
         if found != fingerprint:
-            what = "has another size" if found["bytes"] != fingerprint["bytes"] else "has another checksum"
+            what = "has another size" if found["bytes"] != fingerprint.get("bytes") else "has another checksum"
             raise Damaged(f"{folder.name}/{name} {what}")
-    reader = tf.train.load_checkpoint(str(folder / _PREFIX))
-    return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    try:
+        reader = tf.train.load_checkpoint(str(folder / _PREFIX))
+        return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise Damaged(f"{folder.name}/{_PREFIX}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:

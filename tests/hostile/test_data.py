@@ -1,0 +1,291 @@
+"""idx, npz, TFRecord, shards and image files that are damaged or lie: one line, little memory, nothing written."""
+
+import gzip
+import hashlib
+import io
+import json
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.fuzz import NUMBERS, WORDS, at_most, damaged, examples, json_like, one_line
+from tests.support import real_data
+from trainer.config import TrainConfig, resolve
+from trainer.data.decode import SUFFIXES, BadImage, decode
+from trainer.data.sources import load_dataset
+from trainer.errors import UserError
+
+IMAGES, LABELS = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), np.array([0, 1, 2, 1], np.uint8)
+MIB = 64  # of memory for files of a few bytes
+
+
+def config(path: Path, *flags: str) -> TrainConfig:
+    return resolve([f"--data={path}", "--model=mlp", "--image_size=8", "--global_batch_size=2", *flags]).config
+
+
+def load(path: Path, *flags: str) -> Any:
+    """The dataset, or None where it is refused in one line; it touches no file but reads."""
+    before = sorted(path.parent.rglob("*"))
+    with at_most(MIB):
+        dataset = one_line(lambda: load_dataset(config(path, *flags)))
+    if dataset is not None:
+        rows = dataset.train.gather(np.arange(dataset.train.count, dtype=np.int32))
+        if dataset.train.labelled:
+            assert 0 <= int(tf.reduce_min(rows[1])) <= int(tf.reduce_max(rows[1])) < len(dataset.class_names)
+    assert sorted(path.parent.rglob("*")) == before
+    return dataset
+
+
+def refused(path: Path, *flags: str) -> str:
+    with at_most(MIB), pytest.raises(UserError) as caught:
+        load_dataset(config(path, *flags))
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def put(folder: Path, **files: bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_bytes(content)
+    return folder
+
+
+def idx(array: np.ndarray, shape: tuple[int, ...] | None = None) -> bytes:
+    shape = shape or array.shape
+    return bytes([0, 0, 8, len(shape)]) + b"".join(struct.pack(">I", side) for side in shape) + array.tobytes()
+
+
+@examples(20)
+@given(images=damaged(idx(IMAGES)), labels=damaged(idx(LABELS)), zipped=st.booleans())
+def test_idx(images: bytes, labels: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"idx{zipped}"
+    content, end = (gzip.compress(images), "__gz") if zipped else (images, "")
+    load(put(folder, **{f"train-images-idx3-ubyte{end}": content, "train-labels-idx1-ubyte": labels}))
+
+
+@examples(10)
+@given(content=damaged(gzip.compress(idx(IMAGES))))
+def test_gzip(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    load(put(tmp_path_factory.getbasetemp() / "gzip", **{"train-images-idx3-ubyte__gz": content}))
+
+
+@pytest.mark.parametrize("shape", [(2**31, 2, 2), (2**32 - 1,) * 3, (10**6, 100, 100)])
+@pytest.mark.parametrize("end", ["", "__gz"])
+def test_idx_headers_that_claim_more_than_follows(shape: tuple[int, ...], end: str, tmp_path: Path) -> None:
+    content = idx(IMAGES, shape)
+    put(tmp_path, **{f"train-images-idx3-ubyte{end}": gzip.compress(content) if end else content})
+    assert "its header claims" in refused(tmp_path)
+
+
+def npz(**members: bytes | np.ndarray) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as content:
+        for name, member in members.items():
+            whole = io.BytesIO()
+            if isinstance(member, np.ndarray):
+                np.lib.format.write_array(whole, member)
+            content.writestr(f"{name}.npy", whole.getvalue() if isinstance(member, np.ndarray) else member)
+    return file.getvalue()
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + bytes(64)
+
+
+@examples(20)
+@given(content=damaged(npz(x_train=IMAGES, y_train=LABELS)))
+def test_npz(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    load(put(tmp_path_factory.getbasetemp() / "npz", data__npz=content) / "data.npz")
+
+
+_numbers = st.sampled_from([*NUMBERS, "x", None, True, 0.5])
+# fmt: off
+_kinds = ["|u1", "<i4", "|O", "<U9", "|V8", "<M8[s]", "<f2", "x", [("a", "|u1")], [("a", "<i4", (10**9,))], 3]
+_header = st.builds(
+    lambda kind, order, shape: repr({"descr": kind, "fortran_order": order, "shape": tuple(shape)}),
+    st.sampled_from(_kinds), st.booleans() | st.just("x"), st.lists(_numbers, max_size=5),
+) | st.sampled_from(["", "{", "(" * 5000, "{'descr': 3}", "__import__(0)", "9" * 9000, "{" * 60_000, "\0", "()" * 99])
+# fmt: on
+
+
+@examples(25)
+@given(header=_header, labels=st.booleans())
+def test_npz_headers(header: str, labels: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    members: dict[str, Any] = {"x_train": IMAGES, "y_train": npy(header)} if labels else {"x_train": npy(header)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numpy, about headers that Python 2 has written
+        load(put(tmp_path_factory.getbasetemp() / "header", data__npz=npz(**members)) / "data.npz")
+
+
+class Runs:
+    """What a pickle would run."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return Path.touch, (Path("was-run"),)
+
+
+def test_npz_pickles_bombs_and_lone_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "pickle.npz", x_train=np.array([Runs()], object))
+    assert "cannot be read" in refused(tmp_path / "pickle.npz")
+    assert not Path("was-run").exists()
+    np.save(tmp_path / "lone.npy", IMAGES)
+    assert "cannot be read" in refused((tmp_path / "lone.npy").rename(tmp_path / "lone.npz"))
+    header = "{'descr': '|u1', 'fortran_order': False, 'shape': (300000000,)}"
+    put(tmp_path, bomb__npz=npz(x_train=npy(header)))
+    assert "more than it can hold" in refused(tmp_path / "bomb.npz")
+
+
+def masked(content: bytes) -> bytes:
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def record(content: bytes, length: int | None = None) -> bytes:
+    size = struct.pack("<Q", len(content) if length is None else length)
+    return size + masked(size) + content + masked(content)
+
+
+def png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    return file.getvalue()
+
+
+def example(image: bytes, label: int) -> bytes:
+    feature = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+RECORDS = b"".join(record(example(png(image), int(label))) for image, label in zip(IMAGES, LABELS, strict=True))
+_records = st.lists(damaged(example(png(IMAGES[0]), 1)).map(record), min_size=2, max_size=3).map(b"".join)
+_length = st.builds(record, st.just(b"x"), st.sampled_from([0, 2, 2**20, 2**31, 2**40, 2**62, 2**64 - 4, 2**64 - 1]))
+
+
+@examples(15)
+@given(content=damaged(RECORDS) | _records | _length.map(lambda lies: RECORDS + lies), zipped=st.booleans())
+def test_tfrecord(content: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    name = "x.tfrecord.gz" if zipped else "x.tfrecord"
+    folder = put(tmp_path_factory.getbasetemp() / name, **{name: gzip.compress(content) if zipped else content})
+    load(folder / name)
+
+
+@pytest.mark.parametrize("label", [-1, 2**20, 2**31 - 2, 2**31, 2**63 - 1])
+def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> None:
+    put(tmp_path / "a", x__tfrecord=b"".join(record(example(png(image), label)) for image in IMAGES))
+    put(tmp_path / "b", x__npz=npz(x_train=IMAGES, y_train=np.full(4, label)))
+    for path in (tmp_path / "a", tmp_path / "b" / "x.npz"):
+        assert "they count from 0" in refused(path)
+
+
+SHARD = IMAGES.tobytes() + LABELS.astype("<i4").tobytes()
+INDEX: dict[str, Any] = {
+    "format": "trainer-shards-1", "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"], "labelled": True,
+    "splits": {"train": [{"file": "train-00000.bin", "examples": 4, "sha256": hashlib.sha256(SHARD).hexdigest()}]},
+}  # fmt: skip
+_memory = st.sampled_from(["0", "1"])
+
+
+@examples(25)
+@given(index=json_like(INDEX), memory=_memory)
+def test_a_shard_index(index: bytes, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = put(tmp_path_factory.getbasetemp() / "shards", index__json=index, **{"train-00000__bin": SHARD})
+    load(folder, f"--data_memory_mib={memory}")
+
+
+@examples(10)
+@given(content=damaged(SHARD), memory=_memory, sealed=st.booleans())
+def test_a_shard(content: bytes, memory: str, sealed: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    index = json.loads(json.dumps(INDEX))
+    if sealed:
+        index["splits"]["train"][0]["sha256"] = hashlib.sha256(content).hexdigest()
+    files = {"index__json": json.dumps(index).encode(), "train-00000__bin": content}
+    load(put(tmp_path_factory.getbasetemp() / "shard", **files), f"--data_memory_mib={memory}")
+
+
+@pytest.mark.parametrize("word", WORDS, ids=range(len(WORDS)))
+def test_names_and_numbers_in_a_shard_index(word: str, tmp_path: Path) -> None:
+    put(tmp_path, x=SHARD)
+    folder = tmp_path / "data"
+    for key in ("file", "sha256"):
+        index = json.loads(json.dumps(INDEX))
+        index["splits"]["train"][0][key] = word
+        refused(put(folder, index__json=json.dumps(index).encode(), **{"train-00000__bin": SHARD}))
+    entry = INDEX["splits"]["train"][0]
+    for number in (*NUMBERS, float("inf"), float("nan"), word):
+        for change in ({"image_shape": [number, number, 1]}, {"splits": {"train": [{**entry, "examples": number}]}}):
+            load(put(folder, index__json=json.dumps({**INDEX, **change}).encode()))
+
+
+def picture(kind: str) -> bytes:
+    file = io.BytesIO()
+    mode = Image.fromarray(np.repeat(IMAGES[0][..., np.newaxis], 3, -1))
+    mode.save(file, kind, **({"save_all": True, "append_images": [mode]} if kind in ("GIF", "WEBP", "TIFF") else {}))
+    return file.getvalue()
+
+
+PICTURES = {kind: picture(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")}
+_picture = st.sampled_from(sorted(PICTURES)).flatmap(lambda kind: damaged(PICTURES[kind]))
+
+
+@examples(60)
+@given(content=_picture, size=st.sampled_from([1, 8, 32]), channels=st.sampled_from([1, 3]))
+def test_images(content: bytes, size: int, channels: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as image_folder does
+        try:
+            image, _ = decode(content, size, channels)
+        except BadImage as error:
+            assert str(error)
+        else:
+            assert (image.shape, image.dtype) == ((size, size, channels), np.uint8)
+
+
+@examples(5)
+@given(contents=st.lists(_picture | st.just(b""), min_size=1, max_size=4), end=st.sampled_from(sorted(SUFFIXES)))
+def test_a_folder_of_images(contents: list[bytes], end: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"images{end}"
+    for number, content in enumerate(contents):
+        put(folder / "one", **{f"{number}{end}": content})
+        put(folder / "two", **{f"{number}{end}": PICTURES["PNG"]})
+    load(folder, "--skip_bad_images", "--channels=3")
+
+
+def test_images_that_other_programs_would_read_are_none(tmp_path: Path) -> None:
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(was-run) (w) file closefile\n"
+    with pytest.raises(BadImage, match="cannot identify"):
+        decode(eps, 8, 1)
+
+
+def test_folders_that_link_to_themselves(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        put(tmp_path / name, **{f"{number}__png": PICTURES["PNG"] for number in range(2)})
+        for link in ("again", "up"):
+            (tmp_path / name / link).symlink_to(tmp_path / name)
+    assert load(tmp_path).train.count == 4
+
+
+def test_real_nasty_images(tmp_path: Path) -> None:
+    files = [path for path in real_data("nasty-images").rglob("*") if path.is_file()]
+    folder = tmp_path / "all"
+    folder.mkdir()
+    for number, file in enumerate(files):
+        (folder / f"{number}.png").write_bytes(file.read_bytes())
+    with at_most(2048):
+        dataset = one_line(lambda: load_dataset(config(folder, "--skip_bad_images")))
+    assert dataset is not None
+    assert 20 < dataset.train.count < len(files)

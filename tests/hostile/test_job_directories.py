@@ -1,0 +1,256 @@
+"""Files of a job directory, of a comparison and of submissions that somebody has changed: values are lost, no more."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy import record
+from deploy.measure import measure
+from deploy.report import to_html, write_report
+from deploy.runs import collect, read_run
+from deploy.table import notes, to_csv, to_json, to_markdown, to_terminal
+from deploy.verdict import verdict
+from tests.deploy.planted import plant
+from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
+from trainer import job
+from trainer.account import Account, refuse_hopeless_restart
+from trainer.config import TrainConfig, resolve
+from trainer.errors import DONE, UserError
+from trainer.jobdir import JobDir, open_job_dir
+from trainer.reporting.stats import Stats, last_reported_step
+from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
+
+FLAGS = ["--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false"]
+
+
+def config(folder: Path, *flags: str) -> TrainConfig:
+    return resolve([*FLAGS, f"--job_dir={folder}", *flags]).config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, and what it wrote."""
+    folder = tmp_path_factory.mktemp("run") / "job"
+    assert job.run(config(folder), ["python"], 0.0) == DONE
+    return folder
+
+
+_NAMES = ("run.json", "result.json", "stats.jsonl")
+RUN: dict[str, Any] = {
+    "config": {"model": "mlp", "global_batch_size": 100, "seed": 0, "learning_rate": 0.1, "recipe": "x"},
+    "cluster": {"workers": 1, "replicas": 1, "rows_per_replica": 100}, "devices": ["GPU:0"], "simulated": False,
+    "data": {"examples": 6000, "examples_per_step": 100, "steps_per_epoch": 60}, "versions": {"tensorflow": "2.21.0"},
+    "command": "python -m trainer.task", "started": "2026-11-20T10:00:00Z",
+}  # fmt: skip
+RESULT: dict[str, Any] = {
+    "state": "done", "error": None, "steps": 30, "asked_steps": 30, "wall_seconds": 9.5, "startup_seconds": 5.0,
+    "training_seconds": 4.0, "peak_memory_gib": 1.5, "restarts": 1, "rollbacks": 0, "saving_seconds": 0.1,
+    "steps_repeated": 2, "exit_code": 2, "vertex_job": "1", "settings": "x",
+    "final": {"losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9, "fid": 12.0}},
+}  # fmt: skip
+LINE: dict[str, Any] = {
+    "kind": "report", "step": 10, "epoch": 0.5, "seconds": 3.0, "images_per_second": 90.0, "step_seconds": 0.1,
+    "losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9}, "gpus": [{"memory_gib": 1.0}], "untimed_steps": 1,
+}  # fmt: skip
+COMPARISON: dict[str, Any] = {
+    "tiers": [{"name": "a", "machine_type": "g2-standard-12", "accelerator_type": "NVIDIA_L4", "accelerators": 1,
+               "workers": 1, "price_per_hour": 0.8}, {"name": "b", "machine_type": "n1-standard-8"}],
+    "scaling": "strong", "on": "local", "parallel": 1,
+}  # fmt: skip
+ESTIMATE: dict[str, Any] = {"tiers": {"a": {"tier": "a", "seconds": {"low": 8.0, "middle": 9.0, "high": 12.0}}}}
+_lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
+
+
+@examples(15)
+@given(about=json_like(RUN), result=json_like(RESULT), lines=_lines)
+def test_a_run_that_goes_on(
+    about: bytes, result: bytes, lines: bytes, run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "again"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+    for name, content in zip(_NAMES, (about, result, lines), strict=True):
+        (folder / name).write_bytes(content)
+
+    def goes_on() -> None:
+        job_dir: JobDir = open_job_dir(config(folder))
+        before = job_dir.read_result()
+        account = Account.of(config(folder), before, 0.0)
+        refuse_hopeless_restart(config(folder), before)
+        last_reported_step(job_dir.stats_file)
+        Stats(job_dir.stats_file, 5).append({"step": 6})
+        job_dir.write_result(account.failed("so", 2))
+
+    with at_most(64):
+        one_line(goes_on)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_folder_where_a_file_should_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / name / "x").mkdir(parents=True)
+    with pytest.raises(UserError) as caught:
+        job.run(config(tmp_path), ["python"], 0.0)
+    assert str(caught.value).isprintable()
+
+
+def reseal(folder: Path, manifest: Any) -> None:
+    """Writes a manifest with a checksum that is right."""
+    sealed = {**manifest, "sha256": _digest(manifest)} if isinstance(manifest, dict) else manifest
+    (folder / "manifest.json").write_text(json.dumps(sealed))
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    del content["sha256"]
+    return content
+
+
+@examples(15)
+@given(data=st.data())
+def test_a_manifest_with_the_right_checksum(
+    data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (whole,) = whole_checkpoints(run / "checkpoints")
+    folder = tmp_path_factory.getbasetemp() / "step-00000002"
+    shutil.copytree(whole, folder, dirs_exist_ok=True)
+    reseal(folder, data.draw(like(manifest_of(whole))))
+    try:
+        manifest, values = read_checkpoint(folder)
+    except Damaged:
+        return
+    assert manifest["step"] >= 0
+    assert values
+
+
+@pytest.mark.parametrize("name", [*WORDS, "/dev/zero", "../../../../../../dev/zero"], ids=range(len(WORDS) + 2))
+def test_files_that_a_manifest_names(name: str, run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000002"
+    shutil.copytree(whole_checkpoints(run / "checkpoints")[0], folder)
+    manifest = manifest_of(folder)
+    reseal(folder, {**manifest, "files": {**manifest["files"], name: {"bytes": 1, "sha256": "x"}}})
+    with pytest.raises(Damaged):
+        read_checkpoint(folder)
+
+
+def test_variables_that_are_none(run: Path, tmp_path: Path) -> None:
+    """A checksum that is right is no proof of what the files hold."""
+    folder = tmp_path / "step-00000002"
+    shutil.copytree(whole_checkpoints(run / "checkpoints")[0], folder)
+    manifest = manifest_of(folder)
+    for content in (b"", b"x" * 1000, (folder / "variables.index").read_bytes()[:-20]):
+        (folder / "variables.index").write_bytes(content)
+        files = {name: _fingerprint(folder / name) for name in manifest["files"]}
+        reseal(folder, {**manifest, "files": files})
+        with pytest.raises(Damaged):
+            read_checkpoint(folder)
+
+
+@examples(2)
+@given(data=st.data())
+def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "state"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(run, folder)
+    (whole,) = whole_checkpoints(folder / "checkpoints")
+    manifest = manifest_of(whole)
+    reseal(whole, {**manifest, "state": data.draw(like(manifest["state"]))})
+    one_line(lambda: job.run(config(folder, "--steps=3"), ["python"], 0.0))
+
+
+def reported(folder: Path) -> None:
+    collection = collect([str(folder)])
+    rows = measure(collection)
+    words, said = verdict(collection, rows), notes(rows, collection)
+    for text in (to_markdown(rows, [*words, *said]), to_csv(rows), to_json(rows, said, words), to_terminal(rows)):
+        assert text
+    page = to_html(collection, rows, words, said)
+    assert "<script>alert" not in page
+
+
+def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes, estimate: bytes) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    for tier in "ab":
+        for repeat in (1, 2):
+            plant(folder / tier / f"repeat-{repeat}", [0.5, 0.1, 0.1])
+    for name, content in zip(_NAMES, (about, result, lines), strict=True):
+        (folder / "a" / "repeat-1" / name).write_bytes(content)
+    (folder / "comparison.json").write_bytes(asked)
+    (folder / "estimate.json").write_bytes(estimate)
+    return folder
+
+
+_files = {
+    "about": json_like(RUN), "result": json_like(RESULT), "lines": _lines, "asked": json_like(COMPARISON),
+    "estimate": json_like(ESTIMATE),
+}  # fmt: skip
+
+
+@examples(10)
+@given(**_files)
+def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
+    folder = comparison(tmp_path_factory.getbasetemp() / "report", **files)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deploy.report.draw", lambda collection, rows: [])
+        one_line(lambda: reported(folder))
+
+
+@examples(1)
+@given(**_files)
+def test_a_report_with_figures(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
+    folder = comparison(tmp_path_factory.getbasetemp() / "figures", **files)
+    one_line(lambda: write_report([str(folder)], str(folder)))
+
+
+@pytest.mark.parametrize("word", WORDS, ids=range(len(WORDS)))
+def test_names_of_tiers(word: str, tmp_path: Path) -> None:
+    tiers = [{"name": word, "machine_type": "x"}]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "comparison.json").write_text(json.dumps({"tiers": tiers}))
+    one_line(lambda: reported(tmp_path / "in"))
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_html_in_every_text(tmp_path: Path) -> None:
+    script = "<script>alert(1)</script>"
+    plant(tmp_path / "a", [0.5, 0.1, 0.1], devices=(script,), error=script, state=script)
+    about = json.loads((tmp_path / "a" / "run.json").read_text())
+    about |= {"command": script, "started": script, "versions": {"tensorflow": script}}
+    about["config"] |= {"model": script, "recipe": script, script: script}
+    (tmp_path / "a" / "run.json").write_text(json.dumps(about))
+    plant(tmp_path / "b", [0.5, 0.1, 0.1])
+    assert read_run(tmp_path / "a").state == script
+    write_report([str(tmp_path)], str(tmp_path / "out"))
+    assert "<script>alert" not in (tmp_path / "out" / "report.html").read_text()
+
+
+RECORD = {
+    "submission": "x",
+    "attempts": [{"tier": "a", "project": "p", "region": "r", "usd_per_hour": 1.0, "output": "gs://b/x",
+                  "state": "FAILED", "job": "projects/1/x", "error": "", "spent_usd": None}],
+}  # fmt: skip
+
+
+@examples(40)
+@given(content=json_like(RECORD))
+def test_a_record_of_a_submission(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "records" / "here"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "one.json").write_bytes(content)
+
+    def rewritten() -> None:
+        try:
+            found, attempt = record.find("x")
+        except LookupError:
+            return
+        found.write()
+        assert attempt.job.startswith("")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "RECORDS", folder)
+        one_line(rewritten)
+    assert [path.name for path in folder.parent.rglob("*")] == ["here", "one.json"]

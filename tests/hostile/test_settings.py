@@ -1,0 +1,106 @@
+"""Flags, recipes, machine specs and price files that nobody would write by accident: one line each, exit code 2."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.__main__ import main as deploy
+from deploy.machines import load_machines
+from deploy.messages import MESSAGES
+from deploy.tier import JOB_CONFIGS, load_tier
+from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
+from trainer.config import TrainConfig, resolve
+from trainer.task import main as task
+
+NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
+_name = st.sampled_from(NAMES) | texts
+_flag = st.builds(lambda name, value: f"--{name}={value}", _name, scalars.map(str)) | _name.map("--{}".format) | texts
+_argv = st.lists(_flag.filter(lambda flag: flag not in ("-h", "--help")), max_size=4)
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+TEXTS = [
+    "steps: *a\n", "steps: &a [*a]\n", "data: &a\n  b: *a\n", BOMB + "data: *a39\n",
+    "data:\n- &a0 [x, x]\n" + "".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
+    "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
+    "!!python/object/apply:os.system ['true']", "model: !!python/name:os.system", "steps: !!int ''", "seed: !!float ''",
+    "stream: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
+    "seed: 0x" + "f" * 5000, "seed: " + "9" * 5000, "steps: 1\nsteps: 2", "? [a, b]\n: 1", "{" * 800, "- " * 5000,
+    "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 200)), "learning_rate: .nan", "learning_rate: .inf",
+    "%YAML 9.9\n---\n", "a: 1\n---\nb: 2", "\ufeffsteps: 3", "steps: 3\0", "x" * 100_001, "recipe: wgan_gp_digits",
+    "~: 1", "job_dir: \"a\\0b\"",
+]  # fmt: skip
+_recipe = st.dictionaries(_name, values, max_size=4).map(lambda content: yaml.dump(content, allow_unicode=True))
+_yaml = st.one_of(_recipe, _recipe, st.text(max_size=60), st.sampled_from(TEXTS))
+
+
+def written(path: Path, text: str) -> str:
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    return str(path)
+
+
+@examples(60)
+@given(_argv)
+def test_flags(arguments: list[str]) -> None:
+    one_line(lambda: resolve(arguments))
+
+
+@examples(40)
+@given(text=_yaml)
+def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = written(tmp_path_factory.getbasetemp() / "recipe.yaml", text)
+    one_line(lambda: resolve([f"--recipe={path}"]))
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_files_that_blow_up_are_refused_in_every_place(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "nasty.yaml", text)
+    with at_most(64):
+        assert task([f"--recipe={path}", "--print_config"]) == (0 if "steps: 3" in text and "\0" not in text else 2)
+        assert deploy(["render", path, "--recipe=wgan_gp_digits"]) == 2
+        assert deploy(["machines", f"--prices={path}"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", WORDS, ids=range(len(WORDS)))
+def test_a_word_in_every_place(word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        one_line(lambda name=name: resolve([f"--{name}={word}"]))
+    one_line(lambda: load_tier(word))
+    one_line(lambda: load_machines(word))
+
+
+_SPEC: dict[str, Any] = yaml.safe_load((JOB_CONFIGS / "l4x1-2workers.yaml").read_text())
+_SPEC["scheduling"] = {"strategy": "FLEX_START", "timeout": "3600s", "maxWaitDuration": "60s"}
+_anything = st.fixed_dictionaries({}, optional=dict.fromkeys(MESSAGES["CustomJobSpec"], values))
+
+
+@examples(50)
+@given(spec=like(_SPEC) | _anything)
+def test_a_machine_spec(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = written(tmp_path_factory.getbasetemp() / "tier.yaml", yaml.dump(spec))
+    tier = one_line(lambda: load_tier(path))
+    if tier:
+        assert tier.workers >= 1
+        assert tier.timeout_s > 0
+        assert tier.price_per_hour is None or tier.price_per_hour >= 0
+
+
+_machine = st.sampled_from(["g2-standard-12", "NVIDIA_L4", "n1-standard-8", "n1-none", "list", "spot"]) | texts
+
+
+@examples(20)
+@given(prices=st.dictionaries(_machine, st.dictionaries(_machine, scalars, max_size=3) | values, max_size=3) | values)
+def test_prices(prices: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = written(tmp_path_factory.getbasetemp() / "prices.yaml", yaml.dump(prices))
+    load_machines.cache_clear()
+    table = one_line(lambda: load_machines(path))
+    if table:
+        assert all(offer.price.list is None or offer.price.list > 0 for offer in table.offers())

@@ -1,0 +1,84 @@
+"""The tests that lean on Python, TensorFlow, Keras or Google's packages, on other versions than the default ones.
+
+`make test-floor` runs them on the oldest we promise, `make test-versions` on all; python tests/versions.py [3.10 …].
+A Python that is not found here, or that is the default one, is passed over with a line that says so.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FLOOR = "3.10"
+TENSORFLOW = {FLOOR: "tensorflow==2.17.*", "3.11": "tensorflow", "3.12": "tensorflow", "3.13": "tensorflow"}
+
+# Trained on 1, 2 and 4 replicas and in float64; several workers; saved, killed, gone on with; exported; read in every
+# form; at gs:// with the real client; the command lines; the wheel.
+TOUCHES_VERSIONS = (
+    "trainer/test_replicas.py", "trainer/test_checkpoint.py", "trainer/test_export.py", "trainer/test_sources.py",
+    "trainer/test_config.py", "trainer/test_cluster.py", "trainer/test_reporting.py", "trainer/storage/test_staging.py",
+    "deploy/test_main.py", "deploy/test_tier.py", "deploy/test_package.py", "deploy/test_backends.py", "hostile",
+)  # fmt: skip
+ON_THE_FLOOR = ("trainer/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e")
+
+
+def find_python(version: str) -> str | None:
+    """A Python of that version that runs: on the PATH, named by PYTHON310 and so on, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    named = os.environ.get(f"PYTHON{version.replace('.', '')}")
+    candidates = [named, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
+    for candidate in filter(None, candidates):
+        command = [candidate, "-c", "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(command, capture_output=True, text=True).stdout.strip() == version:
+            return str(candidate)
+    return None
+
+
+def install(python: str, version: str) -> str:
+    """A virtual environment with this package and that Python's TensorFlow; its interpreter."""
+    venv = ROOT / f".venv-{version}"
+    interpreter, stamp = str(venv / "bin" / "python"), venv / ".installed"
+    sources = [ROOT / "setup.py", ROOT / "tests" / "requirements-gcs.txt"]
+    if not stamp.exists() or stamp.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        subprocess.run([python, "-m", "venv", str(venv)], check=True)
+        packages = [TENSORFLOW[version], "--editable", ".[test]"]
+        pinned = ["--require-hashes", "--no-deps", "--requirement", "tests/requirements-gcs.txt"]
+        for what in (packages, pinned):
+            subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *what], cwd=ROOT, check=True)
+        stamp.touch()
+    return interpreter
+
+
+def run(version: str) -> int:
+    """The tests on one Python; their exit code, 0 where there is no such Python."""
+    python = find_python(version)
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}" and version != FLOOR:
+        print(f"Python {version}: skipped: it is the default one, and all tests run on it", flush=True)
+        return 0
+    if python is None:
+        where = f"PYTHON{version.replace('.', '')}=/path/to/python{version}"
+        print(f"Python {version}: skipped: there is none here (name one with {where})", flush=True)
+        return 0
+    interpreter = install(python, version)
+    show = "import sys, tensorflow as tf, keras; print('Python', sys.version.split()[0], 'TensorFlow', tf.__version__, "
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run([interpreter, "-c", f"{show}'Keras', keras.__version__, flush=True)"], check=True, env=quiet)
+    subprocess.run([interpreter, "-m", "pip", "check"], check=True)
+    names = TOUCHES_VERSIONS + (ON_THE_FLOOR if version == FLOOR else ())
+    tests = [f"tests/{name}" for name in names]
+    return subprocess.run([interpreter, "-m", "pytest", "-q", "-m", "not slow", *tests], cwd=ROOT).returncode
+
+
+def main(versions: list[str]) -> int:
+    """Runs the tests on each version; 0 where they pass on all."""
+    unknown = [version for version in versions if version not in TENSORFLOW]
+    if unknown:
+        print(f"{unknown[0]}: not one of {', '.join(TENSORFLOW)}")
+        return 2
+    return max([run(version) for version in versions or TENSORFLOW])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
