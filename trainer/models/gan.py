@@ -14,7 +14,7 @@ from trainer.distribution.gradients import prepare
 from trainer.distribution.step import StepContext
 from trainer.images import to_uint8
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
-from trainer.models.layers import SyncBatchNormalization, full_precision
+from trainer.models.layers import FusedBatchNormalization, SyncBatchNormalization, full_precision
 from trainer.models.optimizers import learning_rate
 
 Initializer = Callable[[], keras.initializers.Initializer]  # a new one a layer, so that no two begin alike
@@ -82,7 +82,7 @@ def build_critic(
 
 def _batch_norm(x: Any, synchronized: bool) -> Any:
     # A short memory (momentum) lets the statistics that sampling uses follow the weights.
-    return (SyncBatchNormalization if synchronized else layers.BatchNormalization)(momentum=0.9)(x)
+    return (SyncBatchNormalization if synchronized else FusedBatchNormalization)(momentum=0.9)(x)
 
 
 class GAN(keras.Model):

@@ -59,6 +59,31 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return keras.layers.BatchNormalization.from_config({**self.get_config(), "synchronized": False})
 
 
+class FusedBatchNormalization(keras.layers.BatchNormalization):
+    """Batch norm over one replica's rows in one kernel each way; Keras 3 makes some ten passes over memory.
+
+    For images only: (rows, height, width, channels).
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """As Keras's own, up to rounding; in float64, for which there is no such kernel, it is Keras's own."""
+        if not training or mask is not None or inputs.dtype == tf.float64:
+            return super().call(inputs, training=training, mask=mask)
+        scale, offset = (tf.cast(weight, tf.float32) for weight in (self.gamma, self.beta))
+        outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=inputs, scale=scale, offset=offset, mean=[], variance=[], epsilon=self.epsilon, is_training=True
+        )
+        count = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
+        variance *= (count - 1.0) / count  # of these rows, where the kernel estimates that of all
+        for average, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            average.assign(average * self.momentum + value * (1.0 - self.momentum))
+        return outputs
+
+    def plain(self) -> keras.layers.Layer:
+        """The layer that a template holds instead."""
+        return keras.layers.BatchNormalization.from_config(self.get_config())
+
+
 def full_precision() -> str:
     """The type of weights: outputs and losses keep it where layers between compute in 16 bits."""
     return str(keras.config.dtype_policy().variable_dtype)

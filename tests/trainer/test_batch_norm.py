@@ -1,0 +1,40 @@
+"""The batch norm of one replica: Keras's own, up to rounding, in outputs, gradients and moving statistics."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.models.layers import FusedBatchNormalization
+
+RANDOM = np.random.default_rng(0)
+TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
+
+
+def computed(layer: keras.layers.Layer, inputs: tf.Tensor) -> list[np.ndarray]:
+    """Outputs, gradients by inputs and weights, the moving statistics after it, and outputs by them."""
+    weights = [weight.value for weight in layer.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = layer(inputs, training=True)
+        loss = tf.reduce_sum(tf.sin(3.0 * outputs))
+    found = [outputs, *tape.gradient(loss, [inputs, *weights]), *layer.non_trainable_variables, layer(inputs)]
+    return [np.asarray(tf.cast(value, tf.float64)) for value in found]
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("shape", [(8, 6, 6, 5), (1, 1, 2, 3)])
+def test_as_keras_does(precision: str, shape: tuple[int, ...]) -> None:
+    ours = FusedBatchNormalization(momentum=0.9, dtype=precision)
+    ours.build((None, *shape[1:]))
+    plain = ours.plain()
+    plain.build((None, *shape[1:]))
+    assert type(plain) is keras.layers.BatchNormalization
+    values = [RANDOM.uniform(0.5, 1.5, weight.shape) for weight in ours.weights]
+    for layer in (ours, plain):
+        layer.set_weights(values)
+    inputs = tf.cast(RANDOM.normal(2.0, 3.0, shape), ours.compute_dtype)
+    for one, other in zip(computed(ours, inputs), computed(plain, inputs), strict=True):
+        np.testing.assert_allclose(
+            one, other, rtol=TOLERANCE[precision], atol=TOLERANCE[precision] * np.abs(other).max()
+        )
