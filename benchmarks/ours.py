@@ -13,6 +13,7 @@ from trainer.cluster import read_cluster
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.distribution.strategy import make_replicas
+from trainer.models.optimizers import FusedAdam
 
 
 def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
@@ -40,7 +41,8 @@ def optimizers(model: keras.Model) -> list[Any]:
 
 def new_optimizers(model: keras.Model) -> list[Any]:
     """Fresh ones with the settings of the model's own, and nothing of this project in them."""
-    return [type(optimizer).from_config(optimizer.get_config()) for optimizer in optimizers(model)]
+    kinds = {FusedAdam: keras.optimizers.Adam}
+    return [kinds.get(type(own), type(own)).from_config(own.get_config()) for own in optimizers(model)]
 
 
 def batches_alike(assembly: Assembly, batches_per_step: int) -> tf.data.Dataset:

@@ -1,5 +1,6 @@
 """Gradients are summed once, whatever the optimizer, and replicas agree on what overflowed."""
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tests.support import fresh_collectives
 from trainer.distribution.gradients import prepare
+from trainer.models.optimizers import FusedAdam
 
 
 def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
@@ -48,3 +50,26 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None
     )
     assert weight.tolist() == [1.0, 1.0]
     assert float(optimizer.dynamic_scale.numpy()) == optimizer.initial_scale / 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_fused_adam_is_the_one_of_keras(replicas: int, dtype: str) -> None:
+    fresh_collectives()
+    names = [f"CPU:{index}" for index in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
+    states = []
+    for kind in (FusedAdam, keras.optimizers.Adam):
+        with strategy.scope():
+            weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
+            optimizer = prepare(kind(0.01, beta_1=0.5), weights, "float32")
+
+        def on_replica(optimizer: Any, weights: Any) -> None:
+            optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights], weights)
+
+        step = tf.function(partial(strategy.run, partial(on_replica, optimizer, weights)))
+        for _ in range(5):
+            step()
+        states.append([variable.numpy() for variable in [*optimizer.variables, *weights]])
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5)  # Keras rounds the powers of the betas to float32

@@ -18,6 +18,7 @@ from trainer.distribution.step import current_step
 from trainer.errors import UserError
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.layers import StepDropout
+from trainer.models.optimizers import FusedAdam
 from trainer.storage.staging import stage
 
 
@@ -34,7 +35,7 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
     x = StepDropout(config.dropout, name="dropout")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
-    return compile_classifier(model, config, dataset, keras.optimizers.Adam)
+    return compile_classifier(model, config, dataset, FusedAdam)
 
 
 class Gate(keras.layers.Layer):

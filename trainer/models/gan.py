@@ -15,7 +15,7 @@ from trainer.distribution.step import StepContext
 from trainer.images import to_uint8
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
 from trainer.models.layers import FusedBatchNormalization, SyncBatchNormalization, full_precision
-from trainer.models.optimizers import learning_rate
+from trainer.models.optimizers import FusedAdam, learning_rate
 
 Initializer = Callable[[], keras.initializers.Initializer]  # a new one a layer, so that no two begin alike
 
@@ -112,7 +112,7 @@ class GAN(keras.Model):
 
         def adam(network: keras.Model, updates_per_step: int) -> Any:
             rate = learning_rate(config, dataset, batches_per_step, updates_per_step)
-            optimizer = keras.optimizers.Adam(rate, beta_1=beta_1, beta_2=beta_2)
+            optimizer = FusedAdam(rate, beta_1=beta_1, beta_2=beta_2)
             return prepare(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(critic, batches_per_step), adam(generator, 1)

@@ -7,6 +7,7 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.layers import StepDropout
+from trainer.models.optimizers import FusedAdam
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -17,4 +18,4 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
         x = layers.Dense(config.width, activation="relu")(x)
         x = StepDropout(config.dropout, name=f"dropout_{depth}")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
-    return compile_classifier(model, config, dataset, keras.optimizers.Adam)
+    return compile_classifier(model, config, dataset, FusedAdam)

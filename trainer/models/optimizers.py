@@ -1,4 +1,4 @@
-"""Learning rates over a run: constant, or falling as a cosine, after a linear warm-up."""
+"""Adam in one operation a variable, and learning rates over a run: constant or a cosine, after a linear warm-up."""
 
 import math
 from typing import Any
@@ -25,6 +25,25 @@ def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int =
         updates_per_step,
         later if later[0] else None,
     )
+
+
+class FusedAdam(keras.optimizers.Adam):
+    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980) of Keras, in one operation a variable for its ten.
+
+    They cost memory traffic on a CPU, and time to launch on a GPU, where a GAN's step is otherwise mostly they.
+    """
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates a variable and its two moments. Without `amsgrad`."""
+        index = self._get_variable_index(variable)
+        updates = tf.cast(self.iterations.value, variable.dtype) + 1
+        beta1, beta2 = (tf.constant(beta, variable.dtype) for beta in (self.beta_1, self.beta_2))
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle, m=self._momentums[index].value.handle, v=self._velocities[index].value.handle,
+            beta1_power=beta1**updates, beta2_power=beta2**updates, lr=tf.cast(learning_rate, variable.dtype),
+            beta1=beta1, beta2=beta2, epsilon=tf.constant(self.epsilon, variable.dtype),
+            grad=tf.cast(gradient, variable.dtype),
+        )  # fmt: skip
 
 
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
