@@ -87,7 +87,7 @@ def test_another_recipes_job_dir_is_refused(tmp_path: Path) -> None:
     assert "holds another run (model: 'wgan_gp' there" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path, number: int) -> None:
     """Calls are as long as they get: the signal arrives within one."""
     flags = [*SMALL, f"--job_dir={tmp_path}/a", "--precision=float64", "--report_every_steps=5", "--steps=100000"]

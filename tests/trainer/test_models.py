@@ -40,7 +40,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
         assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan"))])
 def test_in_float32_replicas_differ_by_rounding_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [flag for flag in FAMILIES[name] if not flag.startswith("--augment")]
     alone, together = (weights(run_steps(small(*flags, f"--replicas={n}"), 50)[0]) for n in (1, 2))

@@ -79,7 +79,7 @@ def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, re
     ("replicas", "precision"),
     [
         (1, "float32"),
-        (2, "mixed_bfloat16"),
+        pytest.param(2, "mixed_bfloat16", marks=pytest.mark.slow),
         pytest.param(1, "mixed_bfloat16", marks=pytest.mark.slow),
         pytest.param(2, "float32", marks=pytest.mark.slow),
     ],
