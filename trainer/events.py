@@ -33,7 +33,9 @@ class Best:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state()` gave."""
-        self._state = dict(state)
+        self._state = {
+            "metric": str(state["metric"]), "value": float(state["value"]), "step": int(state["step"])
+        } if state and state["value"] is not None else {}  # fmt: skip
 
     def consider(self, found: Mapping[str, float], step: int) -> None:
         """Compares a measurement with the best so far; the first that is measured is the best."""

@@ -53,6 +53,12 @@ class Window:
     timed_seconds: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Window":
+        """Of what asdict() made; KeyError, TypeError or ValueError for anything else."""
+        examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
+        return cls(examples, steps, timed, float(state["timed_seconds"]), numbers(state["sums"]))
+
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Counts one call; a call that traced the graph says nothing of speed (timed=False)."""
         self.sums = logs.sums(self.sums)
@@ -108,10 +114,10 @@ class Progress:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state()` gave."""
-        self.seconds_before, self.training_seconds = state["seconds"], state["training_seconds"]
-        self.whole = Window(**state["whole"])
+        self.seconds_before, self.training_seconds = float(state["seconds"]), float(state["training_seconds"])
+        self.whole = Window.restored(state["whole"])
         if state["asked_steps"] == self.asked_steps:  # early stopping, if it has ended this run, has ended it for good
-            self.total_steps = state["total_steps"]
+            self.total_steps = int(state["total_steps"])
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
         """Counts one call. The first of a process traces the graph and is not timed."""
@@ -148,6 +154,11 @@ def by_kind(means: dict[str, float]) -> dict[str, dict[str, float]]:
     """Scalars as {"losses": …, "metrics": …}: a loss has `loss` or `penalty` in its name."""
     losses = {name: value for name, value in means.items() if "loss" in name or "penalty" in name}
     return {"losses": losses, "metrics": {name: value for name, value in means.items() if name not in losses}}
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers by name as JSON gave them, null for NaN; TypeError, ValueError or AttributeError for anything else."""
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}
 
 
 def rounded(value: Any, digits: int = 6) -> Any:

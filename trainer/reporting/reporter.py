@@ -11,7 +11,7 @@ from trainer.errors import UserError
 from trainer.images import encode_png, grid, noise
 from trainer.jobdir import JobDir
 from trainer.log import log
-from trainer.progress import Progress, StepLogs, Window, by_kind, rounded
+from trainer.progress import Progress, StepLogs, Window, by_kind, numbers, rounded
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.resources import Gpus, memory_gib
 from trainer.reporting.stats import Stats
@@ -65,9 +65,12 @@ class Reporter:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state()` gave."""
-        self._since_report, self._since_epoch = Window(**state["since_report"]), Window(**state["since_epoch"])
-        self._epoch_seconds, self._final = list(state["epoch_seconds"]), dict(state["final"])
-        self._measured, self._evaluated = dict(state["measured"]), dict(state["evaluated"])
+        self._since_report, self._since_epoch = (
+            Window.restored(state[f"since_{name}"]) for name in ("report", "epoch")
+        )
+        self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
+        self._final = {kind: numbers(values) for kind, values in state["final"].items()}
+        self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
         self._fid_features = state["fid_features"]
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
