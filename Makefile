@@ -22,7 +22,7 @@ test-all: test test-hostile test-versions
 	$(RUN) -m pytest -m slow $(ARGS)
 
 test-hostile: $(VENV)/.installed-dev
-	TRAINER_FUZZ_EXAMPLES=300 $(RUN) -m pytest -q -k "not figures" tests/hostile
+	TRAINER_FUZZ_EXAMPLES=100 $(RUN) -m pytest -q -k "not figures" tests/hostile
 
 test-versions: $(VENV)/.installed-dev
 	$(RUN) tests/versions.py
