@@ -13,6 +13,7 @@ from keras import layers
 
 # A multiple of the stride, against checkerboards: Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard
 KERNEL, STRIDE = 4, 2
+_SHAPE = {"kernel_size": KERNEL, "strides": STRIDE, "padding": "same"}
 
 
 def _convolve(images: Any, kernel: Any) -> Any:
@@ -55,7 +56,7 @@ class ImageConv2D(layers.Conv2D):
     """Keras's Conv2D of 4x4, stride 2, "same", on images."""
 
     def __init__(self, filters: int, **kwargs: Any) -> None:
-        super().__init__(filters, **{**kwargs, "kernel_size": KERNEL, "strides": STRIDE, "padding": "same"})
+        super().__init__(filters, **{**kwargs, **_SHAPE})
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Any:
         """As Keras names it."""
@@ -70,7 +71,7 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
     """Keras's Conv2DTranspose of 4x4, stride 2, "same", to images."""
 
     def __init__(self, filters: int, **kwargs: Any) -> None:
-        super().__init__(filters, **{**kwargs, "kernel_size": KERNEL, "strides": STRIDE, "padding": "same"})
+        super().__init__(filters, **{**kwargs, **_SHAPE})
 
     def call(self, inputs: Any) -> Any:
         """(rows, height, width, channels) -> (rows, 2 height, 2 width, filters)."""
