@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOB_DIR ?= runs/digits
 RUN := $(VENV)/bin/python
+TEST := $(RUN) -m pytest -n 2 --dist loadfile
 
 .PHONY: train test test-all test-floor test-versions test-hostile lint bench clean
 
@@ -16,13 +17,13 @@ train: $(VENV)/.installed
 	$(RUN) -m trainer.task --recipe=wgan_gp_digits --job_dir=$(JOB_DIR) $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(RUN) -m pytest -m "not slow" $(ARGS)
+	$(TEST) -m "not slow" $(ARGS)
 
 test-all: test test-hostile test-versions
-	$(RUN) -m pytest -m slow $(ARGS)
+	$(TEST) -m slow $(ARGS)
 
 test-hostile: $(VENV)/.installed-dev
-	TRAINER_FUZZ_EXAMPLES=100 $(RUN) -m pytest -q -k "not figures" tests/hostile
+	TRAINER_FUZZ_EXAMPLES=100 $(TEST) -q -k "not figures" tests/hostile
 
 test-versions: $(VENV)/.installed-dev
 	$(RUN) tests/versions.py

@@ -1,16 +1,16 @@
 """Four logical CPU devices for every test of this process, and settings small enough to run in seconds."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import keras
 import pytest
-import tensorflow as tf
 
 from trainer.config import TrainConfig, resolve
+from trainer.quiet import quiet_start
+
+with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
+    import keras
+    import tensorflow as tf
 
 SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
 

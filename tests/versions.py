@@ -68,7 +68,8 @@ def run(version: str) -> int:
     subprocess.run([interpreter, "-m", "pip", "check"], check=True)
     names = TOUCHES_VERSIONS + (ON_THE_FLOOR if version == FLOOR else ())
     tests = [f"tests/{name}" for name in names]
-    return subprocess.run([interpreter, "-m", "pytest", "-q", "-m", "not slow", *tests], cwd=ROOT).returncode
+    pytest = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not slow"]
+    return subprocess.run([*pytest, *tests], cwd=ROOT).returncode
 
 
 def main(versions: list[str]) -> int:
