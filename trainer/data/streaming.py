@@ -123,7 +123,7 @@ def _load_shards(config: TrainConfig, staged: Staged) -> Dataset:
         config, staged, [staged.objects[shard.path.name] for shard in train],
         lambda number, file: PreparedFile(file, train[number].examples, contents),
     )  # fmt: skip
-    streamed = Streamed(files, [shard.examples for shard in train], shape, contents.labelled)
+    streamed = Streamed(files, [shard.examples for shard in train], shape, contents.labelled["train"])
     evaluation: Examples | None = shards.open_split(contents, "evaluation", in_memory=False) if held else None
     return Dataset(config.data, streamed, evaluation, contents.class_names, {"streamed": True})
 
