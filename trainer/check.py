@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.errors import DONE, FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
 
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
+    except PlatformFault as error:
+        log.error("%s", error)
+        return FAULT
     if not problems:
         log.info(f"{config.model}: {STEPS} steps on 1 and on 2 replicas give the same weights and losses")
         return DONE
@@ -67,7 +70,9 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     from trainer.assembly import assemble
     from trainer.distribution.strategy import make_replicas
 
-    config = dataclasses.replace(config, precision="float64", replicas=replicas, strategy="auto", jit_compile=False)
+    config = dataclasses.replace(
+        config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile=False
+    )
     assembly = assemble(config, make_replicas(config))
     return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
 

@@ -13,12 +13,13 @@ import pytest
 import tensorflow as tf
 
 from tests.support import largest_difference, permute_rows, run_steps, small, weights
+from trainer import check as check_module
 from trainer import job
 from trainer.config import TrainConfig, resolve
 from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.step import StepContext, in_step
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 from trainer.export import export
 from trainer.models import build_model
 from trainer.models.layers import StepDropout
@@ -272,11 +273,22 @@ def check(*flags: str) -> tuple[int, str]:
     ],
 )
 def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
-    flags = ["--image_size=16", "--global_batch_size=8", "--width=4"]
+    flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it asks the CPU alone
     data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
     found, shown = check(f"--model={model}", *data, *flags)
     assert found == code, shown
     assert line in shown
+
+
+def test_check_tells_a_fault_of_the_platform_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(arguments: list[str]) -> None:
+        raise PlatformFault("gs://b/x: Cloud Storage does not answer")
+
+    monkeypatch.setattr(check_module, "resolve", fault)
+    assert check_module.main([]) == 1
+    assert capsys.readouterr().err == "error: gs://b/x: Cloud Storage does not answer\n"
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:
