@@ -108,6 +108,11 @@ def test_dropout_drops_its_share_scales_the_rest_and_changes_by_step() -> None:
     assert np.array_equal(layer(ones, training=False), ones)
 
 
+def test_dropout_without_a_name_is_the_same_each_time_the_model_is_built() -> None:
+    one, other = (weights(run_steps(small("--model=tests.models:nameless_dropout"), 2)[0]) for _ in range(2))
+    assert largest_difference(one, other) == 0
+
+
 def test_dropout_of_whole_examples() -> None:
     with in_step(context()):
         found = StepDropout(0.5, per_example=True, name="d")(tf.ones((1000, 2, 2, 3)), training=True).numpy()
