@@ -6,6 +6,7 @@ Runs a few steps on one and on two replicas of this machine's CPU, in float64, a
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from trainer.config import TrainConfig, resolve
@@ -68,13 +69,15 @@ def compare(config: TrainConfig) -> list[str]:
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     """The model after a few steps, and what they returned."""
     from trainer.assembly import assemble
+    from trainer.data.dataset import failures_of_reading
     from trainer.distribution.strategy import make_replicas
 
     config = dataclasses.replace(
         config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile=False
     )
     assembly = assemble(config, make_replicas(config))
-    return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
+    with closing(assembly.dataset), failures_of_reading():
+        return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
 
 
 def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
