@@ -105,6 +105,6 @@ def _fid(assembly: Assembly, job_dir: Path) -> tuple[Fid, Path]:
     if not hasattr(model, "averaged_generator"):
         raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
     with assembly.replicas.strategy.scope():
-        extractor = Extractor(config.fid_features, config.fid_weights)
+        extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
     fid = Fid(model, assembly.replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)
     return fid, beside_data(config.data, job_dir) / f".fid-{extractor.identity}.npz"
