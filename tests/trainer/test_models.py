@@ -248,7 +248,8 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
 
 def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..., TrainConfig]) -> None:
     flags = ["--model=mlp", "--evaluation_fraction=0.2", "--global_batch_size=256", "--early_stopping=val_loss"]
-    config = small_config(*flags, "--patience=2", "--learning_rate=1.0", "--steps=200")
+    flags += ["--patience=2", "--learning_rate=1.0", "--steps=200", "--tuning_metric=val_accuracy"]
+    config = small_config(*flags)
     assert job.run(config, [], 0.0) == 0
     result = json.loads((Path(config.job_dir) / "result.json").read_text())
     assert result["state"] == "done"
