@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import largest_difference, permute_rows, run_steps, small, weights
+from tests.support import fresh_collectives, largest_difference, permute_rows, run_steps, small, weights
 from trainer import check as check_module
 from trainer import job
 from trainer.config import TrainConfig, resolve
 from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.step import StepContext, in_step
+from trainer.distribution.strategy import make_replicas
 from trainer.errors import PlatformFault, UserError
-from trainer.export import export
+from trainer.export import export, plain_copy
 from trainer.models import build_model
-from trainer.models.layers import StepDropout
+from trainer.models.efficientnet import _over_all_replicas
+from trainer.models.layers import FusedBatchNormalization, StepDropout, SyncBatchNormalization
 from trainer.models.optimizers import StepSchedule, learning_rate
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +217,21 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet
     assert "block7a_project_conv" in moved
     assert "top_conv" in moved
     assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
+
+
+def test_a_network_from_scratch_gets_our_batch_norm_and_dropout() -> None:
+    images = keras.Input((8, 8, 3))
+    x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
+    stock = keras.Model(images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
+    fresh_collectives()
+    for replicas, kind in ((1, FusedBatchNormalization), (2, SyncBatchNormalization)):
+        config = TrainConfig(replicas=replicas)
+        with make_replicas(config).strategy.scope():
+            ours = _over_all_replicas(stock, config)
+        assert type(ours.get_layer("norm")) is kind
+        assert type(ours.get_layer("drop")) is StepDropout
+        saved = plain_copy(ours).get_layer("norm")
+        assert (type(saved), saved.momentum, saved.synchronized) == (keras.layers.BatchNormalization, 0.8, False)
 
 
 @pytest.mark.slow  # the whole network, on one and two replicas
