@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
@@ -92,22 +92,20 @@ def gathered(
 ) -> tuple[Any, ...]:
     """`Examples.gather` of `read`, which takes row numbers and returns their images and labels, all as arrays."""
     types = (tf.uint8, tf.int32)[: 1 + labelled]
-    parts = tf.numpy_function(_kept(read), [rows], types, stateful=False)
+    found = tf.numpy_function(partial(_kept, read), [rows], types, stateful=False)
+    parts = tf.nest.flatten(found)  # outside of graphs one part alone is not in a list
     parts[0].set_shape((*rows.shape, *image_shape))
     for labels in parts[1:]:
         labels.set_shape(rows.shape)
     return tuple(parts)
 
 
-def _kept(read: Callable[[Any], tuple[Array, ...]]) -> Callable[[Any], tuple[Array, ...]]:
-    def kept(rows: Any) -> tuple[Array, ...]:
-        try:
-            return read(rows)
-        except (UserError, PlatformFault) as error:
-            _failures.append(error)
-            raise
-
-    return kept
+def _kept(read: Callable[[Any], tuple[Array, ...]], rows: Any) -> tuple[Array, ...]:
+    try:
+        return read(rows)
+    except (UserError, PlatformFault) as error:
+        _failures.append(error)
+        raise
 
 
 @contextmanager
@@ -116,7 +114,7 @@ def failures_of_reading() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        cause = next((failure for failure in _failures if str(failure)[:200] in str(error)), None)
+        cause = next((one for one in _failures if f"{type(one).__name__}: {one}"[:200] in str(error)), None)
         if cause is None:
             raise
         raise cause from error
