@@ -1,13 +1,13 @@
 """The trainer, and a package of the user's own, as wheels in Cloud Storage: built from a clean copy, sent once.
 
 An address carries version and a hash of the sources, so it is known without building, and the same sources are neither
-built nor sent again.
+built nor sent again: what lies at an address stays, whichever machine built it.
 """
 
-import base64
 import dataclasses
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +21,7 @@ from trainer.storage import expanded
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
+_TIME = "315532800"  # 1980, where ZIP begins: of every file in a wheel, so that the same sources make the same bytes
 
 _USER_SETUP = """\
 from setuptools import find_packages, setup
@@ -112,13 +113,6 @@ def _reason(output: str) -> str:
     return (telling or lines or ["no word from python -m build"])[-1].strip()
 
 
-def crc32c(file: Path) -> str:
-    """The file's CRC32C as Cloud Storage states it: base64, big-endian."""
-    from google_crc32c import Checksum
-
-    return base64.b64encode(Checksum(file.read_bytes()).digest()).decode()
-
-
 def build(package: Package) -> Path:
     """The wheel, with its sdist beside it; built only where it is not there yet. UserError where building fails."""
     folder = DIST / package.folder
@@ -130,7 +124,8 @@ def build(package: Package) -> Path:
         copy, out = Path(scratch, "copy"), Path(scratch, "out")
         write_copy(package, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": _TIME}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         if done.returncode or not (out / package.wheel).is_file():
             raise UserError(f"{package.name} could not be built: {_reason(done.stdout)}")
         folder.mkdir(parents=True, exist_ok=True)
