@@ -21,7 +21,7 @@ from trainer.storage import expanded
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
-_TIME = "315532800"  # 1980, where ZIP begins: of every file in a wheel, so that the same sources make the same bytes
+_TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, where ZIP begins: of every file in a wheel
 
 _USER_SETUP = """\
 from setuptools import find_packages, setup
@@ -104,6 +104,7 @@ def write_copy(package: Package, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+        path.chmod(0o644)  # whatever the umask: a wheel keeps it
 
 
 def _reason(output: str) -> str:
@@ -124,8 +125,9 @@ def build(package: Package) -> Path:
         copy, out = Path(scratch, "copy"), Path(scratch, "out")
         write_copy(package, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": _TIME}
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        done = subprocess.run(  # every time alike: neither the clock nor the umask is seen in the wheel
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
+        )
         if done.returncode or not (out / package.wheel).is_file():
             raise UserError(f"{package.name} could not be built: {_reason(done.stdout)}")
         folder.mkdir(parents=True, exist_ok=True)
