@@ -216,14 +216,15 @@ def test_a_closed_terminal_keeps_the_state(tmp_path: Path) -> None:
     """A real one: the kernel sends the signal, and nothing can be printed any more."""
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
     ours, theirs = pty.openpty()
-    in_terminal = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(theirs)]  # the first that is opened controls
-    command = [*in_terminal, sys.executable, "-m", "deploy", "local", "cpu", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-    os.close(theirs)
-    with open(ours, encoding="utf-8", errors="replace") as terminal:
-        for line in terminal:
-            if "step 10/" in line:
-                break
-    process.wait(timeout=120)
+    shell = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs)]  # the first one that a session opens controls it
+    command = [*shell, sys.executable, "-m", "deploy", "local", "cpu", *flags]
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **ends) as process:
+        os.close(theirs)
+        with open(ours, encoding="utf-8", errors="replace") as terminal:
+            for line in terminal:
+                if "step 10/" in line:
+                    break
+        process.wait(timeout=120)
     result = json.loads((tmp_path / "job" / "result.json").read_text())
     assert (result["state"], result["steps"] > 0) == ("interrupted", True)
