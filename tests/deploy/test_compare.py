@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,11 +159,14 @@ def test_parallel_runs_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]], ids=["SIGTERM", "closed"])
-def test_an_interrupt_stops_the_runs_and_starts_no_other(tmp_path: Path, numbers: list[signal.Signals]) -> None:
+def test_an_interrupt_stops_the_runs_and_starts_no_other(
+    tmp_path: Path, numbers: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A terminal that is closed is heard of from the shell and, when the shell ends, from the kernel."""
-    locked = []
+    locked, waits = [], threading.Event()
 
     def script(tier: TierFacts, job_dir: Path) -> int:
+        assert waits.wait(60)  # with all runs in the pool
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.1)
@@ -172,10 +177,15 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(tmp_path: Path, numbers
             time.sleep(0.01)
         return 1
 
+    def waiting(*given: Any, **more: Any) -> Any:
+        waits.set()
+        return wait(*given, **more)
+
     def unheard(number: int, frame: object) -> None:
         """Else the signal would end the tests where `compare` does not hear it."""
 
     runner = Planting(script)
+    monkeypatch.setattr("deploy.compare.wait", waiting)
     before = signal.signal(numbers[0], unheard)
     try:
         with pytest.raises(KeyboardInterrupt):
