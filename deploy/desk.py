@@ -84,5 +84,5 @@ def find_target(asked: argparse.Namespace) -> Target:
 
 
 def _project(named: str) -> str:
-    """The ID that a job's name holds; where it holds a number, which gcloud does not take, gcloud's own project."""
+    """The ID in a job's name; where that holds a number, which not all services take, gcloud's own project first."""
     return named if named and not named.isdecimal() else read_project("") or named
