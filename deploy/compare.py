@@ -23,7 +23,7 @@ from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
 from deploy.report import add_table_flags, prices, write_report
-from deploy.runs import COMPARISON, read_json, read_run, repeat_folder
+from deploy.runs import COMPARISON, read_json, repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
@@ -159,12 +159,15 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
 def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
     """The trainer's flags by tier, checked; says what the runs may cost that are not done yet."""
     flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
-    left = Counter(
-        tier for tier, repeat in plan.runs() if read_run(repeat_folder(out, tier.name, repeat)).state != "done"
-    )
+    left = Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
     for line in runner.costs([(tier, flags[tier.name], count) for tier, count in left.items()]):
         print(line, flush=True)
     return flags
+
+
+def _is_done(job_dir: Path) -> bool:
+    result, _ = read_json(job_dir / "result.json")
+    return result.get("state") == "done"
 
 
 def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
@@ -185,7 +188,7 @@ def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
 def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: Runner) -> int:
     """One run, unless it is done; what came of it is said in a line."""
     job_dir, name = repeat_folder(out, tier.name, repeat), f"{tier.name}, repeat {repeat}"
-    if read_run(job_dir).state == "done":
+    if _is_done(job_dir):
         print(f"{name}: done before", flush=True)
         return DONE
     print(f"{name}: runs; its output is in {job_dir}.log", flush=True)

@@ -281,7 +281,7 @@ def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     with pytest.raises(SystemExit) as caught:
         submit.main(["cpu", *SDK], desk)
     assert caught.value.code == LOST
-    assert "the submission failed (away), and no job of it is listed yet: see `python" in capsys.readouterr().err
+    assert "away), and no job of it is listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
     assert 0 < flying.slept < 2 * 1800
     assert cloud.jobs == {}
 
