@@ -204,9 +204,7 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
 
 
-@pytest.mark.parametrize(
-    ("code", "said", "listed"), [(429, QUOTA, False), (400, "no", False), (503, "away", False), (429, QUOTA, True)]
-)
+@pytest.mark.parametrize(("code", "said", "listed"), [(429, QUOTA, False), (400, "no", False), (429, QUOTA, True)])
 def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     code: int, said: str, listed: bool, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
