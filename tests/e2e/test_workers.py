@@ -12,7 +12,7 @@ import pytest
 
 from deploy.rehearsal import free_addresses
 from tests import workers
-from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
 COMMON = ["--steps=30", "--global_batch_size=48", "--precision=float64", "--learning_rate=1e-3", "--image_size=16"]
@@ -148,10 +148,18 @@ def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_callback_that_stops_one_worker_stops_the_other(tmp_path: Path) -> None:
+    flags = [*LONG, "--callbacks=tests.models:stop_one_worker", "--steps_per_loop=1", f"--job_dir={tmp_path / 'job'}"]
+    assert workers.run(2, flags, tmp_path / "log") == [DONE, DONE]
+    assert json.loads((tmp_path / "job" / "result.json").read_text())["steps"] == 3
+    assert "done: 3 steps" in (tmp_path / "log.1").read_text()
+
+
+@pytest.mark.slow
 def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
     addresses = free_addresses(2)
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
-    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [USER_MUST_CHANGE]
+    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
     output = (tmp_path / "0.log").read_text()
     assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in output
 
