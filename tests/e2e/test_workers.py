@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from deploy.rehearsal import free_addresses
 from tests import workers
+from tests.drill import losses, numbers
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
@@ -145,6 +147,29 @@ def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> Non
     step = read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"]
     assert f"step {step:,};" in outputs[0]
     assert f"step {step:,};" in outputs[1]
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_worker_in_the_midst_of_fid_changes_no_line(tmp_path: Path) -> None:
+    keras.Sequential([
+        keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(8), keras.layers.Dense(10)
+    ]).save(tmp_path / "model.keras")  # fmt: skip
+    flags = [*COMMON[1:], *MODELS["dcgan"], "--steps=40", "--fid_every_steps=20", "--fid_samples=1700"]
+    flags += [f"--fid_features={tmp_path / 'model.keras'}", "--report_every_steps=20", "--global_batch_size=4"]
+    undisturbed = trained(tmp_path / "undisturbed", 2, flags)
+    addresses, job_dir = free_addresses(2), tmp_path / "job"
+    logs = [tmp_path / f"{index}.log" for index in range(2)]
+    processes = [workers.start(addresses, index, [*flags, f"--job_dir={job_dir}"], logs[index]) for index in range(2)]
+    try:
+        wait_for_step(job_dir, 20)  # the report; now comes FID, of 425 batches
+        processes[1].send_signal(signal.SIGTERM)
+    finally:
+        codes = workers.end(processes)
+    assert codes == [INTERRUPTED, INTERRUPTED], [log.read_text() for log in logs]
+    assert [line[:2] for line in numbers(job_dir)] == [("report", 20)]
+    trained(job_dir, 2, flags)
+    assert numbers(job_dir) == numbers(undisturbed)
+    assert losses(job_dir) == pytest.approx(losses(undisturbed), rel=1e-6)
 
 
 @pytest.mark.slow
