@@ -39,9 +39,13 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.models
 	$(RUN) -m benchmarks.workers
+	$(RUN) -m benchmarks.workers --scaling=weak
+	$(RUN) -m benchmarks.talk
 	$(RUN) -m benchmarks.limit
 	$(RUN) -m benchmarks.limit --profile
 	$(RUN) -m benchmarks.growth
+	$(RUN) -m benchmarks.scaling
+	$(RUN) -m benchmarks.checkpoint
 	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory

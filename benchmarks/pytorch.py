@@ -93,11 +93,12 @@ class Peer:
         if last:
             self.networks = [network.to(memory_format=torch.channels_last) for network in self.networks]
         self.optimizers = [self.optimizer(network) for network in self.networks]
-        self.bare = list(self.networks)  # where no gradient of the weights is wanted, and where one is taken twice
-        if torch.distributed.is_initialized():  # batch norm's averages stay each worker's own: the fastest setting
-            self.networks = [DistributedDataParallel(each, broadcast_buffers=False) for each in self.networks]
+        self.bare = self.networks  # where a gradient is taken twice
         if option == "compile":
             self.networks = [torch.compile(network) for network in self.networks]
+        self.unsent = self.networks  # where no gradient of the weights is wanted
+        if torch.distributed.is_initialized():  # batch norm's averages stay each worker's own: the fastest setting
+            self.networks = [DistributedDataParallel(each, broadcast_buffers=False) for each in self.networks]
         self.batches = self._batches(last)
 
     def optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
@@ -164,7 +165,7 @@ class WGANGP(Peer):
 
     def generator_loss(self, noise: torch.Tensor) -> torch.Tensor:
         """noise: (rows, latent_dim)"""
-        return -self.bare[1](self.networks[0](noise)).mean()
+        return -self.unsent[1](self.networks[0](noise)).mean()
 
     def step(self) -> None:
         """Reads batches_per_step batches."""
@@ -204,7 +205,7 @@ class DCGAN(WGANGP):
 
     def generator_loss(self, noise: torch.Tensor) -> torch.Tensor:
         """noise: (rows, latent_dim)"""
-        scores = self.bare[1](self.networks[0](noise))
+        scores = self.unsent[1](self.networks[0](noise))
         return entropy(scores, torch.ones_like(scores))
 
 

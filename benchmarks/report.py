@@ -6,7 +6,7 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.measure import keep
@@ -24,6 +24,10 @@ class Nothing:
 
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
         """Every tier will do."""
+
+    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+        """Nothing."""
+        return iter(())
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Done."""

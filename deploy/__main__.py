@@ -62,7 +62,8 @@ Start with, from nothing to a comparison:
 A TIER is a file of job_configs/ by its bare name, or a file of yours. Project and region: flags, or gcloud's.
 Any flag of `python -m trainer.task` may follow those of a verb; `python -m deploy VERB --help` says more.
 
-Exit codes: 0 done; 2 you must change something; 75 interrupted: the same command again; 1 a fault of ours
+Exit codes: 0 done; 2 you must change something; 75 interrupted: the same command again; 69 a job may go on that
+cannot be seen now (submit, watch): look before you submit again; 1 a fault of ours
 or of the platform."""
 
 

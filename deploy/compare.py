@@ -23,7 +23,7 @@ from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
 from deploy.report import add_table_flags, prices, write_report
-from deploy.runs import COMPARISON, read_json, read_run, repeat_folder
+from deploy.runs import COMPARISON, read_json, repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
@@ -41,6 +41,9 @@ class Runner(Protocol):
 
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
         """UserError where `tier` cannot run here with `flags` of the trainer."""
+
+    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+        """What so many runs of each tier, with flags of the trainer, may cost: lines for people."""
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""
@@ -75,14 +78,17 @@ class Plan:
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    specs = read_tiers(found.tiers, found.prices)
-    tiers = priced(specs, prices(found.price_per_hour))
+    specs = read_tiers(found.tiers, found.prices, prices(found.price_per_hour))
     resolve(flags)  # mistakes of the command itself are told before what depends on the account
-    plan = Plan(tiers, tuple(flags), found.scaling, found.repeats)
-    if found.baseline and found.baseline not in (tier.name for tier in tiers):
-        raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in tiers)}")
+    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats)
+    if found.baseline and found.baseline not in (tier.name for tier in specs):
+        raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
-    code = compare(plan, out, _runner(specs, found, desk), at_once)
+    runner = _runner(specs, found, desk)
+    if found.dry_run:
+        announced(plan, out, runner)
+        return DONE
+    code = compare(plan, out, runner, at_once)
     write_report([found.out], found.out, found.baseline)
     return code
 
@@ -97,6 +103,7 @@ def _flags() -> Parser:
     own.add_argument("--parallel", type=whole(1, 100), help="runs at a time (default: 1; on Vertex AI all at once)")
     own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
+    own.add_argument("--dry_run", action="store_true", help="say what the jobs may cost at most, and send nothing")
     add_sending_flags(own)
     add_backend(own)
     own.set_defaults(name="", disable_retries=True, backend="")
@@ -107,28 +114,25 @@ def _flags() -> Parser:
 def _runner(tiers: Sequence[Tier], found: Namespace, desk: Desk) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, desk)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend"):
+    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run"):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     return LocalRunner(tiers)
 
 
-def read_tiers(names: Sequence[str], table: str = "") -> list[Tier]:
-    """The tiers of these files or bare names, with the prices of the file `table`; UserError where one comes twice."""
+def read_tiers(names: Sequence[str], table: str, prices: Mapping[str, float]) -> list[Tier]:
+    """The tiers of these files or bare names, each once, with the prices of the file `table`.
+
+    `prices`, in USD an hour by tier, win over those; UserError where one is of no tier here.
+    """
     tiers = [load_tier(name, table) for name in names]
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
-    return tiers
-
-
-def priced(tiers: Sequence[Tier], prices: Mapping[str, float]) -> tuple[TierFacts, ...]:
-    """What a comparison keeps of `tiers`; `prices`, in USD an hour by tier, win over those of the table."""
-    facts = [tier.facts for tier in tiers]
-    unknown = sorted(prices.keys() - {each.name for each in facts})
+    unknown = sorted(prices.keys() - {tier.name for tier in tiers})
     if unknown:
-        raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(f.name for f in facts)}")
-    return tuple(dataclasses.replace(each, price_per_hour=prices.get(each.name, each.price_per_hour)) for each in facts)
+        raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(t.name for t in tiers)}")
+    return [dataclasses.replace(tier, given_price=prices.get(tier.name)) for tier in tiers]
 
 
 def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
@@ -136,7 +140,7 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
 
     A run that fails keeps none of the others from running. UserError where the folder holds another comparison.
     """
-    flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
+    flags = announced(plan, out, runner)
     make_writable(out, "out")
     with _alone_in(out), ThreadPoolExecutor(parallel) as pool:
         _remember(plan, out, runner.name, parallel)
@@ -150,6 +154,20 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
             runner.stop()
             raise
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
+
+
+def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
+    """The trainer's flags by tier, checked; says what the runs may cost that are not done yet."""
+    flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
+    left = Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
+    for line in runner.costs([(tier, flags[tier.name], count) for tier, count in left.items()]):
+        print(line, flush=True)
+    return flags
+
+
+def _is_done(job_dir: Path) -> bool:
+    result, _ = read_json(job_dir / "result.json")
+    return result.get("state") == "done"
 
 
 def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
@@ -170,7 +188,7 @@ def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
 def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: Runner) -> int:
     """One run, unless it is done; what came of it is said in a line."""
     job_dir, name = repeat_folder(out, tier.name, repeat), f"{tier.name}, repeat {repeat}"
-    if read_run(job_dir).state == "done":
+    if _is_done(job_dir):
         print(f"{name}: done before", flush=True)
         return DONE
     print(f"{name}: runs; its output is in {job_dir}.log", flush=True)

@@ -67,7 +67,7 @@ def find_target(asked: argparse.Namespace) -> Target:
         )
     job = kept[1].job if kept else asked.job
     named = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", job)
-    project = read_project(asked.project) or (kept[1].project if kept else "") or (named[1] if named else "")
+    project = asked.project or (kept[1].project if kept else "") or _project(named[1] if named else "")
     region = named[2] if named else asked.region or configured("ai", "region")
     if not job:
         raise UserError(
@@ -81,3 +81,8 @@ def find_target(asked: argparse.Namespace) -> Target:
         )
     name = job if named else f"projects/{project}/locations/{checked_region(region)}/customJobs/{job}"
     return Target(asked.backend, name, Place(project, region, ""), kept)
+
+
+def _project(named: str) -> str:
+    """The ID in a job's name; where that holds a number, which not all services take, gcloud's own project first."""
+    return named if named and not named.isdecimal() else read_project("") or named

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploy.arguments import parse, parser
-from deploy.compare import Plan, compare, priced, read_tiers
+from deploy.compare import Plan, compare, read_tiers
 from deploy.measure import Row, measure
 from deploy.rehearse import LocalRunner
 from deploy.report import numbers_by_tier, prices
@@ -52,8 +52,8 @@ class Estimate:
 def main(arguments: Sequence[str]) -> int:
     """`python -m deploy estimate TIER … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    specs = read_tiers(found.tiers, found.prices)
-    tiers = priced(specs, prices(found.price_per_hour))
+    specs = read_tiers(found.tiers, found.prices, prices(found.price_per_hour))
+    tiers = [tier.facts for tier in specs]
     config = resolve(flags).config
     out = local_path(found.out, "out")
     source = getattr(found, "from") or str(_short_run(specs[0], flags, out / "short-run", found.short_steps))

@@ -9,6 +9,8 @@ from deploy.backends import ApiError, JobStatus
 from deploy.place import Place
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
+LOST = 69  # exit code: how a job ends, or whether it was made, is not known (EX_UNAVAILABLE of sysexits.h)
+
 # Exit status of a replica -> what it says. 128 + n: ended by signal n.
 _EXITS = {
     1: "a fault of the program or the platform: its last lines above say which",
@@ -21,11 +23,23 @@ _EXITS = {
 }
 
 
+class Lost(ApiError):
+    """A job goes on, or may, and how it ends cannot be learnt now; the text says how to look. `code`: the reason's."""
+
+    @property
+    def quota(self) -> bool:
+        """No other tier is tried while this job may run."""
+        return False
+
+
 @contextmanager
 def explained(place: Place) -> Iterator[None]:
-    """Ends a verb on an ApiError: with UserError where the user can mend it, with exit code 1 where not."""
+    """Ends a verb on an ApiError: with UserError where the user can mend it, else with exit code 1, or LOST."""
     try:
         yield
+    except Lost as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(LOST)
     except ApiError as error:
         line = meaning(error, place)
         if not error.transient:
@@ -36,6 +50,8 @@ def explained(place: Place) -> Iterator[None]:
 
 def meaning(error: ApiError, place: Place) -> str:
     """One line: what the service said, and what to do."""
+    if isinstance(error, Lost):
+        return str(error)
     if error.quota:
         return _quota(error, place)
     if error.code == 401:  # the service says much and always the same

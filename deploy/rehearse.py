@@ -1,7 +1,7 @@
 """The runs of a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploy.backends.local import LocalJob
@@ -25,6 +25,10 @@ class LocalRunner:
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
         """UserError for what the trainer would refuse on this tier."""
         settings_on(self._tiers[tier.name], flags)
+
+    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+        """Nothing: this machine is there."""
+        return iter(())
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""

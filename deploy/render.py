@@ -28,7 +28,8 @@ def add_sending_flags(own: argparse.ArgumentParser) -> None:
     add_place(own)
     own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
-    own.add_argument("--max_cost", type=_usd, metavar="USD", help="sets the timeout by the price of an hour")
+    own.add_argument("--max_cost", type=_usd, metavar="USD", help="for one job, of a comparison "
+                     "for each: sets its timeout by the price of an hour")  # fmt: skip
     own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
 
 

@@ -11,7 +11,7 @@ from deploy.backends import LABEL, PRICE_LABEL, ApiError, Backend, Request
 from deploy.backends.gcloud import Gcloud
 from deploy.checks import NoMachines, check_continent
 from deploy.desk import DESK, Desk, add_backend
-from deploy.explain import exit_code, explained, stocked_out
+from deploy.explain import Lost, exit_code, explained, stocked_out
 from deploy.jobspec import Job, settings_on
 from deploy.machines import load_machines
 from deploy.patience import PATIENCE_S, Clock, patiently, waits
@@ -19,7 +19,7 @@ from deploy.place import needed_project, read_place
 from deploy.record import Attempt, Record
 from deploy.render import add_job_flags, new_submission, read_job
 from deploy.ship import ship
-from deploy.tier import load_tier
+from deploy.tier import Tier, load_tier
 from deploy.watch import duration, note, watch_job
 from trainer.errors import DONE, INTERRUPTED, UserError
 
@@ -76,14 +76,7 @@ def describe(job: Job) -> Iterator[str]:
     yield f"{job.name}: {tier.facts.machine} in {job.place.region}, {tier.strategy}"
     yield f"trains {job.config.model} on {job.config.data}, global batch {job.config.global_batch_size}"
     yield f"writes to {job.output}"
-    limit = f"until its timeout of {duration(tier.timeout_s)}"
-    if tier.price_per_hour is None:
-        yield f"the price of this tier is not known (--prices=FILE); it runs {limit} at most"
-    else:
-        table = load_machines()
-        estimate = f" (estimate of {table.date} for {table.region})" if tier.price_inferred else ""
-        most = tier.price_per_hour * tier.timeout_s / 3600
-        yield f"{tier.price_per_hour:.2f} USD an hour{estimate}, {most:.2f} USD at most, {limit}"
+    yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
         yield "what exits non-zero is not restarted (disableRetries)"
     else:
@@ -91,6 +84,16 @@ def describe(job: Job) -> Iterator[str]:
         what = "with all other workers" if whole else "in place"
         yield f"a worker that exits non-zero is restarted {what}, up to 5 times, then the job up to 3 times"
     yield from (f"warning: {line}" for line in job.warnings)
+
+
+def price_and_limit(tier: Tier) -> str:
+    """What a job on `tier` costs an hour and at most, and when it is ended."""
+    limit = f"until its timeout of {duration(tier.timeout_s)}"
+    if tier.price_per_hour is None:
+        return f"the price of this tier is not known (--prices=FILE); it runs {limit} at most"
+    table = load_machines()
+    estimate = f" (estimate of {table.date} for {table.region})" if tier.price_inferred else ""
+    return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
 
 
 def paste(job: Job, package: str, label: str) -> str:
@@ -158,23 +161,29 @@ def _attempt(job: Job, record: Record, detach: bool, backend: Backend, clock: Cl
 
 def create(job: Job, record: Record, backend: Backend, clock: Clock) -> str:
     """Makes the job and returns its name; what was tried is kept before, what came of it after."""
-    attempt = Attempt(job.tier.name, job.place.project, job.place.region, job.tier.price_per_hour, job.output)
+    project, region = job.place.project, job.place.region
+    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)
     record.write()
+    look = f"see `python -m deploy jobs --project={project} --region={region}` for whether the job was made"
     try:
         name = create_once(backend, _request(job, label_of(record.submission, len(record.attempts))), clock)
+    except Lost as error:
+        attempt.error = str(error)
+        record.write()
+        raise Lost(error.code, f"{error}: {look}") from None
     except ApiError as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
         raise
     except KeyboardInterrupt:
-        print("stopped while submitting: see `python -m deploy jobs` for whether the job was made", file=sys.stderr)
+        print(f"stopped while submitting: {look}", file=sys.stderr)
         raise
     attempt.job, attempt.state = name, "SUBMITTED"
     record.write()
     number = name.rsplit("/", 1)[-1]
-    page = f"https://console.cloud.google.com/vertex-ai/locations/{job.place.region}/training/{number}"
-    print(f"submitted {name}\n{page}?project={job.place.project}", flush=True)
+    page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}"
+    print(f"submitted {name}\n{page}?project={project}", flush=True)
     return name
 
 
@@ -184,22 +193,42 @@ def label_of(submission: str, attempt: int = 1) -> str:
 
 
 def create_once(backend: Backend, request: Request, clock: Clock) -> str:
-    """The name of the one job of this request, however often the service fails: looked for before it is made again."""
+    """The name of the one job of this request, however often the service fails: looked for before it is made again.
+
+    Lost where a job may have been made and none is found.
+    """
     began, unclear = clock.now(), False
     for wait in waits(LOOK_AFTER_S):
         try:
             name = backend.submit(request)
-            return (_only_one(request, backend, clock) or name) if unclear else name
         except ApiError as error:
-            if not error.transient or clock.now() + wait - began > PATIENCE_S:
-                raise
-            unclear = unclear or error.may_have_worked
-            print(f"the submission failed ({error}): looking whether the job was made", file=sys.stderr, flush=True)
+            failed = error
+        else:
+            return _looked_for(request, backend, clock, name) if unclear else name
+        unclear = unclear or failed.may_have_worked
+        last = not failed.transient or clock.now() + wait - began > PATIENCE_S
+        if last and not unclear:
+            raise failed
+        print(f"the submission failed ({failed}): looking whether the job was made", file=sys.stderr, flush=True)
         clock.sleep(wait)
-        made = unclear and _only_one(request, backend, clock)
+        made = unclear and _looked_for(request, backend, clock)
         if made:
             return made
+        if last:
+            raise Lost(0, f"the submission failed ({failed}), and no job of it is listed yet")
     raise AssertionError("waits never ends")
+
+
+def _looked_for(request: Request, backend: Backend, clock: Clock, name: str = "") -> str:
+    """`_only_one`, else `name`, a job that was made for certain; Lost where the service does not tell of any."""
+    try:
+        return _only_one(request, backend, clock) or name
+    except ApiError as error:
+        reason = f"whether an answer that was lost made a job cannot be learnt ({error})"
+        if not name:
+            raise Lost(error.code, reason) from None
+        print(f"warning: {reason}: see `python -m deploy jobs`, and cancel a double", file=sys.stderr, flush=True)
+        return name
 
 
 def _only_one(request: Request, backend: Backend, clock: Clock) -> str:

@@ -197,7 +197,8 @@ def to_terminal(rows: Sequence[Row], width: int | None = None) -> str:
         table.add_column(row.tier, justify="right")
     for index, title in enumerate(titles[1:], start=1):
         table.add_row(title, *(cell[index] for cell in cells))
-    console = Console(width=width or max(80, 26 + 26 * len(rows)))
+    # Names and states come from folders and files: what looks like markup in them is none.
+    console = Console(width=width or max(80, 26 + 26 * len(rows)), markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
     return capture.get()

@@ -57,11 +57,15 @@ class TierFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A machine spec: `spec` is the CustomJobSpec as its file gives it, without arguments, packages or bucket."""
+    """A machine spec: `spec` is the CustomJobSpec as its file gives it, without arguments, packages or bucket.
+
+    `given_price`, in USD an hour of all machines, wins over the prices of the pools.
+    """
 
     name: str
     spec: Mapping[str, Any]
     pools: tuple[Pool, ...]
+    given_price: float | None = None
 
     @property
     def workers(self) -> int:
@@ -97,9 +101,16 @@ class Tier:
     @property
     def price_per_hour(self) -> float | None:
         """USD an hour of all machines; None where one of them has no known price."""
+        if self.given_price is not None:
+            return self.given_price
         prices = [pool.price.under(self.strategy) for pool in self.pools]
         known = [usd * pool.replicas for usd, pool in zip(prices, self.pools, strict=True) if usd is not None]
         return sum(known) if len(known) == len(prices) else None
+
+    @property
+    def most_usd(self) -> float | None:
+        """What a job costs that runs until its timeout, in USD; None where the price is not known."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
     @property
     def facts(self) -> TierFacts:
@@ -110,7 +121,7 @@ class Tier:
     @property
     def price_inferred(self) -> bool:
         """Whether the price is an estimate."""
-        return any(pool.price.inferred for pool in self.pools)
+        return self.given_price is None and any(pool.price.inferred for pool in self.pools)
 
 
 def load_tier(name: str, prices: str = "") -> Tier:

@@ -10,13 +10,13 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.backends import ApiError, Backend, JobStatus
 from deploy.desk import BACKENDS, Desk
-from deploy.explain import exit_code, failure, meaning
+from deploy.explain import Lost, exit_code, failure, meaning
 from deploy.jobspec import Job
 from deploy.patience import Clock, patiently
 from deploy.place import Place, needed_project, read_place
@@ -24,7 +24,7 @@ from deploy.record import Record, find
 from deploy.render import new_submission, read_job
 from deploy.runs import fetched, read_json
 from deploy.ship import ship
-from deploy.submit import check_buckets, create, label_of
+from deploy.submit import check_buckets, create, label_of, price_and_limit
 from deploy.tier import Tier, TierFacts
 from deploy.watch import Say, follow, note
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
@@ -63,6 +63,20 @@ class VertexRunner:
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
         """UserError for a job that `submit` would refuse."""
         self._job(tier, flags, "check")
+
+    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+        """Price and limit of each tier's jobs, what may be a mistake in them, and what all may cost together."""
+        most, unknown = 0.0, 0
+        for tier, flags, count in runs:
+            job = self._job(tier, flags, "check")
+            usd = job.tier.most_usd
+            most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
+            jobs = "1 job" if count == 1 else f"{count} jobs, each"
+            yield f"{tier.name}: {jobs} on {tier.machine} in {job.place.region}: {price_and_limit(job.tier)}"
+            yield from (f"warning: {tier.name}: {line}" for line in job.warnings)
+        if runs:
+            more = f", and {unknown} without a known price" if unknown else ""
+            yield f"all jobs together: {most:.2f} USD at most{more}; --max_cost=USD limits each of them"
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the job, fetches what it wrote, and returns the exit code that its state stands for."""
@@ -103,11 +117,11 @@ class VertexRunner:
         """A new job, into the output of the one before, and its name."""
         from trainer.storage.gcs import connect
 
-        if self._stopped.is_set():
-            raise _Stopped
+        self._check_stop()
         (job_dir / "result.json").unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
         into = [f"--job_dir={before.output}"] if before else []
         with self._shipping:  # what one has built and sent, the others find
+            self._check_stop()  # they may have waited here for minutes
             submission = next(self._submissions)
             job = self._job(tier, [*flags, *into], submission)
             backend = self._open(job.place.project, job.place.region)
@@ -116,10 +130,13 @@ class VertexRunner:
             connect().list(address, most=1)  # who may not read the results should not pay for them
             check_buckets(job, backend, self._clock)
             ship(job.packages, job.place.bucket, backend, self._clock)
+        self._check_stop()
         sent = _Sent(job.place.project, job.place.region, submission, job.output)
         write_whole(job_dir / "vertex.json", json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
             return sent, create(job, Record(submission), backend, self._clock)
+        except Lost:
+            raise  # the same command looks for the job again
         except ApiError as error:
             _keep_error(job_dir, f"not submitted: {meaning(error, job.place)}")
             raise
@@ -138,15 +155,17 @@ class VertexRunner:
     def _open(self, project: str, region: str) -> Backend:
         return self._desk.open(self._asked.backend or BACKENDS[0], project, region)
 
+    def _check_stop(self) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
+
     def _sleep(self, seconds: float) -> None:
         clock = self._desk.clock
         until = clock.now() + seconds
-        while not self._stopped.is_set():
-            left = until - clock.now()
-            if left <= 0:
-                return
+        self._check_stop()
+        while (left := until - clock.now()) > 0:
             clock.sleep(min(left, PIECE_S))
-        raise _Stopped
+            self._check_stop()
 
 
 def _read(job_dir: Path) -> _Sent | None:

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from deploy.arguments import parser
 from deploy.backends import PRICE_LABEL, ApiError, Backend, JobStatus, LogEntry, seconds
 from deploy.desk import DESK, Desk, Target, add_target, find_target
-from deploy.explain import exit_code, explained, failure, meaning
+from deploy.explain import Lost, exit_code, explained, failure, meaning
 from deploy.patience import Clock, patiently
 from deploy.place import Place
 from deploy.record import Attempt, Record
@@ -49,10 +49,10 @@ def _print(line: str) -> None:
 
 
 def follow(backend: Backend, name: str, place: Place, clock: Clock, say: Say = _print) -> JobStatus:
-    """Says states and logs until the job is over; ApiError after half an hour without any answer."""
+    """Says states and logs until the job is over; Lost after half an hour without any answer, or a refused one."""
     tail, shown = Tail(backend, name), ""
     while True:
-        status = patiently(lambda: backend.state(name), clock)
+        status = _state(backend, name, place, clock)
         if status.over:
             clock.sleep(LAST_LOGS_S)
         _say_logs(tail, place, clock, LAST_PATIENCE_S if status.over else 0.0, say)
@@ -62,6 +62,20 @@ def follow(backend: Backend, name: str, place: Place, clock: Clock, say: Say = _
         if status.over:
             return status
         clock.sleep(POLL_S)
+
+
+def _state(backend: Backend, name: str, place: Place, clock: Clock) -> JobStatus:
+    try:
+        return patiently(lambda: backend.state(name), clock)
+    except ApiError as error:
+        if error.code == 404:  # there is no such job
+            raise
+        raise Lost(error.code, f"{meaning(error, place)}; the job may go on; {come_back(name)}") from None
+
+
+def come_back(name: str) -> str:
+    """What may be said to a job that nobody watches."""
+    return f"come back: python -m deploy watch {name}; end it: python -m deploy cancel {name}"
 
 
 def _say_logs(tail: Tail, place: Place, clock: Clock, patience_s: float, say: Say) -> None:
@@ -98,7 +112,7 @@ def watch_job(backend: Backend, name: str, place: Place, clock: Clock) -> JobSta
     try:
         status = follow(backend, name, place, clock)
     except KeyboardInterrupt:
-        print(f"the job goes on; come back: python -m deploy watch {name}; end it: python -m deploy cancel {name}")
+        print(f"the job goes on; {come_back(name)}")
         return None
     ran, usd = spent(status, price_of(status), clock.now())
     money = "" if usd is None else f", about {usd:.2f} USD"

@@ -4,6 +4,7 @@ A backend belongs to one project and region. It makes each call once: its caller
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +24,10 @@ class ApiError(Exception):
 
     @property
     def quota(self) -> bool:
-        """Whether a quota is used up, which asking again does not mend (else 429 says: too many calls)."""
-        return self.code == 429 and "quota" in str(self).lower()
+        """Whether a quota of machines is used up, which asking again does not mend; calls a minute are none of it."""
+        said = str(self).lower()
+        rate = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", said)
+        return self.code == 429 and "quota" in said and not rate
 
     @property
     def transient(self) -> bool:

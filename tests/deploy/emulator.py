@@ -23,6 +23,10 @@ from google.protobuf.json_format import MessageToDict, ParseError
 from google_crc32c import Checksum
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
+RATE = (  # what Google says to too many calls, with 429: no quota is used up
+    "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
+    "'logging.googleapis.com' for consumer 'project_number:123456'."
+)
 
 
 @dataclasses.dataclass

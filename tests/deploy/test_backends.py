@@ -11,7 +11,7 @@ from deploy.package import crc32c
 from deploy.patience import Clock
 from deploy.submit import create_once
 from tests.deploy.conftest import FlyingClock, needs_gcloud
-from tests.deploy.emulator import Emulator, Fault
+from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.errors import UserError
 
 SPEC = {
@@ -119,6 +119,22 @@ def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, co
     assert not caught.value.may_have_worked
     assert cloud.jobs == {}
     assert "not-a-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "quota"),
+    [
+        (RATE, False),
+        (RATE.replace("minute", "minute per user"), False),
+        ("Quota exceeded: RATE_LIMIT_EXCEEDED", False),
+        ("Quota exceeded for limit 'Queries per 100 seconds'", False),
+        ("Too many requests", False),
+        ("The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_cpus", True),
+    ],
+)
+def test_too_many_calls_are_told_from_a_quota_of_machines(said: str, quota: bool) -> None:
+    error = ApiError(429, said)
+    assert (error.quota, error.transient) == (quota, not quota)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"], indirect=True)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,9 @@ class Planting:
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
         if tier.machine_type == "none":
             raise UserError("this machine cannot be had")
+
+    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+        return iter(())
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         self.asked.append((tier.name, job_dir.name, list(flags)))

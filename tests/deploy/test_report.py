@@ -15,6 +15,7 @@ from deploy.figures import draw, pareto_front
 from deploy.measure import measure
 from deploy.report import numbers_by_tier
 from deploy.runs import collect
+from deploy.table import to_terminal
 from tests.deploy.conftest import put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.errors import UserError
@@ -184,6 +185,14 @@ def test_mistakes_are_one_line(runs: Path, capsys: pytest.CaptureFixture[str], a
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+def test_names_and_states_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Square brackets and colons are no markup of the terminal's table."""
+    plant(tmp_path / "run[lr=0.1]", noisy(0.1))
+    plant(tmp_path / "run[lr=0.2]", noisy(0.1), state="[/x] :fire:")
+    names, state, *_ = to_terminal(measure(collect([str(tmp_path)]))).splitlines()
+    assert (names.split(), state.split()) == (["run[lr=0.1]", "run[lr=0.2]"], ["state", "done", "[/x]", ":fire:"])
 
 
 def test_without_matplotlib_the_cure_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,11 @@ from deploy import submit, watch
 from deploy.__main__ import main
 from deploy.backends.local import LocalJob
 from deploy.desk import Desk
+from deploy.explain import LOST
 from deploy.rehearsal import workers_of
 from deploy.tier import load_tier
 from tests.deploy.conftest import FlyingClock, needs_gcloud
-from tests.deploy.emulator import Emulator, Fault
+from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +191,47 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
     assert first["job"] != second["job"]
 
 
+def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
+    cloud: Emulator, desk: Desk, dist: Path
+) -> None:
+    """It is listed late, and its own machines are why it is refused the second time."""
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
+    cloud.lists_nothing = 1
+    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk) == 0
+    (job,) = cloud.jobs.values()
+    (attempt,) = record()["attempts"]
+    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
+
+
+@pytest.mark.parametrize(("code", "said", "listed"), [(429, QUOTA, False), (400, "no", False), (429, QUOTA, True)])
+def test_no_other_tier_is_tried_beside_a_job_that_may_run(
+    code: int, said: str, listed: bool, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever ends the asking; `listed`: or the list itself is refused."""
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, code, times=1000, message=said)]
+    cloud.faults += [Fault("GET .*/customJobs$", 403, times=9)] if listed else []
+    cloud.lists_nothing = 1000
+    with pytest.raises(SystemExit) as caught:
+        submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk)
+    assert caught.value.code == LOST
+    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
+    (attempt,) = record()["attempts"]
+    assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
+
+
+def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
+    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a lost answer the second one is clear; that jobs may not be listed from then on does not unmake it."""
+    cloud.run = ends("SUCCEEDED")
+    listing = "GET .*/customJobs$"
+    cloud.faults = [Fault(POSTS, 503), Fault(listing, "slow"), Fault(listing, 403, times=9)]
+    assert submit.main(["cpu", *SDK], desk) == 0
+    assert record()["attempts"][0]["state"] == "SUCCEEDED"
+    assert "see `python -m deploy jobs`, and cancel a double" in capsys.readouterr().err
+
+
 def test_stopped_while_submitting_it_says_where_to_look(
     cloud: Emulator, desk: Desk, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,7 +242,7 @@ def test_stopped_while_submitting_it_says_where_to_look(
     flying.asleep = interrupt
     with pytest.raises(KeyboardInterrupt):
         submit.main(["cpu", *SDK], desk)
-    assert "see `python -m deploy jobs`" in capsys.readouterr().err
+    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
     assert record()["attempts"][0]["state"] == "SUBMITTING"
 
 
@@ -232,20 +274,35 @@ def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, desk: 
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     cloud: Emulator, desk: Desk, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cloud.faults = [Fault(POSTS, 503, times=1000)]
+    """Nor is it known whether one of its answers made a job."""
+    cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
     with pytest.raises(SystemExit) as caught:
         submit.main(["cpu", *SDK], desk)
-    assert caught.value.code == 1
-    assert "the service fails: try again later" in capsys.readouterr().err
+    assert caught.value.code == LOST
+    assert "away), and no job of it is listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
     assert 0 < flying.slept < 2 * 1800
     assert cloud.jobs == {}
 
 
-def test_too_many_calls_are_waited_for(cloud: Emulator, desk: Desk, dist: Path) -> None:
+@pytest.mark.parametrize("said", ["Too many requests", RATE])
+def test_too_many_calls_are_waited_for(said: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
     cloud.run = ends("SUCCEEDED")
-    cloud.faults = [Fault(POSTS, 429, times=3, message="Too many requests"), Fault("GET .*/customJobs/", 429, times=3)]
+    cloud.faults = [Fault(where, 429, times=3, message=said) for where in (POSTS, "GET .*/customJobs/")]
     assert submit.main(["cpu", *SDK], desk) == 0
     assert len(cloud.jobs) == 1
+
+
+@pytest.mark.parametrize("code", [401, 503])
+def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
+    code: int, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.faults = [Fault("GET .*/customJobs/", code, times=1000)]
+    with pytest.raises(SystemExit) as caught:
+        submit.main(["cpu", *SDK], desk)
+    (job,) = cloud.jobs.values()
+    assert caught.value.code == LOST
+    assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().err
+    assert record()["attempts"][0]["state"] == "SUBMITTED"
 
 
 def test_detached_it_is_named_in_the_record_and_watched_later(

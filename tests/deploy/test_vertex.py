@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import yaml
 
 from deploy import compare
 from deploy.__main__ import main
+from deploy.arguments import parse as parse_command
 from deploy.backends.local import LocalJob
 from deploy.desk import Desk
 from deploy.measure import Row, measure
 from deploy.rehearsal import workers_of
 from deploy.runs import collect
-from deploy.tier import load_tier
+from deploy.tier import JOB_CONFIGS, load_tier
+from deploy.vertex import VertexRunner, ship
 from tests.deploy.conftest import FlyingClock, needs_gcloud, put
 from tests.deploy.emulator import Emulator, Fault
 from tests.deploy.planted import noisy, plant, sample
@@ -111,6 +114,91 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     code, shown = command("l4x1", "l4x2", "--repeats=2")
     assert (code, shown.count(": done before")) == (0, 4)
     assert cloud.requests == before
+    assert "USD at most" not in shown
+
+
+def test_prices_are_said_before_the_first_job_is_sent(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
+    code, shown = command("t4x1", "--price_per_hour=t4x1=2", "--precision=mixed_bfloat16")
+    assert code == 0
+    cost, warning, together, *rest = shown.splitlines()
+    assert "t4x1: 1 job on n1-standard-8 + 1 x NVIDIA_TESLA_T4 in us-central1: 2.00 USD an hour, 48.00 USD at" in cost
+    assert warning.startswith("warning: t4x1: precision=mixed_bfloat16: NVIDIA_TESLA_T4 computes that slowly")
+    assert together == "all jobs together: 48.00 USD at most; --max_cost=USD limits each of them"
+    assert any(line.startswith("submitted ") for line in rest)
+    (job,) = cloud.jobs.values()
+    assert job["labels"]["usd-per-hour"] == "2-0000"
+
+
+def test_a_dry_run_sums_over_tiers_and_repeats_and_sends_nothing(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    """The limit is of each job, by the price that was given."""
+    unpriced = tmp_path / "unpriced.yaml"
+    unpriced.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("n1-standard-8", "n2-standard-8"))
+    flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
+    code, shown = command("l4x1", "l4x2", *flags, "--max_cost=6")
+    assert (code, cloud.requests, (tmp_path / "out").exists()) == (0, [], False)
+    one, two, together = shown.splitlines()
+    assert one.startswith("l4x1: 3 jobs, each on g2-standard-12 + 1 x NVIDIA_L4 in us-central1: 2.00 USD an hour, ")
+    assert one.endswith(" 6.00 USD at most, until its timeout of 3:00:00")
+    assert " (estimate of " in two
+    assert together.startswith("all jobs together: 36.00 USD at most; ")
+    shown = command("l4x1", str(unpriced), *flags)[1]
+    assert "unpriced: 3 jobs, each on n2-standard-8 in us-central1: the price of this tier is not known" in shown
+    assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
+
+
+def test_a_stop_while_the_first_is_shipped_submits_nothing(
+    cloud: Emulator, desk: Desk, bucket: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that one nor those that wait for it."""
+    where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
+    names = ["l4x1", "l4x2", "l4x4"]
+    found, flags = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
+    tiers = compare.read_tiers(names, "", {})
+    runner = VertexRunner(tiers, found, desk)
+    shipped: list[Any] = []
+
+    def stopped(*given: Any) -> None:
+        ship(*given)
+        shipped.append(given)
+        for _ in range(1000):
+            if len(list(tmp_path.glob("out/*/repeat-1.log"))) == len(names):
+                break  # the others wait
+            time.sleep(0.01)
+        runner.stop()
+
+    monkeypatch.setattr("deploy.vertex.ship", stopped)
+    plan = compare.Plan(tuple(tier.facts for tier in tiers), tuple(flags))
+    assert compare.compare(plan, tmp_path / "out", runner, parallel=3) == 75
+    assert (len(shipped), cloud.jobs) == (1, {})
+
+
+def test_a_job_that_is_lost_sight_of_is_named_and_found_again(
+    command: Callable[..., tuple[int, str]], cloud: Emulator
+) -> None:
+    cloud.faults = [Fault("GET .*/customJobs/", 401)]
+    code, shown = command("cpu")
+    (job,) = cloud.jobs.values()
+    assert code == 2
+    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in shown
+    assert command("cpu")[0] == 0
+    assert len(cloud.jobs) == 1
+
+
+def test_a_submission_without_a_clear_answer_is_not_called_refused(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    """The list is late: whether the job was made shows when the same command looks again."""
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
+    cloud.lists_nothing = 2
+    code, shown = command("cpu")
+    assert code == 1
+    assert "no job of it is listed yet: see `python -m deploy jobs --project=my-proj" in shown
+    assert "not submitted" not in shown
+    assert command("cpu")[0] == 0
+    assert len(cloud.jobs) == 1
+    assert rows(tmp_path)[0].state == "done"
 
 
 def test_a_tier_without_quota_is_recorded_and_the_rest_goes_on(

@@ -1,17 +1,18 @@
 """Watching, listing and cancelling jobs that are there."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy import cancel, jobs, watch
+from deploy import cancel, jobs, submit, watch
 from deploy.backends import JobStatus, seconds
-from deploy.desk import Desk
-from deploy.explain import stocked_out
+from deploy.desk import Desk, find_target
+from deploy.explain import LOST, stocked_out
 from deploy.watch import Tail, duration
 from tests.deploy.conftest import FlyingClock, needs_gcloud
-from tests.deploy.emulator import Emulator, Fault
+from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.test_backends import SPEC
 from trainer.errors import UserError
 
@@ -90,12 +91,15 @@ def test_the_exit_code_says_how_it_ended(
     assert line in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", [500, 503, 429, "cut"])
+@pytest.mark.parametrize(
+    ("kind", "said"), [(500, "x"), (503, "x"), (429, "Too many requests"), (429, RATE), ("cut", "")]
+)
 def test_ten_minutes_of_failures_are_survived(
-    kind: int | str, cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock
-) -> None:
+    kind: int | str, said: str, cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     began = flying.time
-    cloud.faults = [Fault("customJobs|entries", kind, times=10**6)]
+    cloud.faults = [Fault("customJobs|entries", kind, times=10**6, message=said)]
 
     def mend() -> None:
         if flying.time > began + 660:
@@ -105,6 +109,7 @@ def test_ten_minutes_of_failures_are_survived(
     flying.asleep = mend
     assert watch.main([job["name"], *SDK], desk) == 0
     assert len(cloud.requests) < 40  # it does not hammer
+    assert capsys.readouterr().err == ""
 
 
 def test_a_slow_answer_is_waited_for(cloud: Emulator, desk: Desk, job: dict[str, Any]) -> None:
@@ -114,10 +119,47 @@ def test_a_slow_answer_is_waited_for(cloud: Emulator, desk: Desk, job: dict[str,
     assert len([request for request in cloud.requests if "customJobs" in request]) == 1
 
 
-def test_an_expired_token_says_how_to_log_in(cloud: Emulator, desk: Desk, job: dict[str, Any]) -> None:
-    cloud.faults = [Fault("customJobs", 401, times=99)]
-    with pytest.raises(UserError, match="gcloud auth application-default login"):
+@pytest.mark.parametrize(
+    ("code", "cure"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
+)
+def test_a_job_that_is_lost_sight_of_has_not_failed(
+    code: int, cure: str, cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """An expired token, or a service that is away for more than half an hour."""
+
+    def lose() -> None:
+        cloud.begin(job)
+        cloud.faults = [Fault("customJobs", code, times=1000)]
+
+    step_by_step(flying, lose)
+    with pytest.raises(SystemExit) as caught:
         watch.main([job["name"], *SDK], desk)
+    assert caught.value.code == LOST
+    error = capsys.readouterr().err
+    assert cure in error
+    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in error
+
+
+def test_a_job_that_is_not_there_is_not_said_to_go_on(cloud: Emulator, desk: Desk) -> None:
+    with pytest.raises(UserError, match="nothing of that name is there") as caught:
+        watch.main([f"{PARENT}/customJobs/7", *SDK], desk)
+    assert "come back" not in str(caught.value)
+
+
+def test_the_logs_are_those_of_the_jobs_own_project(cloud: Emulator, desk: Desk) -> None:
+    """gcloud's own project is another one; names that Vertex AI gives hold a number instead of an ID."""
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--image=us-docker.pkg.dev/p/r/x:1", "--detach"]
+    sent = ["cpu", *where, "--model=mlp", "--data=digits", "--image_size=8", "--backend=sdk"]
+    assert submit.main([*sent, "--project=other-proj"], desk) == 0
+    (made,) = cloud.jobs.values()
+
+    def project(job: str, asked: str = "") -> str:
+        return find_target(Namespace(job=job, project=asked, region="", backend="sdk")).place.project
+
+    assert [project(""), project(made["name"]), project("", "third-proj")] == ["other-proj", "other-proj", "third-proj"]
+    elsewhere = "locations/us-central1/customJobs/7"
+    assert [project(f"projects/{name}/{elsewhere}") for name in ("named", "123")] == ["named", "my-proj"]
 
 
 def test_logs_that_may_not_be_read_do_not_end_the_watching(
@@ -194,6 +236,13 @@ def test_jobs_lists_ours_with_time_and_money(
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
     assert jobs.main([*SDK, "--region=us-east1"], desk) == 0
     assert capsys.readouterr().out == "no jobs of ours in us-east1\n"
+
+
+def test_a_service_that_is_away_is_no_mistake(cloud: Emulator, desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.faults = [Fault("customJobs", 503, times=1000)]
+    with pytest.raises(SystemExit) as caught:
+        jobs.main([*SDK, "--region=us-central1"], desk)
+    assert (caught.value.code, "the service fails: try again later" in capsys.readouterr().err) == (1, True)
 
 
 def test_cancel_asks_cancels_and_waits(

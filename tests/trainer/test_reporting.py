@@ -108,18 +108,19 @@ def test_a_status_line_says_it_all() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["critic_loss", "loss[0]", "[/loss]"])
 def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
     progress = Progress(0, 20, steps_per_epoch=4, examples_per_step=8)
     bar = console.Bar(progress)
     for _ in range(2):
-        progress.advance(StepLogs(("critic_loss",), np.full((5, 1), 1.25), {}), 1.0)
-        bar.update(progress, {"critic_loss": 1.25})
+        progress.advance(StepLogs((name,), np.full((5, 1), 1.25), {}), 1.0)
+        bar.update(progress, {name: 1.25})
     bar.close()
-    assert "10/20 40 images/s  0:02 left  critic_loss 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
+    assert f"10/20 40 images/s  0:02 left  {name} 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(75, "1:15"), (0.2, "0:00"), (3725, "1:02:05")])

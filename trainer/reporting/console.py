@@ -38,7 +38,7 @@ class Bar:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as RichProgress
 
-            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
+            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
             self._bar = RichProgress(*columns)
             self._task = self._bar.add_task("first step …", total=progress.total_steps, completed=progress.step)
             self._bar.start()
