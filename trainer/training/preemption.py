@@ -73,7 +73,7 @@ def leave_at_once() -> None:
 
 
 class Interrupted(Exception):
-    """A signal came in the midst of a measurement, to any of the workers: raised on all of them."""
+    """A signal came to any of the workers, before or in the midst of what is due: raised on all of them."""
 
 
 class Control:
