@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deploy.arguments import parse, parser
+from deploy.backends.local import on_signals
 from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
@@ -239,14 +240,11 @@ def _identity(asked: dict[str, object], key: str) -> object:
 
 @contextmanager
 def _alone_in(out: Path) -> Iterator[None]:
-    """Keeps a second `compare` out of the folder; SIGTERM ends the block as Ctrl-C does."""
+    """Keeps a second `compare` out of the folder; SIGTERM and a closed terminal end the block as Ctrl-C does."""
     with open(out / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{out}: another comparison runs in this folder: wait for it, or give --out") from None
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with on_signals(signal.default_int_handler, signal.SIGTERM):
             yield
-        finally:
-            signal.signal(signal.SIGTERM, before)

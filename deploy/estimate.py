@@ -20,6 +20,7 @@ from deploy.report import numbers_by_tier, prices
 from deploy.runs import ESTIMATE, Collection, Run, collect
 from deploy.table import counted_devices, figures, money
 from deploy.tier import Tier, TierFacts
+from deploy.timing import timed
 from trainer.config import MAY_CHANGE, TrainConfig, resolve
 from trainer.errors import DONE, UserError
 from trainer.flags import Parser, whole
@@ -97,7 +98,7 @@ def estimate(
 ) -> tuple[list[Estimate], list[str]]:
     """An estimate a tier, and what was assumed. UserError where the short run is of another training."""
     rows = {row.tier: row for row in measure(measured)}
-    runs = {tier.name: tier.runs[0] for tier in measured.tiers if tier.runs and rows[tier.name].step_seconds}
+    runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
     reference = next(iter(runs))
@@ -113,18 +114,25 @@ def estimate(
     ]
     found = []
     for tier in tiers:
-        name, given = tier.name if tier.name in runs else reference, speeds.get(tier.name)
+        given, alike = speeds.get(tier.name), [each for each in runs if _is_of(tier, rows[each])]
+        base = alike[0] if alike and given is None else reference
+        name = tier.name if tier.name in runs else base
         beyond = _beyond(tier, [rows[each] for each in runs]) if name != tier.name and given is None else None
         if beyond:
             name, factor, reason = beyond
         else:
-            factor, reason = _factor(tier, rows[name], own=name == tier.name, given=given)
+            factor, reason = _factor(tier, rows[name], given)
         assumptions.append(f"{tier.name}: {reason}")
         seconds = _seconds(runs[name], rows[name], config, factor) if factor else None
         usd = seconds.times(tier.price_per_hour / 3600) if seconds and tier.price_per_hour is not None else None
         unpriced = f"no price: give --price_per_hour={tier.name}=USD" if seconds and not usd else ""
         found.append(Estimate(tier.name, seconds, usd, unpriced if factor else reason))
     return found, assumptions
+
+
+def _first(runs: Iterable[Run]) -> Run:
+    """Of the runs that were timed the first that is done, whose times the row has; where none is, the first."""
+    return min((run for run in runs if timed(run)), key=lambda run: run.state != "done")
 
 
 def _same_training(run: Run, config: TrainConfig) -> None:
@@ -138,13 +146,22 @@ def _same_training(run: Run, config: TrainConfig) -> None:
         )
 
 
+def _is_of(tier: TierFacts, row: Row) -> bool:
+    """Whether the row was taken on real devices of the tier's kind; of a GPU the tier's own name may say so."""
+    if row.simulated:
+        return False
+    if not tier.accelerators:
+        return row.kind in ("CPU", tier.machine_type)
+    return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
+
+
 def _beyond(tier: TierFacts, rows: Iterable[Row]) -> tuple[str, Interval | None, str] | None:
     """For more devices of one machine than two measured tiers have: the larger of them, its factor, and in words why.
 
     The step takes a / N + b: the bandwidth of a ring all-reduce is of that form too. At most b doubles, or nothing is
     gained.
     """
-    alike = [row for row in rows if row.kind == tier.accelerator_type and row.workers == tier.workers == 1]
+    alike = [row for row in rows if _is_of(tier, row) and row.workers == tier.workers == 1]
     few, many = (choose(alike, key=lambda row: row.devices, default=None) for choose in (min, max))
     if not few or not many or not few.devices < many.devices < tier.devices:
         return None
@@ -164,15 +181,13 @@ def _beyond(tier: TierFacts, rows: Iterable[Row]) -> tuple[str, Interval | None,
     return many.tier, factor, f"{words}{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
 
 
-def _factor(tier: TierFacts, row: Row, own: bool, given: float | None) -> tuple[Interval | None, str]:
+def _factor(tier: TierFacts, row: Row, given: float | None) -> tuple[Interval | None, str]:
     """What the tier multiplies the measured seconds of a step by, and in words why; None where nothing is known."""
-    if own and given is None:
+    if given is None and not _is_of(tier, row):
+        kind, cure = tier.accelerator_type or tier.machine_type, f"give --relative_speed={tier.name}=FACTOR"
+        return None, f"the speed of one {kind} was not measured: {cure}, or with --from= a run on it"
+    if given is None and row.tier == tier.name:
         return Interval(1, 1, 1), "its own step times, the quartiles as interval"
-    if tier.accelerators and row.kind != tier.accelerator_type and given is None:
-        return (
-            None,
-            f"the speed of one {tier.accelerator_type} was not measured: give --relative_speed={tier.name}=FACTOR",
-        )
     speed, ratio = given or 1.0, tier.devices / row.devices
     low, high = sorted((1 / ratio, 1.0))
     words = [f"one device is {figures(speed)} x as fast as one of the short run" + ("" if given else " (not measured)")]
@@ -181,10 +196,19 @@ def _factor(tier: TierFacts, row: Row, own: bool, given: float | None) -> tuple[
     return Interval(low, math.sqrt(low * high), high).times(1 / speed), "; ".join(words)
 
 
+def _steps(run: Run, config: TrainConfig) -> int:
+    """The steps of the full job, whose epochs have as many as those of the short run."""
+    if config.steps:
+        return config.steps
+    if not run.steps_per_epoch:
+        raise UserError(f"{run.folder} does not say how many steps an epoch has: give --steps= instead of --epochs=")
+    return (config.epochs or 1) * run.steps_per_epoch
+
+
 def _seconds(run: Run, row: Row, config: TrainConfig, factor: Interval) -> Interval:
     """Start-up, all steps, and the rest of the short run (saving, evaluating), which may grow with the steps."""
     assert row.step_seconds is not None, "only measured rows come here"
-    steps = config.steps or (config.epochs or 1) * (run.steps_per_epoch or 1)
+    steps = _steps(run, config)
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
     return Interval(

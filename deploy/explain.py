@@ -61,7 +61,8 @@ def meaning(error: ApiError, place: Place) -> str:
         403: _permission(str(error), place),
         404: _nothing_there(str(error), place),
     }
-    return f"{error} ({error.code or 'no answer'}): {cures.get(error.code, 'the service fails: try again later')}"
+    otherwise = "the service fails: try again later" if error.transient else "refused for good: change what it names"
+    return f"{error} ({error.code or 'no answer'}): {cures.get(error.code, otherwise)}"
 
 
 # What a refusal names, a permission or an API -> the role that allows it; docs/permissions.md has them all.

@@ -4,18 +4,17 @@ Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR 
 this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
 """
 
+import contextlib
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from deploy.arguments import parse, parser
-from deploy.backends.local import LocalJob, Loss
+from deploy.backends.local import LocalJob, Loss, on_signals
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, load_tier
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     workers = workers_of(tier, flags, job_dir.absolute(), job_id)
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
     print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
-    with _stopped_by_signals(job):
+    with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.error:
@@ -67,22 +66,7 @@ def _printer() -> Callable[[str, str], None]:
     lock = threading.Lock()
 
     def say(worker: str, line: str) -> None:
-        with lock:
+        with lock, contextlib.suppress(OSError):  # of a closed terminal: the worker must not lose its pipe as it saves
             print(f"[{worker}] {line}", flush=True)
 
     return say
-
-
-@contextmanager
-def _stopped_by_signals(job: LocalJob) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM stop the job: its workers save and end."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        job.stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

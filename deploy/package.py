@@ -1,13 +1,13 @@
 """The trainer, and a package of the user's own, as wheels in Cloud Storage: built from a clean copy, sent once.
 
 An address carries version and a hash of the sources, so it is known without building, and the same sources are neither
-built nor sent again.
+built nor sent again: what lies at an address stays, whichever machine built it.
 """
 
-import base64
 import dataclasses
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +21,7 @@ from trainer.storage import expanded
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
+_TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, where ZIP begins: of every file in a wheel
 
 _USER_SETUP = """\
 from setuptools import find_packages, setup
@@ -103,6 +104,7 @@ def write_copy(package: Package, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+        path.chmod(0o644)  # whatever the umask: a wheel keeps it
 
 
 def _reason(output: str) -> str:
@@ -110,13 +112,6 @@ def _reason(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line or "Error:" in line]
     return (telling or lines or ["no word from python -m build"])[-1].strip()
-
-
-def crc32c(file: Path) -> str:
-    """The file's CRC32C as Cloud Storage states it: base64, big-endian."""
-    from google_crc32c import Checksum
-
-    return base64.b64encode(Checksum(file.read_bytes()).digest()).decode()
 
 
 def build(package: Package) -> Path:
@@ -130,7 +125,9 @@ def build(package: Package) -> Path:
         copy, out = Path(scratch, "copy"), Path(scratch, "out")
         write_copy(package, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(  # every time alike: neither the clock nor the umask is seen in the wheel
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
+        )
         if done.returncode or not (out / package.wheel).is_file():
             raise UserError(f"{package.name} could not be built: {_reason(done.stdout)}")
         folder.mkdir(parents=True, exist_ok=True)

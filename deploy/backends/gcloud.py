@@ -14,7 +14,6 @@ from typing import Any
 
 from deploy.backends import LABEL, ApiError, JobStatus, LogEntry, Request, log_filter, read_entry, read_status
 from deploy.jobspec import to_yaml
-from deploy.package import crc32c
 from trainer.errors import UserError
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself asks again for half a minute
@@ -87,22 +86,16 @@ class Gcloud:
         _run(["gcloud", "ai", "custom-jobs", "cancel", name, *self._region])
 
     def upload(self, file: Path, uri: str) -> None:
-        """`gcloud storage cp`, unless the object is there."""
-        wanted = crc32c(file)
-        if self._checksum(uri) == wanted:
-            return
-        _run(["gcloud", "storage", "cp", str(file), uri, *self._project])
-        stored = self._checksum(uri)
-        if stored != wanted:
-            raise ApiError(0, f"{uri} has crc32c {stored} where {file} has {wanted}")
+        """`gcloud storage cp`, unless something is there: the address says which sources that holds.
 
-    def _checksum(self, uri: str) -> str:
+        gcloud compares checksums and deletes what arrived damaged, https://cloud.google.com/storage/docs/data-validation
+        """
         try:
-            return str(self._json("storage", "objects", "describe", uri, *self._project).get("crc32c_hash", ""))
+            self._json("storage", "objects", "describe", uri, *self._project)
         except ApiError as error:
-            if error.code == 404:
-                return ""
-            raise
+            if error.code != 404:
+                raise
+            _run(["gcloud", "storage", "cp", str(file), uri, *self._project])
 
     def holds(self, address: str) -> bool:
         """`gcloud storage objects list`, of one object."""

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, Any
 
 from deploy.rehearsal import Worker
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
@@ -166,6 +167,25 @@ class LocalJob:
                     one.process.wait(max(0.0, deadline - time.monotonic()))
         for one in running:
             one.reader.join(LEAVE_SECONDS)
+
+
+@contextlib.contextmanager
+def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
+    """Within the block `handler` hears of `numbers`, and once of a closed terminal, unless nohup keeps that away."""
+    hangup = getattr(signal, "SIGHUP", None)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if number == hangup:  # the shell sends it and, when the shell ends, the kernel
+            signal.signal(number, lambda number, frame: None)
+        handler(number, frame)
+
+    heard = [*numbers, hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else numbers
+    before = {number: signal.signal(number, hear) for number in heard}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def plain(line: str) -> str:

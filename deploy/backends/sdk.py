@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.backends import LABEL, ApiError, JobStatus, LogEntry, Request, log_filter, read_entry, read_status
-from deploy.package import crc32c
 from trainer.errors import UserError
 
 TIMEOUT_S = 60.0  # of one request
@@ -103,18 +102,13 @@ class Sdk:
             self._client.cancel_custom_job(name=name, retry=None, timeout=TIMEOUT_S)
 
     def upload(self, file: Path, uri: str) -> None:
-        """A POST on condition that nothing is there; what is there must have the file's checksum."""
+        """A POST, checksum and all, on condition that nothing is there: the address says which sources that holds."""
         from google.api_core.exceptions import PreconditionFailed
         from google.cloud.storage import Blob
 
-        wanted = crc32c(file)
-        with _translated():
+        with _translated(), contextlib.suppress(PreconditionFailed):
             blob = Blob.from_uri(uri, client=self._storage)
-            with contextlib.suppress(PreconditionFailed):
-                blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
-            blob.reload()
-        if blob.crc32c != wanted:
-            raise ApiError(412, f"{uri} is there with crc32c {blob.crc32c} where {file} has {wanted}: remove it")
+            blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
 
     def holds(self, address: str) -> bool:
         """GET of one object's name, at most."""

@@ -7,7 +7,6 @@ import pytest
 from deploy.backends import ApiError, Backend, Request
 from deploy.backends.gcloud import Gcloud
 from deploy.desk import Desk
-from deploy.package import crc32c
 from deploy.patience import Clock
 from deploy.submit import create_once
 from tests.deploy.conftest import FlyingClock, needs_gcloud
@@ -79,26 +78,16 @@ def test_only_jobs_of_ours_are_listed_and_those_of_a_submission_found(backend: B
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
-def test_a_package_is_stored_once_and_its_checksum_compared(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
+def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
+    """Other tools make other bytes of the same sources, which are what the address names."""
     wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
     wheel.write_bytes(bytes(range(256)) * 40)
     backend.upload(wheel, uri)
     assert cloud.objects["my-bucket/packages/x/a.whl"] == wheel.read_bytes()
+    first = wheel.read_bytes()
+    wheel.write_bytes(b"of another machine")
     backend.upload(wheel, uri)
-    cloud.objects["my-bucket/packages/x/a.whl"] = b"something else"
-    if isinstance(backend, Gcloud):  # it replaces what differs
-        backend.upload(wheel, uri)
-        assert cloud.objects["my-bucket/packages/x/a.whl"] == wheel.read_bytes()
-        assert len([request for request in cloud.requests if "upload" in request]) == 2
-    else:
-        with pytest.raises(ApiError, match="is there with crc32c"):
-            backend.upload(wheel, uri)
-
-
-def test_crc32c_is_the_checksum_that_the_standard_gives(tmp_path: Path) -> None:
-    """RFC 3720, B.4: 32 bytes of zeros have 0x8A9136AA."""
-    (tmp_path / "zeros").write_bytes(bytes(32))
-    assert crc32c(tmp_path / "zeros") == "ipE2qg=="
+    assert cloud.objects["my-bucket/packages/x/a.whl"] == first
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)

@@ -1,5 +1,6 @@
 """A comparison: what it asks of each tier, in which order, and how it goes on after whatever happened."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -7,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,25 +161,56 @@ def test_parallel_runs_overlap(tmp_path: Path) -> None:
     assert collect([str(tmp_path)]).parallel == 2  # of the runs that are there
 
 
-def test_an_interrupt_stops_the_runs_and_starts_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]], ids=["SIGTERM", "closed"])
+def test_an_interrupt_stops_the_runs_and_starts_no_other(
+    tmp_path: Path, numbers: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that is closed is heard of from the shell and, when the shell ends, from the kernel."""
+    locked, waits = [], threading.Event()
+
     def script(tier: TierFacts, job_dir: Path) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
+        assert waits.wait(60)  # with all runs in the pool
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.1)
         for _ in range(1000):
             if runner.stopped:
+                locked.append(is_locked(tmp_path))
                 return 75
             time.sleep(0.01)
         return 1
 
+    def waiting(*given: Any, **more: Any) -> Any:
+        waits.set()
+        return wait(*given, **more)
+
+    def unheard(number: int, frame: object) -> None:
+        """Else the signal would end the tests where `compare` does not hear it."""
+
     runner = Planting(script)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert runner.stopped
+    monkeypatch.setattr("deploy.compare.wait", waiting)
+    before = signal.signal(numbers[0], unheard)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+        assert signal.getsignal(numbers[0]) == unheard
+    finally:
+        signal.signal(numbers[0], before)
+    assert (runner.stopped, locked) == (True, [True])
     assert asked(runner) == ["one/repeat-1"]
     again = Planting()
     assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
     assert len(again.asked) == 3
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a second comparison would be refused."""
+    with open(folder / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from deploy.compare import Plan, compare
 from deploy.estimate import Interval, estimate
 from deploy.runs import collect, repeat_folder
 from deploy.tier import TierFacts
-from tests.deploy.planted import plant
+from tests.deploy.planted import edit, plant
 from tests.deploy.test_compare import Planting, deploy
 from trainer.config import TrainConfig
 from trainer.errors import UserError
@@ -94,26 +94,80 @@ def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
     (l4,), _ = estimate(measured, [L4X2], CONFIG, {})
     assert (l4.seconds, l4.usd) == (None, None)
-    assert l4.reason == "the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR"
+    cure = "give --relative_speed=l4x2=FACTOR, or with --from= a run on it"
+    assert l4.reason == f"the speed of one NVIDIA_L4 was not measured: {cure}"
     (l4,), assumptions = estimate(measured, [L4X2], CONFIG, {"l4x2": 20})
     assert l4.seconds is not None
     assert (l4.seconds.low, l4.seconds.high) == pytest.approx((5 + 1000 / 40, 5 + 1000 / 20))
     assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the short run") for line in assumptions)
 
 
+def test_nor_is_a_cpu_guessed_from_an_accelerator(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, L4X2))])
+    (cpu,), _ = estimate(measured, [CPU], CONFIG, {})
+    assert (cpu.seconds, cpu.usd) == (None, None)
+    cure = "give --relative_speed=cpu=FACTOR, or with --from= a run on it"
+    assert cpu.reason == f"the speed of one n1 was not measured: {cure}"
+    (cpu,), _ = estimate(measured, [CPU], CONFIG, {"cpu": 0.1})
+    assert cpu.seconds is not None
+    assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((5 + 10_000, 5 + 20_000))
+
+
+def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -> None:
+    def script(tier: TierFacts, job_dir: Path) -> int:
+        devices = [f"GPU:{index}" for index in range(2)] if tier.accelerators else ["CPU:0"]
+        plant(job_dir, [0.1 if tier.accelerators else 0.8] * 20, devices=devices)
+        return 0
+
+    flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
+    assert compare(Plan((L4X2, CPU), flags), tmp_path / "short", Planting(script)) == 0
+    measured = collect([str(tmp_path / "short")])
+    (two, four), _ = estimate(measured, [replace(CPU, name="cpu-2workers", workers=2), L4X4], CONFIG, {})
+    assert two.seconds is not None
+    assert four.seconds is not None
+    assert (two.seconds.low, two.seconds.high) == pytest.approx((5 + 4_000, 5 + 8_000))
+    assert (four.seconds.low, four.seconds.high) == pytest.approx((5 + 500, 5 + 1_000))
+
+
 def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
-    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
-    assert four.seconds is None
+    found, assumptions = estimate(measured, [L4X2, L4X4, CPU], CONFIG, {})
+    assert [(each.seconds, each.usd) for each in found] == [(None, None)] * 3
+    assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR")
     assert "NVIDIA_L4 simulated on a CPU" in assumptions[0]
+
+
+EPOCHS = replace(CONFIG, steps=None, epochs=100)
 
 
 def test_epochs_are_counted_in_the_steps_of_the_short_run(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
-    epochs = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, epochs=100)
-    (cpu,), _ = estimate(measured, [CPU], epochs, {})
+    (cpu,), _ = estimate(measured, [CPU], EPOCHS, {})
     assert cpu.seconds is not None
     assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
+
+
+def test_a_repeat_that_failed_early_says_nothing_of_the_others(tmp_path: Path) -> None:
+    failed = repeat_folder(tmp_path, "cpu", 1)
+    failed.mkdir(parents=True)
+    (failed / "result.json").write_text('{"state": "failed", "error": "no memory"}')
+    done = plant(repeat_folder(tmp_path, "cpu", 2), [0.1] * 20, devices=["CPU:0"])
+    (cpu,), assumptions = estimate(collect([str(tmp_path)]), [CPU], EPOCHS, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
+    assert assumptions[0].startswith(f"the short run is {done}: 200 steps")
+    with pytest.raises(UserError, match="is another training"):
+        estimate(collect([str(tmp_path)]), [CPU], replace(CONFIG, global_batch_size=200), {})
+
+
+def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "cpu", [0.1] * 20, devices=["CPU:0"])
+    edit(folder / "run.json", data=None)
+    with pytest.raises(UserError, match="does not say how many steps an epoch has: give --steps= instead of --epochs="):
+        estimate(collect([str(folder)]), [CPU], EPOCHS, {})
+    (cpu,), _ = estimate(collect([str(folder)]), [CPU], CONFIG, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
 
 
 def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:

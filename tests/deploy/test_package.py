@@ -59,6 +59,24 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     assert build(built).stat().st_mtime_ns == before  # the same sources are not built again
 
 
+def test_every_dist_folder_holds_the_same_bytes_of_the_same_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built by others, at other times: here so that the environment says so, which setuptools takes for the time."""
+    wheels = []
+    for number, (time, umask) in enumerate([("1000000000", 0o022), ("1500000000", 0o077)]):
+        monkeypatch.setattr(package, "DIST", tmp_path / f"dist{number}")
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
+        before = os.umask(umask)
+        try:
+            wheels.append(build(user_package(str(mine(tmp_path / str(number))))))
+        finally:
+            os.umask(before)
+    one, other = wheels
+    assert one.relative_to(tmp_path / "dist0") == other.relative_to(tmp_path / "dist1")
+    assert one.read_bytes() == other.read_bytes()
+
+
 def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path) -> None:
     folder = mine(tmp_path)
     (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")

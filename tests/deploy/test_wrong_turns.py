@@ -89,6 +89,11 @@ def test_a_refusal_names_the_role_that_is_missing(said: str, cure: str) -> None:
     assert cure in meaning(ApiError(403, said), PLACE)
 
 
+@pytest.mark.parametrize(("code", "later"), [(0, True), (409, False), (412, False), (429, True), (503, True)])
+def test_what_is_refused_for_good_is_not_put_off(code: int, later: bool) -> None:
+    assert ("try again later" in meaning(ApiError(code, "said the service"), PLACE)) == later
+
+
 def test_a_disk_that_cannot_be_written_is_no_traceback(
     cloud: Emulator, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

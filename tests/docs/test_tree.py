@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
+from tests import versions
 from tests.docs.sources import ROOT
 
 MOST_LINES, MOST_FUNCTION_LINES = 450, 80
@@ -95,3 +97,10 @@ def test_links_lead_somewhere() -> None:
         f"{page.name}: {target}" for page in pages for target in links(page) if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+@pytest.mark.parametrize(("codes", "whole"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([5, 0], 1)])
+def test_the_versions_pass_only_where_all_do(codes: list[int], whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-9: pytest was killed."""
+    monkeypatch.setattr(versions, "run", lambda version: codes[version == "3.12"])
+    assert versions.main(["3.10", "3.12"]) == whole

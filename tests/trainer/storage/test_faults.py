@@ -1,7 +1,6 @@
 """Bad days: the result is right or the line is clear; nothing partial stands under a final name; nothing hangs."""
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,12 +52,11 @@ def test_a_listing_is_asked_for_again(filled: Bucket, proxy: Proxy, tmp_path: Pa
 def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs, "LIMITS", limits := replace(QUICK, retry=0.7))
+    monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=0.7))
     proxy.faults.append(Fault(kind, times=FOREVER))
-    began = time.monotonic()
     with pytest.raises(PlatformFault, match="Cloud Storage does not answer as it should") as caught:
         stage(filled.url("d"), "data", str(tmp_path))
-    assert time.monotonic() - began < limits.longest + 2
+    assert proxy.count("GET", "alt=media") < 200  # 0.7 seconds of attempts: the usual minute holds more, of any kind
     assert str(caught.value).startswith(f"gs://{filled.name}/d/")
     assert len(str(caught.value).splitlines()) == 1
     assert files(tmp_path) == []
