@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.cluster import read_cluster
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import prepare
@@ -94,6 +95,11 @@ def listener() -> list[keras.callbacks.Callback]:
 
 def stop_at_3() -> list[keras.callbacks.Callback]:
     return [_StopAt()]
+
+
+def stop_one_worker() -> list[keras.callbacks.Callback]:
+    """At step 3, on a worker that is not the chief."""
+    return [] if read_cluster().is_chief else [_StopAt()]
 
 
 def not_callbacks() -> int:

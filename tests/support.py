@@ -1,6 +1,8 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer import job
 from trainer.assembly import assemble
 from trainer.config import TrainConfig, resolve
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
 from trainer.progress import StepLogs
+from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
 
 
@@ -30,6 +34,23 @@ def fresh_collectives() -> None:
     TensorFlow keys groups of devices by a number that each strategy counts from the same base, made to be set in tests.
     """
     tf.distribute.MirroredStrategy._collective_key_base += 1_000
+
+
+class Signals:
+    """Signals that come when a test says so, to the run that is under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._stop = StopRequest()
+        monkeypatch.setattr(job, "stop_on_signals", self._listen)
+
+    @contextmanager
+    def _listen(self) -> Iterator[StopRequest]:
+        self._stop = StopRequest()
+        yield self._stop
+
+    def come(self) -> None:
+        """What SIGTERM does."""
+        self._stop.signal = "SIGTERM"
 
 
 def weights(model: keras.Model) -> dict[str, Any]:

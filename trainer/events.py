@@ -10,6 +10,7 @@ import keras
 from trainer.assembly import Assembly
 from trainer.config import TrainConfig
 from trainer.data.sources import beside_data
+from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
 from trainer.progress import Progress, larger_is_better
 from trainer.reporting.reporter import Reporter
@@ -17,6 +18,7 @@ from trainer.settings import nearest
 from trainer.training.evaluate import Evaluation
 from trainer.training.fid import Extractor, Fid
 from trainer.training.loop import Event
+from trainer.training.preemption import Control
 
 
 class Best:
@@ -56,6 +58,7 @@ def events_of(
     best: Best,
     save: Event,
     job_dir: Path,
+    control: Control,
 ) -> list[Event]:
     """The events of a run in their order. An epoch's end may stop the run: what comes at the end comes after it.
 
@@ -66,6 +69,7 @@ def events_of(
     def end_epoch(progress: Progress) -> None:
         means = reporter.epoch_end(progress)
         callbacks.on_epoch_end(int(progress.epoch) - 1, means)
+        control.agree_to_stop(model)
         if not (progress.finished or model.stop_training):
             callbacks.on_epoch_begin(int(progress.epoch))
 
@@ -84,7 +88,7 @@ def events_of(
     events.append(Event(steps_per_epoch, end_epoch, at_end=False))
     events.append(Event(config.report_every_steps, reporter.report))
     if config.fid_every_steps:
-        fid, cache = _fid(assembly, job_dir)
+        fid, cache = _fid(assembly, job_dir, control.watched())
         tell = partial(reporter.quality, features=config.fid_features, samples=fid.samples)
         events.append(Event(config.fid_every_steps, measured(tell, partial(fid, cache))))
     if hasattr(model, "sample"):
@@ -103,12 +107,12 @@ def _check_best_metric(config: TrainConfig, known: Sequence[str]) -> None:
         raise UserError(f"best_metric={config.best_metric}: this run measures {', '.join(known) or 'nothing'}{near}")
 
 
-def _fid(assembly: Assembly, job_dir: Path) -> tuple[Fid, Path]:
+def _fid(assembly: Assembly, job_dir: Path, replicas: Replicas) -> tuple[Fid, Path]:
     """What computes FID and KID, and where the real features are kept: beside the data, or in `job_dir`."""
     config, model = assembly.config, assembly.model
     if not hasattr(model, "averaged_generator"):
         raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
-    with assembly.replicas.strategy.scope():
+    with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
-    fid = Fid(model, assembly.replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)
+    fid = Fid(model, replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)
     return fid, beside_data(config.data, job_dir) / f".fid-{extractor.identity}.npz"

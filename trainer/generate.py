@@ -28,10 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         generate, latent_dim, dtype = load_generator(model)
         pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
-        try:
-            write_whole(out, images.encode_png(images.grid(pictures)))
-        except OSError as error:
-            raise UserError(f"out={out}: cannot write there ({error.strerror})") from None
+        write_whole(out, images.encode_png(images.grid(pictures)))
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE

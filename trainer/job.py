@@ -1,9 +1,10 @@
 """One job, readable from the top: cluster, job directory, devices, data, model, resume, train, export, result."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -16,23 +17,23 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import failures_of_reading
 from trainer.distribution.peers import Peers, meet
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, PlatformFault, UserError
 from trainer.events import Best, events_of
 from trainer.export import export, load_template_weights
 from trainer.jobdir import JobDir, open_job_dir, write_json
 from trainer.log import log
 from trainer.models import depends_on_replicas
 from trainer.progress import Progress
-from trainer.record import describe
+from trainer.record import describe, versions
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.stats import last_reported_step
+from trainer.reporting.stats import drop_past, last_reported_step
 from trainer.storage import write_whole
 from trainer.storage.initial import fetch_checkpoint, fetch_model
 from trainer.training.callbacks import bind, load_callbacks, restore_callbacks, state_of_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
-from trainer.training.evaluate import evaluation
-from trainer.training.loop import CallSize, Event, train
-from trainer.training.preemption import Control, StopRequest, stop_on_signals
+from trainer.training.evaluate import Evaluation, evaluation
+from trainer.training.loop import CallSize, Event, do_due, train
+from trainer.training.preemption import Control, Interrupted, StopRequest, stop_on_signals
 
 _MOST_ROLLBACKS = 2
 
@@ -51,6 +52,7 @@ class Job:
     progress: Progress
     restored: dict[str, Any]  # the state beside the variables that it goes on from; {} for none
     best: Best
+    before_events: dict[str, Any] = field(default_factory=dict)  # the state that a signal in their midst saves
 
     @property
     def replicas(self) -> Replicas:
@@ -62,19 +64,25 @@ class Job:
         """Whether this worker writes what is kept."""
         return self.replicas.cluster.is_chief
 
-    def state(self, reporter: Reporter) -> dict[str, Any]:
-        """What a checkpoint keeps beside the variables."""
+    @property
+    def owed(self) -> bool:
+        """Whether what is due at the step that it goes on from is still to be done: a signal came first."""
+        return self.restored.get("owed") is True
+
+    def state(self, reporter: Reporter, *, owed: bool = False) -> dict[str, Any]:
+        """What a checkpoint keeps beside the variables; `owed`: what is due at this step is still to be done."""
         return {
             **self.progress.state(),
             "reporter": reporter.state(),
             "callbacks": state_of_callbacks(self.callbacks),
             "best": self.best.state(),
+            "owed": owed,
         }
 
-    def save(self, reporter: Reporter) -> None:
-        """A checkpoint of now; result.json then says how far the run is."""
+    def save(self, reporter: Reporter, *, owed: bool = False) -> None:
+        """A checkpoint of now, or of before what is due and `owed`; result.json then says how far the run is."""
         self.best.improved = False
-        self.checkpoints.save(self.progress.step, self.state(reporter))
+        self.checkpoints.save(self.progress.step, self.before_events if owed else self.state(reporter))
         self.write_result("running", reporter)
 
     def write_result(self, state: str, reporter: Reporter) -> None:
@@ -99,7 +107,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     before = job_dir.read_result() if cluster.is_chief else {}
     account = Account.of(config, before, began)
     job_dir.mirror.begin(job_dir.logs)
-    with _peers(config, cluster, job_dir, account) as peers:
+    with closing(job_dir.mirror), _peers(config, cluster, job_dir, account) as peers:
         refuse_hopeless_restart(config, before)  # here, where the other workers hear of it
         replicas = make_replicas(config, cluster)
         log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
@@ -127,8 +135,9 @@ def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: Acco
     peers = None
     try:
         if cluster.several:
-            runs = {"devices": len(local_devices(config, cluster)), **dataclasses.asdict(config)}
-            peers = meet(cluster, runs, config.worker_timeout_seconds, lambda line: write_failure(line, INTERRUPTED))
+            devices = {"devices": len(local_devices(config, cluster))}
+            runs = {**versions(), **devices, **dataclasses.asdict(config)}
+            peers = meet(cluster, runs, config.worker_timeout_seconds, write_failure)
         yield peers
         if peers:
             peers.finish(config.worker_timeout_seconds)
@@ -256,14 +265,16 @@ def _describe(job: Job, command: Sequence[str]) -> None:
 
 def _train_and_export(job: Job) -> int:
     progress = job.progress
+    if job.is_chief and job.owed:
+        drop_past(job.job_dir.stats_file, progress.step - 1)  # as far as it was told, it is told again
     reporter = Reporter(job.config, job.job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
     job.write_result("running", reporter)
     try:
         with failures_of_reading(), stop_on_signals() as stop:
             control = _train(job, reporter, stop)
-            job.save(reporter)
+            interrupted = control.signal is not None
+            job.save(reporter, owed=interrupted)
             job.checkpoints.wait()
-        interrupted = control.signal and not progress.finished
         if job.is_chief and not interrupted:
             export(job.assembly.model, job.job_dir.model, job.assembly.dataset.image_shape)
             job.job_dir.mirror.put(job.job_dir.model)
@@ -293,27 +304,46 @@ def _train_and_export(job: Job) -> int:
 
 def _train(job: Job, reporter: Reporter, stop: StopRequest) -> Control:
     config, model, progress, replicas = job.config, job.assembly.model, job.progress, job.replicas
-    evaluate = evaluation(model, replicas, job.assembly.dataset.evaluation)
+    minutes, most = config.checkpoint_every_minutes, config.max_minutes
+    budget = 60 * most - job.account.wall_seconds if most else None
+    control = Control(replicas, stop, 60 * minutes if minutes else None, budget)
+    evaluate = evaluation(model, control.watched(), job.assembly.dataset.evaluation)
     callbacks = bind(job.callbacks, model, progress, evaluates=evaluate is not None)
     model.stop_training = False
     callbacks.on_train_begin()
     if job.restored:
         with _understood(job.checkpoints):
             reporter.resume(job.restored["reporter"])
-        restore_callbacks(job.callbacks, job.restored["callbacks"])
-    callbacks.on_epoch_begin(int(progress.epoch))
-    minutes, most = config.checkpoint_every_minutes, config.max_minutes
-    budget = 60 * most - job.account.wall_seconds if most else None
-    control = Control(replicas, stop, 60 * minutes if minutes else None, budget)
-    asked = lambda: control.save_due or job.best.improved  # noqa: E731
-    save = Event(config.checkpoint_every_steps, lambda progress: job.save(reporter), asked=asked)
-    events = events_of(job.assembly, reporter, callbacks, evaluate, job.best, save, job.job_dir.root)
+            restore_callbacks(job.callbacks, job.restored["callbacks"])
+    callbacks.on_epoch_begin((progress.step - job.owed) // progress.steps_per_epoch)
+    events = _events(job, reporter, callbacks, evaluate, control)
     begin = job.peers.begin_call if job.peers else lambda: None
     steps, rows = job.assembly.step_runner(), job.assembly.rows_from(progress.step)
-    size = CallSize(config.steps_per_loop)
-    train(steps, rows, progress, events, callbacks, reporter.on_call, size, control, begin)
+    if job.owed:
+        do_due(events, progress, model)
+    train(steps, rows, progress, events, callbacks, reporter.on_call, CallSize(config.steps_per_loop), control, begin)
     callbacks.on_train_end()
     return control
+
+
+def _events(
+    job: Job,
+    reporter: Reporter,
+    callbacks: keras.callbacks.CallbackList,
+    evaluate: Evaluation | None,
+    control: Control,
+) -> list[Event]:
+    """All events of the run: the first keeps the state that a signal saves, so that who goes on does all the others."""
+
+    def begin(progress: Progress) -> None:
+        job.before_events = copy.deepcopy(job.state(reporter, owed=True))
+        if control.signal:
+            raise Interrupted
+
+    save_asked = lambda: control.save_due or job.best.improved  # noqa: E731
+    save = Event(job.config.checkpoint_every_steps, lambda progress: job.save(reporter), asked=save_asked)
+    others = events_of(job.assembly, reporter, callbacks, evaluate, job.best, save, job.job_dir.root, control)
+    return [Event(0, begin, asked=lambda: True), *others]
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -333,4 +363,5 @@ def _out_of_memory(config: TrainConfig, replicas: Replicas) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"[:2000]
+    told = isinstance(error, (UserError, PlatformFault))
+    return " ".join(str(error).split()) if told else f"{type(error).__name__}: {error}"[:2000]

@@ -41,16 +41,21 @@ def describe(
             "steps_per_epoch": schedule.steps_per_epoch,
         },
         "total_steps": total_steps,
-        "versions": {
-            "trainer": trainer.__version__,
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
         "git_commit": _git_commit(),
         "command": shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What runs here: the package, Python, and what the numbers depend on."""
+    return {
+        "trainer": trainer.__version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
     }
 
 

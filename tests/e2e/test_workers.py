@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 from deploy.rehearsal import free_addresses
 from tests import workers
-from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE
+from tests.drill import losses, numbers
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
 COMMON = ["--steps=30", "--global_batch_size=48", "--precision=float64", "--learning_rate=1e-3", "--image_size=16"]
@@ -148,10 +150,41 @@ def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_sigterm_to_one_worker_in_the_midst_of_fid_changes_no_line(tmp_path: Path) -> None:
+    keras.Sequential([
+        keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(8), keras.layers.Dense(10)
+    ]).save(tmp_path / "model.keras")  # fmt: skip
+    flags = [*COMMON[1:], *MODELS["dcgan"], "--steps=40", "--fid_every_steps=20", "--fid_samples=1700"]
+    flags += [f"--fid_features={tmp_path / 'model.keras'}", "--report_every_steps=20", "--global_batch_size=4"]
+    undisturbed = trained(tmp_path / "undisturbed", 2, flags)
+    addresses, job_dir = free_addresses(2), tmp_path / "job"
+    logs = [tmp_path / f"{index}.log" for index in range(2)]
+    processes = [workers.start(addresses, index, [*flags, f"--job_dir={job_dir}"], logs[index]) for index in range(2)]
+    try:
+        wait_for_step(job_dir, 20)  # the report; now comes FID, of 425 batches
+        processes[1].send_signal(signal.SIGTERM)
+    finally:
+        codes = workers.end(processes)
+    assert codes == [INTERRUPTED, INTERRUPTED], [log.read_text() for log in logs]
+    assert [line[:2] for line in numbers(job_dir)] == [("report", 20)]
+    trained(job_dir, 2, flags)
+    assert numbers(job_dir) == numbers(undisturbed)
+    assert losses(job_dir) == pytest.approx(losses(undisturbed), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_callback_that_stops_one_worker_stops_the_other(tmp_path: Path) -> None:
+    flags = [*LONG, "--callbacks=tests.models:stop_one_worker", "--steps_per_loop=1", f"--job_dir={tmp_path / 'job'}"]
+    assert workers.run(2, flags, tmp_path / "log") == [DONE, DONE]
+    assert json.loads((tmp_path / "job" / "result.json").read_text())["steps"] == 3
+    assert "done: 3 steps" in (tmp_path / "log.1").read_text()
+
+
+@pytest.mark.slow
 def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
     addresses = free_addresses(2)
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
-    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [USER_MUST_CHANGE]
+    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
     output = (tmp_path / "0.log").read_text()
     assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in output
 

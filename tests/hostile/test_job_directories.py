@@ -162,6 +162,17 @@ def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_fac
     one_line(lambda: job.run(config(folder, "--steps=3"), ["python"], 0.0))
 
 
+def test_a_state_without_callbacks(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    shutil.copytree(run, folder)
+    (whole,) = whole_checkpoints(folder / "checkpoints")
+    manifest = manifest_of(whole)
+    del manifest["state"]["callbacks"]
+    reseal(whole, manifest)
+    with pytest.raises(UserError, match=r"its state is of another version of this trainer \(KeyError\('callbacks'\)\)"):
+        job.run(config(folder, "--steps=3"), ["python"], 0.0)
+
+
 def reported(folder: Path) -> None:
     collection = collect([str(folder)])
     rows = measure(collection)

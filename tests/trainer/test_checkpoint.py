@@ -190,6 +190,19 @@ def test_the_same_step_is_written_once(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_a_step_at_which_something_was_owed_is_written_again_when_that_is_done(tmp_path: Path) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 3, owed=True)
+    checkpoints = checkpoints_of(model, tmp_path)
+    assert checkpoints.restore()["owed"] is True
+    before = contents(tmp_path)
+    save(checkpoints, model, 3, owed=True)
+    assert contents(tmp_path) == before
+    save(checkpoints, model, 3, owed=False)
+    assert checkpoints_of(model, tmp_path).restore()["owed"] is False
+    assert names(tmp_path) == [3]
+
+
 def test_what_is_written_in_the_background_is_the_state_at_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

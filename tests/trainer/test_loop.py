@@ -1,12 +1,15 @@
 """Calls to the device are cut at boundaries, sized by time, and tell Keras callbacks what was reached."""
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import pytest
 
+from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
@@ -33,10 +36,17 @@ class Steps:
         return StepLogs(("loss",), values, {})
 
 
-def run(steps: Steps, total: int, events: list[Event], first: int = 0, most_steps: int = 0) -> Progress:
+def run(
+    steps: Steps,
+    total: int,
+    events: list[Event],
+    first: int = 0,
+    most_steps: int = 0,
+    control: Control | None = None,
+) -> Progress:
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
-    control = Control(make_replicas(TrainConfig()), StopRequest())
+    control = Control(make_replicas(TrainConfig()), StopRequest()) if control is None else control
     train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), control)  # type: ignore[arg-type]
     return progress
 
@@ -102,3 +112,47 @@ def test_stop_training_ends_the_run_with_the_last_events_once() -> None:
     progress = run(Steps(stop_at=4), 100, [Event(2, at(every)), Event(0, at(end))], most_steps=1)
     assert (progress.step, progress.finished) == (4, True)
     assert (every, end) == ([2, 4], [4])
+
+
+def test_a_signal_in_the_midst_of_a_measurement_leaves_it_and_what_comes_after() -> None:
+    stop, seen, after = StopRequest(), [], []  # type: ignore[var-annotated]
+    control = Control(make_replicas(TrainConfig()), stop)
+    watched = control.watched()
+
+    def measure(progress: Progress) -> None:
+        seen.append("begun")
+        if progress.step == 4:
+            stop.signal = "SIGTERM"
+        watched.sum_over_workers(0)
+        seen.append("done")
+
+    progress = run(Steps(), 10, [Event(2, measure), Event(2, at(after))], control=control)
+    assert (progress.step, control.signal) == (4, "SIGTERM")
+    assert (seen, after) == (["begun", "done", "begun"], [2])
+
+
+class Worker:
+    """Stands in for the replicas of one of two workers: threads that wait for each other at every sum."""
+
+    barrier = threading.Barrier(2, timeout=10)
+    values: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, index: int):
+        self.cluster = Cluster(("one:1", "other:1"), index)
+
+    def sum_over_workers(self, values: Any) -> Any:
+        self.values[self.cluster.index] = np.asarray(values, np.float64)
+        self.barrier.wait()
+        total = self.values[0] + self.values[1]
+        self.barrier.wait()
+        return total
+
+
+def test_a_callback_that_stops_one_worker_stops_all_at_that_step() -> None:
+    def worker(index: int) -> int:
+        control = Control(Worker(index), StopRequest())  # type: ignore[arg-type]
+        steps = Steps(stop_at=4 if index == 1 else None)
+        return run(steps, 100, [Event(0, at([]))], most_steps=1, control=control).step
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(worker, range(2))) == [4, 4]

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import SMALL
 from tests.drill import ROOT, losses, numbers
-from tests.support import fresh_collectives
+from tests.support import Signals, fresh_collectives
 from trainer import job
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, resolve
 from trainer.distribution.strategy import make_replicas
-from trainer.errors import UserError
+from trainer.errors import INTERRUPTED, UserError
 from trainer.jobdir import write_json
 from trainer.training import preemption
-from trainer.training.checkpoint import whole_checkpoints
+from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+from trainer.training.evaluate import Evaluation
 from trainer.training.preemption import Control, StopRequest, stop_on_signals
+from trainer.training.steps import StepRunner
 
 Make = Callable[..., TrainConfig]
 
@@ -201,22 +204,73 @@ STOPS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stops early."""
+    folder = run(resolve([*SMALL, *STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"]).config)
+    assert 12 <= result_of(folder)["steps"] < 200
+    return folder
+
+
+def check_same(folder: Path, undisturbed: Path) -> None:
+    assert numbers(folder) == numbers(undisturbed)
+    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
+    results = [result_of(one) for one in (folder, undisturbed)]
+    assert [(result["state"], result["steps"]) for result in results] == [("done", results[1]["steps"])] * 2
+    kept = [whole_checkpoints(one / "checkpoints") for one in (folder, undisturbed)]
+    assert [path.name for path in kept[0]] == [path.name for path in kept[1]]
+    ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
+    assert [state["owed"] for state in (ours, theirs)] == [False, False]
+    assert ours["best"]["step"] == theirs["best"]["step"]
+    assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
+
+
+def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
+    small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals, call, measure = Signals(monkeypatch), StepRunner.__call__, Evaluation.__call__
+    stopped_at, reached = result_of(undisturbed)["steps"], [0]
+    before, within = [3, 4, stopped_at], [8]
+
+    def come_at(steps: list[int]) -> None:
+        if reached[-1] in steps:
+            steps.remove(reached[-1])
+            signals.come()
+
+    def called(self: StepRunner, iterator: Any, first_step: int, count: int) -> Any:
+        logs = call(self, iterator, first_step, count)
+        reached.append(first_step + count)
+        come_at(before)
+        return logs
+
+    def measured(self: Evaluation) -> dict[str, float]:
+        come_at(within)
+        return measure(self)
+
+    monkeypatch.setattr(StepRunner, "__call__", called)
+    monkeypatch.setattr(Evaluation, "__call__", measured)
+    config = small_config(*STOPS, "--steps_per_loop=1")
+    for step in (3, 4, 8, stopped_at):
+        assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
+        folder = Path(config.job_dir)
+        assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
+        assert step not in [number[1] for number in numbers(folder)]
+    check_same(run(config), undisturbed)
+
+
 class Killed(BaseException):
     pass
 
 
 def test_early_stopping_goes_on_counting_and_stays_stopped(
-    small_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = run(small_config(*STOPS, f"--job_dir={tmp_path / 'undisturbed'}"))
     stopped_at = result_of(undisturbed)["steps"]
-    assert 8 <= stopped_at < 200
-
     config = small_config(*STOPS)
     save, saves = job.Job.save, []
 
-    def killed_at_the_third(self: job.Job, reporter: Any) -> None:
-        save(self, reporter)
+    def killed_at_the_third(self: job.Job, reporter: Any, **owed: bool) -> None:
+        save(self, reporter, **owed)
         saves.append(self.progress.step)
         if len(saves) == 3 or self.progress.finished:
             self.checkpoints.wait()
@@ -230,12 +284,7 @@ def test_early_stopping_goes_on_counting_and_stays_stopped(
             if saves[-1] == stopped_at:
                 break
             saves.clear()
-    folder = run(config)
-    assert numbers(folder) == numbers(undisturbed)
-    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
-    assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("done", stopped_at)
-    kept = [[path.name for path in whole_checkpoints(one / "checkpoints")] for one in (folder, undisturbed)]
-    assert kept[0] == kept[1]
+    check_same(run(config), undisturbed)
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> None:

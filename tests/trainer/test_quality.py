@@ -1,19 +1,24 @@
 """Evaluation counts each example once; FID and KID are what their formulas say."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, run_steps, small
-from trainer.config import TrainConfig
+from tests.conftest import SMALL
+from tests.drill import losses, numbers
+from tests.support import Signals, fresh_collectives, run_steps, small
+from trainer import job
+from trainer.config import TrainConfig, resolve
 from trainer.data.dataset import Arrays
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas, make_replicas
-from trainer.errors import UserError
+from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.models import build_model
 from trainer.training.evaluate import Evaluation, evaluation
 from trainer.training.fid import Extractor, Fid, frechet_distance, kernel_distance
@@ -56,6 +61,16 @@ def test_only_classifiers_with_labelled_examples_are_evaluated() -> None:
     assert evaluation(model, on(1), None) is None
     assert evaluation(model, on(1), unlabelled) is None
     assert evaluation(build_model(small(), digits), on(1), digits.train) is None
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"])
+def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
+    images, labels = (part.numpy() for part in load_dataset(small()).train.gather(np.arange(20)))
+    model = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10, "softmax")])
+    model.compile(loss=loss)
+    outputs = model(images.astype("float32"))
+    expected = np.mean(keras.losses.sparse_categorical_crossentropy(labels, outputs))
+    assert Evaluation(model, on(1), Arrays(images, labels))()["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000, size: int = 3) -> np.ndarray:  # type: ignore[type-arg]
@@ -182,17 +197,46 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
 
 
-def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path) -> None:
-    import json
+def fid_config(features: Path, folder: Path) -> TrainConfig:
+    flags = ["--fid_every_steps=2", "--fid_samples=20", f"--fid_features={features}", "--report_every_steps=2"]
+    return resolve([*SMALL, *flags, f"--job_dir={folder}"]).config
 
-    from trainer import job
 
-    config = small_config("--fid_every_steps=2", "--fid_samples=20", f"--fid_features={features}")
-    assert job.run(config, [], 0.0) == 0
-    result = json.loads((Path(config.job_dir) / "result.json").read_text())
+@pytest.fixture(scope="module")
+def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GAN's run that measures FID."""
+    config = fid_config(features, tmp_path_factory.mktemp("measured") / "job")
+    assert job.run(config, [], 0.0) == DONE
+    return Path(config.job_dir)
+
+
+def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path, measured: Path) -> None:
+    result = json.loads((measured / "result.json").read_text())
     assert result["final"]["fid_features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
-    lines = [json.loads(line) for line in (Path(config.job_dir) / "stats.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "quality"] == [2, 4]
+    assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
     with pytest.raises(UserError, match="generates no images"):
-        job.run(small_config("--model=mlp", "--fid_every_steps=2", f"--job_dir={config.job_dir}-2"), [], 0.0)
+        job.run(small_config("--model=mlp", "--fid_every_steps=2"), [], 0.0)
+
+
+def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
+    features: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came before it at this step, a report here, is told again with it, and stands there once."""
+    signals, real_features, left = Signals(monkeypatch), Fid.real_features, []
+
+    def interrupted(self: Fid, cache: Path) -> Any:
+        found = real_features(self, cache)
+        if not left:
+            left.append(True)
+            signals.come()
+        return found
+
+    monkeypatch.setattr(Fid, "real_features", interrupted)
+    config = fid_config(features, tmp_path / "job")
+    folder = Path(config.job_dir)
+    assert job.run(config, [], 0.0) == INTERRUPTED
+    assert [line[:2] for line in numbers(folder)] == [("report", 2)]
+    assert job.run(config, [], 0.0) == DONE
+    assert numbers(folder) == numbers(measured)
+    assert losses(folder) == pytest.approx(losses(measured), rel=1e-4)

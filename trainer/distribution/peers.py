@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.cluster import Cluster
-from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.log import log
 
 BEAT_SECONDS = 5.0
@@ -43,7 +43,11 @@ class Peers:
     """Connections of the chief to all workers, or of a worker to its chief; watched in a thread of its own."""
 
     def __init__(
-        self, cluster: Cluster, links: Mapping[int, socket.socket], stall_seconds: float, on_loss: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        links: Mapping[int, socket.socket],
+        stall_seconds: float,
+        on_loss: Callable[[str, int], None],
     ) -> None:
         self._cluster, self._stall_seconds, self._on_loss = cluster, stall_seconds, on_loss
         self._peers = {index: _Peer(index, link) for index, link in links.items()}
@@ -151,24 +155,27 @@ class Peers:
         """Ends this process: its main thread may wait in C++ for a worker that never answers."""
         if self._over.wait(grace_seconds):
             return
+        code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
         log.error("%s", line)
         try:
-            self._on_loss(line)
+            self._on_loss(line, code)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT)
+            os._exit(code)
 
 
 def meet(
     cluster: Cluster,
     runs: Mapping[str, Any],
     timeout_seconds: float,
-    on_loss: Callable[[str], None] = lambda line: None,
+    on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
     """Waits until all workers are there, and run the same: `runs` must be equal everywhere; UserError otherwise.
 
-    `on_loss` hears the line that is said when a worker is gone, just before this process ends.
+    PlatformFault where one does not come within `timeout_seconds`: an image may still be pulled, a machine be missing.
+
+    `on_loss` hears, just before this process ends, the line that is said when a worker is gone, and the exit code.
     """
     host, _, port = cluster.addresses[cluster.index].rpartition(":")
     server = _own_port(host.strip("[]"), int(port))
@@ -203,7 +210,9 @@ def _await_workers(
     while len(links) < cluster.workers - 1:
         missing = [cluster.name(index) for index in range(1, cluster.workers) if index not in links]
         if time.monotonic() > deadline:
-            raise UserError(f"{', '.join(missing)} did not start within {timeout_seconds:.0f} seconds: see its log")
+            raise PlatformFault(
+                f"{', '.join(missing)} did not start within {timeout_seconds:.0f} seconds (see its log)"
+            )
         if time.monotonic() - said > 10:
             log.info(f"waiting for {', '.join(missing)}")
             said = time.monotonic()
@@ -247,7 +256,7 @@ def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, time
             return link
         link.close()  # a server of an older run that is about to end
         time.sleep(0.5)
-    raise UserError(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds: see its log")
+    raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")
 
 
 def _differing(ours: Mapping[str, Any], theirs: Any) -> str:

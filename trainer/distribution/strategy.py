@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +33,7 @@ class Replicas:
     rows: int  # of each global batch, on one replica
     global_batch_size: int
     cluster: Cluster = ONE_MACHINE
+    before_sum: Callable[[], None] = lambda: None  # called at each sum over the workers, on all of them; may raise
 
     @property
     def local(self) -> int:
@@ -62,6 +63,7 @@ class Replicas:
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Numbers:
         """`values`, of one shape on all workers, added up over them; every worker must call it. Float64."""
+        self.before_sum()
         array = np.asarray(values, np.float64)
         if not self.cluster.several:
             return array

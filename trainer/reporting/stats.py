@@ -14,13 +14,18 @@ class Stats:
 
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
-        self.before = [entry for entry in _entries(path) if entry["step"] <= step]
-        write_whole(path, "".join(json.dumps(entry) + "\n" for entry in self.before))
+        drop_past(path, step)
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Writes one line; a number that JSON cannot hold becomes null."""
         with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
+
+
+def drop_past(path: Path, step: int) -> None:
+    """Leaves the whole lines of a stats.jsonl up to `step`."""
+    kept = [entry for entry in _entries(path) if entry["step"] <= step]
+    write_whole(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
 def last_reported_step(path: Path) -> int:

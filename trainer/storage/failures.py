@@ -47,7 +47,7 @@ def _explain(error: Exception, what: str, needed: str) -> Exception | None:
             return UserError(
                 f"{what}: there is no such bucket: check its name, or make it (gcloud storage buckets create)"
             )
-        return UserError(f"{what}: gone, or replaced while it was read: run the same command again")
+        return PlatformFault(f"{what}: gone, or replaced while it was read")
     if isinstance(error, api.ClientError) and not isinstance(error, api.TooManyRequests):
         return UserError(f"{what}: Cloud Storage refuses the request: {text[:300]}")
     if isinstance(

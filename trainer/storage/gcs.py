@@ -113,7 +113,7 @@ class Gcs:
     ) -> None:
         """Writes the object to `file`, whole and verified, or removes it; `heard` is told of the bytes as they come.
 
-        PlatformFault where the checksum is wrong `limits.tries` times, UserError where the object is there no more.
+        PlatformFault where the checksum is wrong `limits.tries` times, or the object is there no more.
         """
         try:
             with open(file, "wb") as raw:

@@ -57,6 +57,9 @@ class Mirror:
     def leave(self, seconds: float = LEAVING_SECONDS) -> None:
         """Returns when all is kept, or after `seconds` with a warning that names what is not."""
 
+    def close(self) -> None:
+        """Ends what works in the background; nothing is kept from here on."""
+
 
 class BucketMirror(Mirror):
     """Of addresses in Cloud Storage. `places`: each scratch folder, and the address that it stands for.
@@ -151,6 +154,10 @@ class BucketMirror(Mirror):
         if unsent := self._unsent(seconds):
             why = "refused by Cloud Storage" if self._uploader.refused else f"not sent within {seconds:g} seconds"
             log.warning(f"{why}: {unsent}; what was sent before is whole")
+
+    def close(self) -> None:
+        """As Mirror."""
+        self._uploader.close()
 
     def _unsent(self, seconds: float) -> str:
         return ", ".join(self.where(Path(path)) for path in self._uploader.join(seconds))

@@ -16,7 +16,8 @@ _PATIENCE = replace(LIMITS, retry=6, pause=2, connect=3, silence=3)
 
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
-    """UserError, one line within 15 seconds, for the first setting whose address cannot be used.
+    """One line within 15 seconds for the first setting whose address cannot be used: UserError, or PlatformFault where
+    Cloud Storage itself fails.
 
     inputs: settings that name something to read, and their values; outputs: those to write below. Local paths pass.
     """
@@ -34,7 +35,7 @@ def _run(checks: Sequence[tuple[str, Address, Callable[[Gcs, Address], None]]]) 
             prove(connect(_PATIENCE), address)
         except (UserError, PlatformFault) as error:
             text = str(error)
-            raise UserError(text if text.startswith(what) else f"{what}: {text}") from error
+            raise type(error)(text if text.startswith(what) else f"{what}: {text}") from error
 
 
 def _prove_listing(gcs: Gcs, address: Address) -> None:

@@ -1,7 +1,7 @@
 """Local results -> Cloud Storage, in the background: training writes files as ever, a thread sends them in order.
 
-What the service does not take now is tried again for as long as the process lives; what it refuses, as for a missing
-permission, is raised at the next `put`, so that no run goes on whose results cannot be kept.
+What the service does not take now is tried again until `close`; what it refuses, as for a missing permission, is raised
+at the next `put`, so that no run goes on whose results cannot be kept.
 """
 
 import shutil
@@ -57,6 +57,7 @@ class Uploader:
         self._repeated: list[_Repeated] = []
         self._generations: dict[Address, int] = {}
         self._refused: Exception | None = None
+        self._closed = False
         self._changed = threading.Condition()  # over an RLock: put takes it twice
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
 
@@ -122,6 +123,12 @@ class Uploader:
         """Why nothing more can be sent, None while all is well."""
         return self._refused
 
+    def close(self) -> None:
+        """Ends the thread, when the task that it is in is done or has failed; what waits is not sent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     def _add(self, path: Path, work: Callable[[], None]) -> None:
         with self._changed:
             if self._refused:
@@ -137,8 +144,7 @@ class Uploader:
         self._changed.notify_all()
 
     def _work(self) -> None:
-        while True:
-            task = self._next()
+        while task := self._next():
             try:
                 task.work()
             except FileNotFoundError as error:  # deleted before its turn: only a delete that was asked for excuses it
@@ -157,10 +163,10 @@ class Uploader:
                 self._tasks.remove(task)
                 self._changed.notify_all()
 
-    def _next(self) -> _Task:
-        """The first task; repeated files that are due become one when nothing else waits."""
+    def _next(self) -> _Task | None:
+        """The first task; repeated files that are due become one when nothing else waits. None once it is closed."""
         with self._changed:
-            while not self._tasks:
+            while not (self._tasks or self._closed):
                 if self._outdated:
                     self._tasks, self._outdated = self._outdated, []
                     break
@@ -171,7 +177,7 @@ class Uploader:
                 else:
                     soonest = min((repeated.due for repeated in self._repeated), default=None)
                     self._changed.wait(None if soonest is None else soonest - now)
-            return self._tasks[0]
+            return None if self._closed else self._tasks[0]
 
     def _send(self, path: Path) -> None:
         address = self._remote(path)

@@ -44,7 +44,7 @@ class Checkpoints:
     ) -> None:
         self._variables, self._replicas = variables_of(model), replicas
         self._folder, self._keep, self._mirror = folder, keep, mirror or Mirror()
-        self._saved_step = -1  # the newest step that is kept, or being written
+        self._saved = (-1, False)  # the newest step that is kept or being written, and whether something is owed there
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
         self.restored: str | None = None  # what restore() read
@@ -60,7 +60,7 @@ class Checkpoints:
         if manifest is None:
             return {}
         put_back(self._variables, values, self._replicas)
-        self._saved_step = manifest["step"]
+        self._saved = (manifest["step"], bool(manifest["state"].get("owed")))
         return {**manifest["state"], "step": manifest["step"]}
 
     def _newest(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -84,16 +84,19 @@ class Checkpoints:
         return None, None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Takes the state after `step` steps, once only for the same step, and writes it in the background.
+        """Takes the state after `step` steps, and writes it in the background.
+
+        Once only for the same step; again where its ["owed"] was true, and what was owed is done.
 
         `state`: what goes beside the variables; its ["best"]["step"], where there is one, is kept too. An earlier write
         that failed is raised here.
         """
-        if step == self._saved_step or not self._replicas.cluster.is_chief:
+        saved = (step, bool(state.get("owed")))
+        if saved == self._saved or not self._replicas.cluster.is_chief:
             return
         self.wait()
         began = time.monotonic()
-        self._saved_step = step
+        self._saved = saved
         # Text now: the background must not see what the next steps make of the state.
         manifest = json.dumps({"step": step, "state": state})
         self._writer = threading.Thread(

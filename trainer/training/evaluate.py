@@ -1,13 +1,16 @@
 """A classifier's loss and accuracy on the evaluation examples: each counted once, on any number of replicas."""
 
 import math
+import time
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.data.dataset import Examples
 from trainer.distribution.strategy import Replicas
+from trainer.training.loop import CallSize
 
 
 class Evaluation:
@@ -15,7 +18,9 @@ class Evaluation:
 
     def __init__(self, model: keras.Model, replicas: Replicas, examples: Examples) -> None:
         self.model, self.replicas, self.examples = model, replicas, examples
-        self._loss = keras.losses.get(model.loss)
+        loss = keras.losses.get(model.loss)  # of a name that is a function: it gives one value a row already
+        self._loss = loss.call if isinstance(loss, keras.losses.Loss) else loss
+        self._call_size = CallSize(most_steps=0)
         self._run = tf.function(self._sums)
         self._on_replica = tf.autograph.experimental.do_not_convert(self._replica_sums)
 
@@ -29,14 +34,21 @@ class Evaluation:
         return round(self._totals()[1])
 
     def _totals(self) -> list[float]:
-        found: list[float] = self.replicas.sum_over_workers(self._run().numpy()).tolist()
+        """[sum of losses, correct answers]. Some batches a call: between calls workers meet, and hear of a signal."""
+        batches, done = math.ceil(self.examples.count / self.replicas.global_batch_size), 0
+        total, found = np.zeros(2), [0.0, 0.0]
+        while done < batches:
+            count, began = self._call_size(batches - done), time.monotonic()
+            total = self._run(tf.constant(done), tf.constant(done + count), tf.constant(total)).numpy()
+            *found, seconds = self.replicas.sum_over_workers([*total, time.monotonic() - began]).tolist()
+            self._call_size.learn(count, seconds / self.replicas.cluster.workers)  # alike on all workers
+            done += count
         return found
 
-    def _sums(self) -> Any:
-        """[sum of losses, correct answers] of this worker's rows; what fills up the last batch weighs nothing."""
+    def _sums(self, first: Any, end: Any, total: Any) -> Any:
+        """`total` and the sums of this worker's rows of these batches; what fills up the last one weighs nothing."""
         strategy, batch = self.replicas.strategy, self.replicas.global_batch_size
-        total = tf.zeros((2,), tf.float64)
-        for i in tf.range(math.ceil(self.examples.count / batch)):
+        for i in tf.range(first, end):
             sums = strategy.run(self._on_replica, args=(i * batch,))
             total += tf.add_n(list(strategy.experimental_local_results(sums)))
         return total
@@ -48,7 +60,7 @@ class Evaluation:
         with tf.device("CPU:0"):
             images, labels = self.examples.gather(tf.minimum(wanted, self.examples.count - 1))
         outputs = self.model(tf.cast(images, keras.config.floatx()), training=False)
-        losses = tf.cast(self._loss.call(labels, outputs), tf.float64)
+        losses = tf.cast(self._loss(labels, outputs), tf.float64)
         right = tf.cast(tf.argmax(outputs, axis=-1, output_type=tf.int32) == labels, tf.float64)
         return tf.stack([tf.reduce_sum(losses * counts), tf.reduce_sum(right * counts)])
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import keras
 
 from trainer.errors import NotFinite
 from trainer.progress import Progress, StepLogs
-from trainer.training.preemption import Control
+from trainer.training.preemption import Control, Interrupted
 from trainer.training.steps import StepRunner
 
 CALL_SECONDS = 3.0
@@ -63,7 +64,7 @@ def train(
     control: Control,
     on_begin: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs until `progress` is finished, a Keras callback sets `model.stop_training`, or `control` says stop.
+    """Runs until `progress` is finished, a Keras callback of any worker stops it, or `control` says stop.
 
     `on_begin` and `on_call` hear of every call to the device, `events` come at their steps, batch hooks of `callbacks`
     once a call with the step reached. UserError, naming the step, when a scalar is NaN or infinite.
@@ -82,8 +83,15 @@ def train(
             call_size.learn(count, seconds)
         on_call(progress, logs)
         callbacks.on_train_batch_end(progress.step, logs.means())
+        control.agree_to_stop(run_steps.model)
+        do_due(events, progress, run_steps.model)
+
+
+def do_due(events: Sequence[Event], progress: Progress, model: keras.Model) -> None:
+    """Does what is due now, in its order. An event may raise Interrupted, for a signal: those after it are left."""
+    with suppress(Interrupted):
         for event in events:
-            if run_steps.model.stop_training:  # also by an event before this one
+            if model.stop_training:  # also by an event before this one
                 progress.total_steps = progress.step
             if event.due(progress):
                 event.act(progress)

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from trainer.distribution.strategy import Replicas
 from trainer.errors import INTERRUPTED
@@ -70,6 +72,10 @@ def leave_at_once() -> None:
     os._exit(INTERRUPTED)
 
 
+class Interrupted(Exception):
+    """A signal came to any of the workers, before or in the midst of what is due: raised on all of them."""
+
+
 class Control:
     """Whether to stop and whether to save now, the same answer on every worker. The chief's clock counts.
 
@@ -102,8 +108,24 @@ class Control:
         due = chief and self._save_every is not None and now - self._saved >= self._save_every
         signals, budget, save, total = self._replicas.sum_over_workers([bool(self._request), spent, due, seconds])
         if signals:
-            self.signal = self._request.signal or "a signal to another worker"
+            self._stop_by_signal()
         self.budget_spent, self.save_due = bool(budget), bool(save)
         if self.save_due:
             self._saved = now
         return float(total) / self._replicas.cluster.workers
+
+    def agree_to_stop(self, model: Any) -> None:
+        """Keras callbacks run on every worker: where one of them sets `model.stop_training`, all workers stop."""
+        model.stop_training = bool(self._replicas.sum_over_workers([bool(model.stop_training)])[0])
+
+    def watched(self) -> Replicas:
+        """The replicas for a long measurement: at each sum over the workers a signal raises Interrupted on them all."""
+        return replace(self._replicas, before_sum=self._leave_if_signalled)
+
+    def _leave_if_signalled(self) -> None:
+        if self._replicas.sum_over_workers([bool(self._request)])[0]:
+            self._stop_by_signal()
+            raise Interrupted
+
+    def _stop_by_signal(self) -> None:
+        self.signal = self._request.signal or "a signal to another worker"

@@ -74,7 +74,6 @@ def test_a_wrong_checksum_for_good_names_the_object(filled: Bucket, proxy: Proxy
     ("fault", "line"),
     [
         (Fault(403, times=FOREVER, after=3), "no permission to read it (roles/storage.objectViewer)"),
-        (Fault(404, times=FOREVER, after=3), "gone, or replaced while it was read"),
         (Fault(400, times=FOREVER), "requester pays"),
         (Fault(401, path="/o?", times=FOREVER), "no valid Google credentials"),
         (Fault(403, path="/o?", times=FOREVER), "no permission to list its objects"),
@@ -89,6 +88,16 @@ def test_what_the_user_must_change_is_said_at_once(
     assert len(str(caught.value).splitlines()) == 1
     whole = {CONTENT + bytes([number]) for number in range(6)}
     assert {file.read_bytes() for file in files(tmp_path)} <= whole
+    proxy.faults.clear()
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
+
+
+def test_what_was_replaced_while_it_was_read_is_no_mistake_of_the_user(
+    filled: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.faults.append(Fault(404, times=FOREVER, after=3))
+    with pytest.raises(PlatformFault, match=r"gone, or replaced while it was read$"):
+        stage(filled.url("d"), "data", str(tmp_path))
     proxy.faults.clear()
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
 

@@ -104,6 +104,16 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
 
 
+def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -> None:
+    config = config_of(bucket, tmp_path, "--steps=2")
+    job_dir = open_job_dir(config)
+    assert job.run(config, ["test"], time.monotonic(), job_dir) == DONE
+    assert isinstance(job_dir.mirror, mirror_module.BucketMirror)
+    sending = job_dir.mirror._uploader._thread
+    sending.join(10)
+    assert not sending.is_alive()
+
+
 def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, tmp_path: Path) -> None:
     often = ["--checkpoint_every_steps=1000", "--report_every_steps=500"]
     flags = [*FLAGS, *often, "--steps=1000000", "--steps_per_loop=500", f"--job_dir={bucket.url('runs/7')}"]

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.emulator import free_port
 from tests.trainer.storage.fault_proxy import Fault, Proxy
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 from trainer.storage import gcs, preflight
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +43,8 @@ def test_each_failure_is_a_line(
     bucket.put("d/x", b"1")
     monkeypatch.setattr(preflight, "_PATIENCE", gcs.Limits(retry=1, pause=0.5, connect=1, silence=1))
     proxy.faults.append(fault)
-    with pytest.raises(UserError) as caught:
+    kind = PlatformFault if "as it should" in line else UserError
+    with pytest.raises(kind) as caught:
         preflight.preflight({"data": bucket.url("d")}, {"job_dir": bucket.url("runs")})
     assert line.replace("BUCKET", bucket.name) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

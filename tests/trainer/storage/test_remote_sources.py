@@ -143,7 +143,8 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     monkeypatch.setattr(keras.applications, "InceptionV3", refused)
     bucket.put("c/network", b"no network")
     settings = small(f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}")
+    replicas = make_replicas(settings)
     with pytest.raises(UserError):
-        _fid(assemble(settings, make_replicas(settings)), tmp_path)
+        _fid(assemble(settings, replicas), tmp_path, replicas)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()

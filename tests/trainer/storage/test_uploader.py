@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sender(bucket: Bucket, root: Path) -> Uploader:
-    return Uploader({root: bucket.address("runs/7")})
+def sender(bucket: Bucket, root: Path) -> Iterator[Uploader]:
+    with closing(Uploader({root: bucket.address("runs/7")})) as sender:
+        yield sender
 
 
 def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
@@ -209,3 +212,17 @@ def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: U
     assert sender.join(10) == []
     assert bucket.content("runs/7/checkpoints/step-00000005/model/data") == b"anew"
     assert folder.exists()
+
+
+def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Uploader, root: Path) -> None:
+    (root / "x").write_bytes(b"1")
+    proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
+    sender.put(root / "x")
+    for _ in range(1000):
+        if proxy.count("POST", "/upload/"):
+            break
+        time.sleep(0.01)
+    sender.close()
+    sender._thread.join(30)
+    assert not sender._thread.is_alive()
+    assert sender.join(0) == [str(root / "x")]
