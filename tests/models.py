@@ -10,6 +10,7 @@ from trainer.cluster import read_cluster
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import prepare
+from trainer.models.layers import StepDropout
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -180,3 +181,7 @@ class Diverging(keras.Sequential):
 
 def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return Diverging(config.learning_rate, dataset.image_shape)
+
+
+def nameless_dropout(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _classifier_with(dataset, StepDropout(0.5))

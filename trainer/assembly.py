@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.random import seed_generator
+from keras.src.utils import naming
 
 from trainer.config import TrainConfig
 from trainer.data.augment import augmentation
@@ -49,13 +50,16 @@ def assemble(config: TrainConfig, replicas: Replicas, dataset: Dataset | None = 
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the arithmetic of every layer made from here on, and the seed of its first weights.
+    """Sets the arithmetic of every layer made from here on, the seed of its first weights, and how names are counted.
 
     `config.deterministic` holds for the process: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
     """
     keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
+    # A layer without a name is named by how many were made before it: of this model alone, as in a new process.
+    # StepDropout draws by its name.
+    naming.reset_uids()
     # Keras seeds its initializers from Python's global generator, from which any thread may draw meanwhile: those that
     # repeat requests to Cloud Storage do. The same numbers come from a generator of its own.
     assert hasattr(seed_generator, "python_random"), "this Keras draws its seeds elsewhere"

@@ -6,10 +6,11 @@ Runs a few steps on one and on two replicas of this machine's CPU, in float64, a
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.errors import DONE, FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
 
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         return USER_MUST_CHANGE
+    except PlatformFault as error:
+        log.error("%s", error)
+        return FAULT
     if not problems:
         log.info(f"{config.model}: {STEPS} steps on 1 and on 2 replicas give the same weights and losses")
         return DONE
@@ -65,11 +69,15 @@ def compare(config: TrainConfig) -> list[str]:
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     """The model after a few steps, and what they returned."""
     from trainer.assembly import assemble
+    from trainer.data.dataset import failures_of_reading
     from trainer.distribution.strategy import make_replicas
 
-    config = dataclasses.replace(config, precision="float64", replicas=replicas, strategy="auto", jit_compile=False)
+    config = dataclasses.replace(
+        config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile=False
+    )
     assembly = assemble(config, make_replicas(config))
-    return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
+    with closing(assembly.dataset), failures_of_reading():
+        return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
 
 
 def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:

@@ -168,7 +168,9 @@ class TrainConfig:
         choices=("float32", "mixed_bfloat16", "mixed_float16", "float64"),
         group="devices",
     )
-    jit_compile: bool = setting(False, "compile the gradient computation with XLA", group="devices")
+    jit_compile: bool = setting(
+        False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models", group="devices"
+    )
     deterministic: bool = setting(
         False, "the same numbers bit for bit on GPUs too, as they are on CPUs; slower", group="devices"
     )

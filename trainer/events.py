@@ -1,6 +1,6 @@
 """What happens between calls to the device, and in which order: reports, evaluation, FID, samples, checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from trainer.config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
-from trainer.progress import Progress
+from trainer.progress import Progress, larger_is_better
 from trainer.reporting.reporter import Reporter
 from trainer.settings import nearest
 from trainer.training.evaluate import Evaluation
@@ -44,7 +44,7 @@ class Best:
         for name in self._names:
             if name in found:
                 value, before = found[name], self._state.get("value")
-                better = before is None or (value > before if "accuracy" in name else value < before)
+                better = before is None or (value > before if larger_is_better(name) else value < before)
                 if better:
                     self._state, self.improved = {"metric": name, "value": value, "step": step}, True
                 return
@@ -81,7 +81,8 @@ def events_of(
 
         return act
 
-    _check_best_metric(config, evaluates=evaluate is not None)
+    reporter.measures = _measures(config, evaluates=evaluate is not None)
+    _check_best_metric(config, reporter.measures)
     events = [Event(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     events.append(Event(steps_per_epoch, end_epoch, at_end=False))
@@ -95,9 +96,12 @@ def events_of(
     return [*events, save]
 
 
-def _check_best_metric(config: TrainConfig, *, evaluates: bool) -> None:
-    known = ["val_loss", "val_accuracy"] if evaluates else []
-    known += ["fid", "kid"] if config.fid_every_steps else []
+def _measures(config: TrainConfig, *, evaluates: bool) -> list[str]:
+    """What a run measures beside the values of its steps."""
+    return ["val_loss", "val_accuracy"] * evaluates + ["fid", "kid"] * bool(config.fid_every_steps)
+
+
+def _check_best_metric(config: TrainConfig, known: Sequence[str]) -> None:
     if config.best_metric and config.best_metric not in known:
         near = nearest(config.best_metric, known)
         raise UserError(f"best_metric={config.best_metric}: this run measures {', '.join(known) or 'nothing'}{near}")
@@ -109,6 +113,6 @@ def _fid(assembly: Assembly, job_dir: Path, replicas: Replicas) -> tuple[Fid, Pa
     if not hasattr(model, "averaged_generator"):
         raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
     with replicas.strategy.scope():
-        extractor = Extractor(config.fid_features, config.fid_weights)
+        extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
     fid = Fid(model, replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)
     return fid, beside_data(config.data, job_dir) / f".fid-{extractor.identity}.npz"

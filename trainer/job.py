@@ -14,6 +14,7 @@ from trainer.account import Account, refuse_hopeless_restart
 from trainer.assembly import Assembly, assemble
 from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
+from trainer.data.dataset import failures_of_reading
 from trainer.distribution.peers import Peers, meet
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, PlatformFault, UserError
@@ -269,7 +270,7 @@ def _train_and_export(job: Job) -> int:
     reporter = Reporter(job.config, job.job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
     job.write_result("running", reporter)
     try:
-        with stop_on_signals() as stop:
+        with failures_of_reading(), stop_on_signals() as stop:
             control = _train(job, reporter, stop)
             interrupted = control.signal is not None
             job.save(reporter, owed=interrupted)
@@ -284,6 +285,7 @@ def _train_and_export(job: Job) -> int:
             raise UserError(_out_of_memory(job.config, job.replicas)) from error
         raise
     finally:
+        job.assembly.dataset.close()
         reporter.close()
     if interrupted:
         job.write_result("interrupted", reporter)

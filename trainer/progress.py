@@ -156,6 +156,11 @@ def by_kind(means: dict[str, float]) -> dict[str, dict[str, float]]:
     return {"losses": losses, "metrics": {name: value for name, value in means.items() if name not in losses}}
 
 
+def larger_is_better(name: str) -> bool:
+    """Whether a larger value of that name is a better one: of an accuracy; not of a loss, FID or KID."""
+    return "accuracy" in name
+
+
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Numbers by name as JSON gave them, null for NaN; TypeError, ValueError or AttributeError for anything else."""
     return {name: math.nan if value is None else float(value) for name, value in values.items()}

@@ -194,7 +194,7 @@ def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> N
 
 SHARD = IMAGES.tobytes() + LABELS.astype("<i4").tobytes()
 INDEX: dict[str, Any] = {
-    "format": "trainer-shards-1", "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"], "labelled": True,
+    "format": "trainer-shards-2", "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"], "labelled": {"train": True},
     "splits": {"train": [{"file": "train-00000.bin", "examples": 4, "sha256": hashlib.sha256(SHARD).hexdigest()}]},
 }  # fmt: skip
 _memory = st.sampled_from(["0", "1"])

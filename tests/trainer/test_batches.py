@@ -4,15 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, batches, row_order
-from trainer.data.dataset import Arrays, Dataset
+from trainer.data.dataset import Arrays, Dataset, failures_of_reading, gathered
 from trainer.data.digits import load
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 
 
 def numbered(examples: int) -> Arrays:
@@ -138,3 +139,19 @@ def test_a_users_own_source_that_does_not_fit_is_refused(function: str, line: st
 def test_a_users_own_source_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(UserError, match="cannot import no_such_package"):
         load_dataset(TrainConfig(data="no_such_package.data:load"))
+
+
+@pytest.mark.parametrize("kind", [UserError, PlatformFault])
+def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
+    """It passes through TensorFlow, which would make an UnknownError of it."""
+    error = kind("part-3#1: cannot be decoded; gs://bucket/ä")
+
+    def read(rows: Any) -> tuple[Any, ...]:
+        raise error
+
+    data = tf.data.Dataset.range(2).map(lambda row: gathered(read, row, (1, 1, 1), False))
+    with pytest.raises(kind) as caught, failures_of_reading():
+        next(iter(data))
+    assert caught.value is error
+    with pytest.raises(tf.errors.InvalidArgumentError), failures_of_reading():
+        tf.reshape(tf.zeros(3), (2,))

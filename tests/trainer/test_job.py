@@ -158,7 +158,7 @@ def test_a_failure_after_a_finished_run_is_told(small_config: Make) -> None:
     with pytest.raises(UserError, match="none is visible"):
         run(small_config("--expect_devices=1"))
     assert read(folder / "result.json")["state"] == "done"  # it did not come to train
-    with pytest.raises(UserError, match="this model reports"):
+    with pytest.raises(UserError, match="this run reports"):
         run(small_config("--steps=6", "--tuning_metric=nothing"))
     result = read(folder / "result.json")
     assert (result["state"], result["steps"]) == ("failed", 5)
@@ -269,7 +269,8 @@ def test_a_callback_can_stop_the_run(small_config: Make) -> None:
         ("--callbacks=tests.models", "write it as package.module:function"),
         ("--model=tests.models:not_a_model", "it returned str, not a keras.Model"),
         ("--model=tests.models:nothing", "tests.models has no function nothing"),
-        ("--tuning_metric=critic", "this model reports critic_loss"),
+        ("--tuning_metric=critic", "this run reports critic_loss"),
+        ("--tuning_metric=fid", "tuning_metric=fid: this run reports critic_loss"),
     ],
 )
 def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:

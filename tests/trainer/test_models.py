@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import largest_difference, permute_rows, run_steps, small, weights
+from tests.support import fresh_collectives, largest_difference, permute_rows, run_steps, small, weights
+from trainer import check as check_module
 from trainer import job
 from trainer.config import TrainConfig, resolve
 from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.step import StepContext, in_step
-from trainer.errors import UserError
-from trainer.export import export
+from trainer.distribution.strategy import make_replicas
+from trainer.errors import PlatformFault, UserError
+from trainer.export import export, plain_copy
 from trainer.models import build_model
-from trainer.models.layers import StepDropout
+from trainer.models.efficientnet import _over_all_replicas
+from trainer.models.layers import FusedBatchNormalization, StepDropout, SyncBatchNormalization
 from trainer.models.optimizers import StepSchedule, learning_rate
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +110,11 @@ def test_dropout_drops_its_share_scales_the_rest_and_changes_by_step() -> None:
     assert np.array_equal(layer(ones, training=False), ones)
 
 
+def test_dropout_without_a_name_is_the_same_each_time_the_model_is_built() -> None:
+    one, other = (weights(run_steps(small("--model=tests.models:nameless_dropout"), 2)[0]) for _ in range(2))
+    assert largest_difference(one, other) == 0
+
+
 def test_dropout_of_whole_examples() -> None:
     with in_step(context()):
         found = StepDropout(0.5, per_example=True, name="d")(tf.ones((1000, 2, 2, 3)), training=True).numpy()
@@ -177,6 +185,15 @@ def test_a_classifier_needs_labels_of_two_classes(data: str, line: str) -> None:
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize(("model", "warned"), [("mlp", True), ("wgan_gp", False)])
+def test_jit_compile_says_where_it_does_nothing(
+    model: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    build_model(small(f"--model={model}", "--image_size=32", "--channels=3", "--jit_compile"), labelled(2))
+    assert (f"nothing of {model} is compiled" in caplog.text) is warned
+
+
 EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]
 EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e-3"]
 
@@ -211,6 +228,21 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet
     assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
 
 
+def test_a_network_from_scratch_gets_our_batch_norm_and_dropout() -> None:
+    images = keras.Input((8, 8, 3))
+    x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
+    stock = keras.Model(images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
+    fresh_collectives()
+    for replicas, kind in ((1, FusedBatchNormalization), (2, SyncBatchNormalization)):
+        config = TrainConfig(replicas=replicas)
+        with make_replicas(config).strategy.scope():
+            ours = _over_all_replicas(stock, config)
+        assert type(ours.get_layer("norm")) is kind
+        assert type(ours.get_layer("drop")) is StepDropout
+        saved = plain_copy(ours).get_layer("norm")
+        assert (type(saved), saved.momentum, saved.synchronized) == (keras.layers.BatchNormalization, 0.8, False)
+
+
 @pytest.mark.slow  # the whole network, on one and two replicas
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
@@ -242,7 +274,8 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
 
 def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..., TrainConfig]) -> None:
     flags = ["--model=mlp", "--evaluation_fraction=0.2", "--global_batch_size=256", "--early_stopping=val_loss"]
-    config = small_config(*flags, "--patience=2", "--learning_rate=1.0", "--steps=200")
+    flags += ["--patience=2", "--learning_rate=1.0", "--steps=200", "--tuning_metric=val_accuracy"]
+    config = small_config(*flags)
     assert job.run(config, [], 0.0) == 0
     result = json.loads((Path(config.job_dir) / "result.json").read_text())
     assert result["state"] == "done"
@@ -272,11 +305,22 @@ def check(*flags: str) -> tuple[int, str]:
     ],
 )
 def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
-    flags = ["--image_size=16", "--global_batch_size=8", "--width=4"]
+    flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it asks the CPU alone
     data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
     found, shown = check(f"--model={model}", *data, *flags)
     assert found == code, shown
     assert line in shown
+
+
+def test_check_tells_a_fault_of_the_platform_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(arguments: list[str]) -> None:
+        raise PlatformFault("gs://b/x: Cloud Storage does not answer")
+
+    monkeypatch.setattr(check_module, "resolve", fault)
+    assert check_module.main([]) == 1
+    assert capsys.readouterr().err == "error: gs://b/x: Cloud Storage does not answer\n"
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:

@@ -129,6 +129,29 @@ def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -
     assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
 
 
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, memory: int) -> None:
+    (photos / "val").rename(photos / "other")
+    (photos / "test").mkdir()
+    (photos / "test" / "7.png").write_bytes(png(7))
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "shards", data_memory_mib=memory))
+    for found in (source, prepared):
+        assert found.evaluation is not None
+        assert (found.train.labelled, found.evaluation.labelled) == (True, False)
+        assert levels_of(found.evaluation) == [7]
+    assert prepared.train.gather(np.array([49], np.int32))[1].numpy().tolist() == [1]
+
+
+def test_files_with_and_without_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tfrecord(tmp_path / "a.tfrecord", [{"image": png(1), "label": 1}])
+    write_tfrecord(tmp_path / "b.tfrecord", [{"image": png(2)}])
+    assert main([str(tmp_path), str(tmp_path / "shards"), f"--image_size={SIZE}"]) == 2
+    assert "some files have labels and some have none" in capsys.readouterr().err
+    with pytest.raises(UserError, match="some records have a label"):
+        load_dataset(config(tmp_path))
+
+
 def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.arange(20, dtype=np.uint8).repeat(64).reshape(20, 8, 8))
     write_tfrecord(tmp_path / "r.tfrecord", [{"image": png(level), "label": level} for level in range(7)])
@@ -157,7 +180,7 @@ Damage = Callable[[Path], object]
     [
         (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
         (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
-        (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-1"}'), "is damaged"),
+        (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
         (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
         (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index says"),
         (lambda f: flip(f / "train-00000.bin"), "its checksum is not that of the index"),

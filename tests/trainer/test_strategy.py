@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.support import fresh_collectives
 from trainer.config import TrainConfig
-from trainer.distribution.strategy import make_replicas
+from trainer.distribution.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.errors import UserError
 
 
@@ -30,6 +30,14 @@ def test_the_batch_is_said_in_one_sentence(config: TrainConfig, sentence: str, m
 def test_replicas_are_the_first_devices() -> None:
     fresh_collectives()
     assert make_replicas(TrainConfig(replicas=2)).devices == ("CPU:0", "CPU:1")
+
+
+def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trainer.check hides them: TensorFlow still lists them as physical devices."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    others = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else others(kind))
+    assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
 
 
 @pytest.mark.parametrize(

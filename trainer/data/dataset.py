@@ -1,16 +1,20 @@
 """The dataset object that every source gives: examples for training and for evaluation, and what they are."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 
 Array = npt.NDArray[Any]
+
+_failures: deque[Exception] = deque(maxlen=8)  # the newest of `read`: TensorFlow passes on their text alone
 
 
 class Examples(Protocol):
@@ -88,11 +92,32 @@ def gathered(
 ) -> tuple[Any, ...]:
     """`Examples.gather` of `read`, which takes row numbers and returns their images and labels, all as arrays."""
     types = (tf.uint8, tf.int32)[: 1 + labelled]
-    parts = tf.numpy_function(read, [rows], types, stateful=False)
+    found = tf.numpy_function(partial(_kept, read), [rows], types, stateful=False)
+    parts = tf.nest.flatten(found)  # outside of graphs one part alone is not in a list
     parts[0].set_shape((*rows.shape, *image_shape))
     for labels in parts[1:]:
         labels.set_shape(rows.shape)
     return tuple(parts)
+
+
+def _kept(read: Callable[[Any], tuple[Array, ...]], rows: Any) -> tuple[Array, ...]:
+    try:
+        return read(rows)
+    except (UserError, PlatformFault) as error:
+        _failures.append(error)
+        raise
+
+
+@contextmanager
+def failures_of_reading() -> Iterator[None]:
+    """Within it UserError and PlatformFault of a `read` stay what they are: TensorFlow makes UnknownError of both."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        cause = next((one for one in _failures if f"{type(one).__name__}: {one}"[:200] in str(error)), None)
+        if cause is None:
+            raise
+        raise cause from error
 
 
 @dataclass(frozen=True)
@@ -104,6 +129,7 @@ class Dataset:
     evaluation: Examples | None = None
     class_names: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None  # ends what is fetched ahead; nothing is read afterwards
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

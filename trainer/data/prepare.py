@@ -140,12 +140,20 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
         "class_names": list(source.class_names or _numbered(entries)),
-        "labelled": any(entry["labelled"] for entry in entries),
+        "labelled": {split: _labelled(config, some) for split, some in written.items()},
         "splits": splits,
         "source": config.data,
         "converted": dict(bad.converted),
         "skipped": [f"{file}: {why}" for file, why in bad.files],
     }
+
+
+def _labelled(config: TrainConfig, entries: list[dict[str, Any]]) -> bool:
+    """Whether the examples of a split have labels; UserError where only some have."""
+    found = {entry["labelled"] for entry in entries if entry["examples"]}
+    if len(found) > 1:
+        raise UserError(f"SRC={config.data}: some files have labels and some have none: label all of them, or none")
+    return found == {True}
 
 
 def _numbered(entries: list[dict[str, Any]]) -> list[str]:

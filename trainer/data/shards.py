@@ -23,7 +23,7 @@ from trainer.data.dataset import Arrays, Dataset, Examples, gathered
 from trainer.errors import UserError
 
 INDEX = "index.json"
-FORMAT = "trainer-shards-1"
+FORMAT = "trainer-shards-2"
 LABEL = np.dtype("<i4")
 _FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # what a shard is called, in the folder of the index
 _MOST_PIXELS = 2**16  # of an image's side
@@ -92,7 +92,7 @@ class Contents:
 
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
-    labelled: bool
+    labelled: dict[str, bool]  # by split
     splits: dict[str, tuple[Shard, ...]]
 
     @property
@@ -119,8 +119,8 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 def open_split(contents: Contents, split: str, in_memory: bool) -> Examples:
     """The examples of one split, whose files lie there whole; UserError where they do not."""
     for shard in contents.splits[split]:
-        _check_size(shard, contents.image_shape, contents.labelled)
-    rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled, contents.classes)
+        _check_size(shard, contents.image_shape, contents.labelled[split])
+    rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled[split], contents.classes)
     if in_memory:
         return _in_memory(rows)
     if rows.labelled:
@@ -134,7 +134,7 @@ def read_contents(path: Path) -> Contents:
     try:
         shape, names = tuple(int(n) for n in index["image_shape"]), tuple(str(n) for n in index["class_names"])
         splits = {name: _shards(path, entries) for name, entries in index["splits"].items()}
-        labelled = bool(index["labelled"])
+        labelled = {name: bool(index["labelled"][name]) for name in splits}
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it anew") from None
     if len(shape) != 3 or not all(1 <= side <= _MOST_PIXELS for side in shape) or not splits.get("train"):

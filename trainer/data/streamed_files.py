@@ -35,11 +35,11 @@ class PreparedFile:
 
     def __init__(self, path: Path, examples: int, contents: shards.Contents) -> None:
         size = examples * math.prod(contents.image_shape)
-        if path.stat().st_size != size + contents.labelled * examples * shards.LABEL.itemsize:
+        if path.stat().st_size != size + contents.labelled["train"] * examples * shards.LABEL.itemsize:
             raise UserError(f"{path}: {path.stat().st_size:,} bytes are not {examples:,} examples: prepare it anew")
         self._images = np.memmap(path, np.uint8, "r", shape=(examples, *contents.image_shape))
         labels = np.fromfile(path, shards.LABEL, offset=size)
-        self._labels = checked_labels(labels, str(path), contents.classes) if contents.labelled else None
+        self._labels = checked_labels(labels, str(path), contents.classes) if labels.size else None
 
     def read(self, rows: npt.NDArray[np.int64]) -> Parts:
         """As File."""

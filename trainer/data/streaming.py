@@ -6,7 +6,6 @@ files: which example comes when is a function of the seed and the step alone, as
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,9 +122,9 @@ def _load_shards(config: TrainConfig, staged: Staged) -> Dataset:
         config, staged, [staged.objects[shard.path.name] for shard in train],
         lambda number, file: PreparedFile(file, train[number].examples, contents),
     )  # fmt: skip
-    streamed = Streamed(files, [shard.examples for shard in train], shape, contents.labelled)
+    streamed = Streamed(files, [shard.examples for shard in train], shape, contents.labelled["train"])
     evaluation: Examples | None = shards.open_split(contents, "evaluation", in_memory=False) if held else None
-    return Dataset(config.data, streamed, evaluation, contents.class_names, {"streamed": True})
+    return Dataset(config.data, streamed, evaluation, contents.class_names, {"streamed": True}, files.close)
 
 
 def _load_records(config: TrainConfig, staged: Staged, records: dict[str, Remote]) -> Dataset:
@@ -151,11 +150,7 @@ def _load_records(config: TrainConfig, staged: Staged, records: dict[str, Remote
     shape = (config.image_size, config.image_size, config.channels)
     most = max([most for _, most, _ in found] + _labels_of(evaluation))
     streamed = Streamed(files, [count for count, _, _ in found], shape, found[0][2])
-    return Dataset(config.data, streamed, evaluation, tuple(map(str, range(most + 1))), {"streamed": True})
-
-
-def _open_records(config: TrainConfig, objects: list[Remote], number: int, path: Path) -> RecordFile:
-    return RecordFile(config, str(objects[number].address), path)
+    return Dataset(config.data, streamed, evaluation, tuple(map(str, range(most + 1))), {"streamed": True}, files.close)
 
 
 def _labels_of(part: Arrays | None) -> list[int]:

@@ -110,7 +110,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     """This worker's devices, as `GPU:0`; UserError where they are too few. TensorFlow is not started."""
     _check_cluster(config, cluster)
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     _check_expected(config.expect_devices, len(gpus) or simulated_devices())
     devices = _gpus(config.replicas, gpus) if gpus else _cpus(config.replicas or simulated_devices() or 1)
     return devices[:1] if config.strategy == "one_device" else devices
@@ -167,7 +167,7 @@ def _cpu_devices(count: int) -> Iterator[None]:
 
 def simulated_devices() -> int:
     """Logical CPU devices that stand for this worker's accelerators in a rehearsal; 0: none do."""
-    return int(os.environ.get(SIMULATED, "0")) if not tf.config.list_physical_devices("GPU") else 0
+    return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0
 
 
 def _check_expected(expected: int, visible: int) -> None:

@@ -25,6 +25,7 @@ from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError
 from trainer.imports import load_function
+from trainer.log import log
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -32,6 +33,8 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = load_function(MODELS.get(config.model, config.model), "model")(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(f"model={config.model}: it returned {type(model).__name__}, not a keras.Model")
+    if config.jit_compile and type(model).train_step is keras.Model.train_step:
+        log.warning(f"jit_compile=true: nothing of {config.model} is compiled: Keras's own train_step is run as it is")
     if model.compiled:
         _build_compiled(model, dataset)
     return model

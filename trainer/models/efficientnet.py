@@ -17,7 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.errors import UserError
 from trainer.models.classifier import compile_classifier, head
-from trainer.models.layers import StepDropout
+from trainer.models.layers import StepDropout, batch_norm, synchronized
 from trainer.models.optimizers import FusedAdam
 from trainer.storage.staging import stage
 
@@ -95,15 +95,13 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
 
 def _over_all_replicas(backbone: keras.Model, config: TrainConfig) -> keras.Model:
     """The same network with our dropout for Keras's own, and batch norm that spans the replicas."""
-    spans = config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
+    norm = batch_norm(spans=synchronized(config))
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        settings = layer.get_config()
         if isinstance(layer, layers.Dropout):  # of stochastic depth: one draw an example
             return StepDropout(layer.rate, per_example=layer.noise_shape is not None, name=layer.name)
-        if isinstance(layer, layers.BatchNormalization):
-            settings["synchronized"] = spans
-        return type(layer).from_config(settings)
+        kind = norm if isinstance(layer, layers.BatchNormalization) else type(layer)
+        return kind.from_config(layer.get_config())
 
     clone = keras.models.clone_model(backbone, clone_function=copied)
     clone.set_weights(backbone.get_weights())

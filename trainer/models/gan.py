@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import layers
 
 from trainer.config import TrainConfig
@@ -14,17 +13,12 @@ from trainer.distribution.gradients import prepare
 from trainer.distribution.step import StepContext
 from trainer.images import to_uint8
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
-from trainer.models.layers import FusedBatchNormalization, SyncBatchNormalization, full_precision
+from trainer.models.layers import batch_norm, full_precision
 from trainer.models.optimizers import FusedAdam, learning_rate
 
 Initializer = Callable[[], keras.initializers.Initializer]  # a new one a layer, so that no two begin alike
 
 _GLOROT = keras.initializers.GlorotUniform
-
-
-def synchronized(config: TrainConfig) -> bool:
-    """Whether batch norm has replicas to span."""
-    return config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
 def filters(config: TrainConfig) -> list[int]:
@@ -82,7 +76,7 @@ def build_critic(
 
 def _batch_norm(x: Any, synchronized: bool) -> Any:
     # A short memory (momentum) lets the statistics that sampling uses follow the weights.
-    return (SyncBatchNormalization if synchronized else FusedBatchNormalization)(momentum=0.9)(x)
+    return batch_norm(spans=synchronized)(momentum=0.9)(x)
 
 
 class GAN(keras.Model):

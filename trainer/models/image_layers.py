@@ -86,4 +86,4 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
 
 
 def _has_gpu() -> bool:
-    return bool(tf.config.list_physical_devices("GPU"))
+    return bool(tf.config.get_visible_devices("GPU"))

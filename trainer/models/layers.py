@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.config import TrainConfig
 from trainer.distribution.step import current_step
 
 
@@ -82,6 +83,16 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
     def plain(self) -> keras.layers.Layer:
         """The layer that a template holds instead."""
         return keras.layers.BatchNormalization.from_config(self.get_config())
+
+
+def synchronized(config: TrainConfig) -> bool:
+    """Whether batch norm has replicas to span. Call it under the strategy's scope."""
+    return config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def batch_norm(*, spans: bool) -> type[keras.layers.BatchNormalization]:
+    """The layer of batch norm, for images: over the rows of all replicas, or of one."""
+    return SyncBatchNormalization if spans else FusedBatchNormalization
 
 
 def full_precision() -> str:

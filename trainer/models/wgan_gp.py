@@ -13,7 +13,8 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import StepContext, current_step
 from trainer.images import from_uint8
-from trainer.models.gan import GAN, build_critic, build_generator, synchronized
+from trainer.models.gan import GAN, build_critic, build_generator
+from trainer.models.layers import synchronized
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:

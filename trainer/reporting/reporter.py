@@ -1,6 +1,6 @@
 """What a run tells while it goes: the status line or bar, stats.jsonl, TensorBoard, the tuning metric, sample grids."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,6 @@ from trainer.settings import nearest
 from trainer.storage import write_whole
 
 SAMPLES = 64
-_MEASURED = ("val_loss", "val_accuracy", "fid", "kid")  # by evaluation, not by steps
 
 
 class Reporter:
@@ -50,6 +49,7 @@ class Reporter:
         self._measured: dict[str, float] = {}  # by evaluation, FID and KID: the newest of each
         self._evaluated: dict[str, float] = {}
         self._fid_features: str | None = None
+        self.measures: Sequence[str] = ()  # what evaluation, FID and KID will add to the values of the steps
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that means and summaries go on as if nothing had happened."""
@@ -183,10 +183,10 @@ class Reporter:
 
     def _check_tuning(self, names: Iterable[str]) -> None:
         """UserError for a tuning metric that this run never reports, told after the first call to the device."""
-        known = sorted({*names, *_MEASURED})
+        known = sorted({*names, *self.measures})
         if self._tuning and self._tuning.name not in known:
             near = nearest(self._tuning.name, known)
-            raise UserError(f"tuning_metric={self._tuning.name}: this model reports {', '.join(sorted(names))}{near}")
+            raise UserError(f"tuning_metric={self._tuning.name}: this run reports {', '.join(known)}{near}")
 
     @staticmethod
     def _window(progress: Progress) -> Window:

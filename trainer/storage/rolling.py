@@ -24,7 +24,7 @@ class Rolling(Generic[Opened]):
         self, objects: Sequence[Remote], folder: Path, keep: int, opener: Callable[[int, Path], Opened]
     ) -> None:
         self._objects, self._folder, self._keep, self._opener = objects, folder, keep, opener
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._opened: OrderedDict[int, Future[Opened]] = OrderedDict()
         self._pool = ThreadPoolExecutor(min(keep, connect().limits.workers), thread_name_prefix="rolling")
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,6 +41,11 @@ class Rolling(Generic[Opened]):
         for number in numbers:
             self._future(number)
 
+    def close(self) -> None:
+        """Fetches nothing more: what waits is dropped, what is under way ends after the piece that it reads."""
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _future(self, number: int) -> "Future[Opened]":
         with self._lock:
             future = self._opened.pop(number, None)
@@ -53,7 +58,7 @@ class Rolling(Generic[Opened]):
 
     def _fetch(self, number: int) -> Opened:
         file = self._folder / f"{os.getpid()}-{threading.get_ident()}-{number}"
-        connect().download(self._objects[number], file)
+        connect().download(self._objects[number], file, cancelled=self._closed)
         try:
             return self._opener(number, file)
         finally:

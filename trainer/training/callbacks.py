@@ -10,7 +10,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.imports import load_function
 from trainer.log import log
-from trainer.progress import Progress
+from trainer.progress import Progress, larger_is_better
 from trainer.settings import nearest
 
 
@@ -18,7 +18,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     """Keras's own, which says what it does, and refuses a value that no epoch has."""
 
     def __init__(self, monitor: str, patience: int) -> None:
-        super().__init__(monitor=monitor, patience=patience, mode="max" if "accuracy" in monitor else "min")
+        super().__init__(monitor=monitor, patience=patience, mode="max" if larger_is_better(monitor) else "min")
         self.evaluates = False  # whether epochs have val_loss and val_accuracy
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:

@@ -61,11 +61,15 @@ def _square_root(matrix: Features) -> Features:
 
 
 class Extractor:
-    """Features of images by a network: `inception`, or a saved classifier's penultimate layer."""
+    """Features of images by a network: `inception`, or a saved classifier's penultimate layer.
 
-    def __init__(self, name: str, weights: str) -> None:
+    `cache_dir`: keeps what lies at gs://.
+    """
+
+    def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
         self.name = name
-        self.network, self._size, self._channels = _inception(weights) if name == "inception" else _classifier(name)
+        found = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        self.network, self._size, self._channels = found
 
     @property
     def identity(self) -> str:
@@ -85,10 +89,10 @@ class Extractor:
         return tf.reshape(self.network(images, training=False), (images.shape[0], -1))
 
 
-def _inception(weights: str) -> tuple[keras.Model, int, int]:
+def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
     try:
         shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
-        found = weights if weights == "imagenet" else stage(weights, "fid_weights")
+        found = weights if weights == "imagenet" else stage(weights, "fid_weights", cache_dir)
         inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
     except (UserError, PlatformFault):
         raise
@@ -103,9 +107,9 @@ def _inception(weights: str) -> tuple[keras.Model, int, int]:
     return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
 
 
-def _classifier(path: str) -> tuple[keras.Model, int, int]:
+def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
     try:
-        model = keras.models.load_model(stage(path, "fid_features"), compile=False)
+        model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
         shape, features = model.input_shape, model.layers[-2].output
     except (UserError, PlatformFault):
         raise

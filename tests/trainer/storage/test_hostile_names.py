@@ -83,7 +83,7 @@ def test_names_that_collide(bucket: Bucket, tmp_path: Path, names: tuple[str, ..
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "..", "index.json", "a/b", "a\nb", ""])
 def test_names_in_the_index_of_remote_shards(bucket: Bucket, tmp_path: Path, name: str) -> None:
     entry = {"file": name, "examples": 1, "sha256": ""}
-    index = {"format": shards.FORMAT, "image_shape": [8, 8, 1], "class_names": ["a"], "labelled": False}
+    index = {"format": shards.FORMAT, "image_shape": [8, 8, 1], "class_names": ["a"], "labelled": {"train": False}}
     bucket.put("d/index.json", json.dumps({**index, "splits": {"train": [entry]}}).encode())
     for flags in ([], ["--stream"]):
         data = [f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--model=mlp", *flags]

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,11 +12,14 @@ from tests.support import run_steps, small, weights
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
 from tests.trainer.test_sources import levels, png, write_idx, write_tfrecord
+from trainer.assembly import assemble
 from trainer.config import TrainConfig
 from trainer.data.dataset import Examples
 from trainer.data.prepare import prepare
 from trainer.data.sources import beside_data, load_dataset
+from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
+from trainer.events import _fid
 
 
 def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:
@@ -126,3 +130,21 @@ def test_what_cannot_be_had_is_one_line(data: str, line: str, tmp_path: Path) ->
         load_dataset(config(data, tmp_path))
     assert line in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("setting", ["fid_features", "fid_weights"])
+def test_what_fid_looks_with_is_kept_in_cache_dir(
+    setting: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**given: object) -> None:
+        raise OSError("no weights")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(keras.applications, "InceptionV3", refused)
+    bucket.put("c/network", b"no network")
+    settings = small(f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}")
+    replicas = make_replicas(settings)
+    with pytest.raises(UserError):
+        _fid(assemble(settings, replicas), tmp_path, replicas)
+    assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
+    assert not (tmp_path / "home").exists()

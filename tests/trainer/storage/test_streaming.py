@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +15,9 @@ from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Fault, Proxy
 from tests.trainer.storage.test_remote_sources import config, content, filled, image_folder
 from tests.trainer.test_sources import png, write_tfrecord
+from trainer import job
 from trainer.cluster import Cluster
+from trainer.config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset
@@ -146,6 +150,44 @@ def test_only_so_many_files_are_kept(bucket: Bucket, proxy: Proxy, tmp_path: Pat
         assert len(Opened.alive) <= 3  # two that are kept, and the one that was just let go
     assert proxy.count("GET", "alt=media") == 7
     assert list((tmp_path / "rolling").iterdir()) == []
+
+
+def test_when_it_is_closed_nothing_more_is_fetched(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    for number in range(6):
+        bucket.put(f"d/{number}", b"x" * 100)
+    begun, closed = threading.Event(), threading.Event()
+
+    def opener(number: int, path: Path) -> int:
+        begun.set()
+        assert closed.wait(30)
+        return number
+
+    rolling = Rolling(connect().list(bucket.address("d")), tmp_path / "rolling", 1, opener)
+    rolling.ahead(range(6))
+    assert begun.wait(30)
+    rolling.close()
+    closed.set()
+    rolling._pool.shutdown(wait=True)
+    assert proxy.count("GET", "alt=media") == 1
+    assert list((tmp_path / "rolling").iterdir()) == []
+
+
+def test_a_damaged_image_ends_the_run_by_its_name_and_all_fetching_with_it(
+    bucket: Bucket, tmp_path: Path, small_config: Callable[..., TrainConfig]
+) -> None:
+    for part in range(6):
+        images = [png(level) if part != 3 else b"no image" for level in range(2)]
+        records = [{"image": image, "label": label} for label, image in enumerate(images)]
+        write_tfrecord(tmp_path / "part.tfrecord", records)
+        bucket.put(f"d/{part}.tfrecord", (tmp_path / "part.tfrecord").read_bytes())
+    flags = ["--model=mlp", f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--stream"]
+    before = set(threading.enumerate())
+    with pytest.raises(UserError, match=r"image files cannot be decoded.*/d/3\.tfrecord#"):
+        job.run(small_config(*flags, "--global_batch_size=4"), [], 0.0)
+    fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
+    for thread in fetching:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in fetching)
 
 
 def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None:
