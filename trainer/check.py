@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, FAULT, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
 
@@ -30,12 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
         problems = compare(config)
-    except UserError as error:
+    except (UserError, PlatformFault) as error:
         log.error("%s", error)
-        return USER_MUST_CHANGE
-    except PlatformFault as error:
-        log.error("%s", error)
-        return FAULT
+        return error.exit_code
     if not problems:
         log.info(f"{config.model}: {STEPS} steps on 1 and on 2 replicas give the same weights and losses")
         return DONE

@@ -1,4 +1,4 @@
-"""The exit codes of a job, and the one exception that a user can mend."""
+"""The exit codes of a job, and the exceptions that are told in one line."""
 
 DONE = 0
 FAULT = 1  # a fault of ours or of the platform
@@ -20,9 +20,13 @@ class _OneLine(Exception):
 class UserError(_OneLine):
     """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
 
+    exit_code = USER_MUST_CHANGE
+
 
 class PlatformFault(_OneLine):
-    """A fault of the platform that the same command may outlive. Its text is one line; exit code 1."""
+    """A fault of the platform that the same command may outlive. Its text is one line."""
+
+    exit_code = FAULT
 
 
 class NotFinite(UserError):

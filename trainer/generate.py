@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DONE, FAULT, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.errors import DONE, PlatformFault, UserError
 from trainer.flags import Parser, whole
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
@@ -29,12 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         generate, latent_dim, dtype = load_generator(model)
         pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
         write_whole(out, images.encode_png(images.grid(pictures)))
-    except UserError as error:
+    except (UserError, PlatformFault) as error:
         log.error("%s", error)
-        return USER_MUST_CHANGE
-    except PlatformFault as error:
-        log.error("%s", error)
-        return FAULT
+        return error.exit_code
     log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {out}")
     return DONE
 
