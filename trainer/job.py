@@ -179,6 +179,8 @@ def prepare(
     for reason in depends_on_replicas(assembly.model, replicas.count):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(assembly.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
+    count, shape = assembly.dataset.train.count, assembly.dataset.image_shape
+    log.info(f"trains {config.model} on {count:,} examples of {config.data}, {'x'.join(map(str, shape))}")
     restored = _initialise(config, assembly, checkpoints)
     schedule = assembly.schedule
     total = schedule.total_steps(config.steps, config.epochs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config import MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
-from trainer.storage import Address, expanded, make_writable, output_address, write_whole
+from trainer.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
 from trainer.storage.mirror import BucketMirror, Mirror
 from trainer.storage.staging import home_of
 
@@ -73,7 +73,7 @@ class JobDir:
 
 
 def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True) -> JobDir:
-    """The job directory of this run: made, proved writable, and not another run's; UserError otherwise.
+    """The job directory of this run: made, proved writable, not another run's, and in use by none; else UserError.
 
     `--job_dir` wins; without it the folders that Vertex AI names (AIP_*) are used. `make=False`: only named, for a
     worker that writes nothing.
@@ -81,8 +81,11 @@ def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.enviro
     job_dir = _locate(config, environment, make=make)
     if not make:
         return job_dir
+    remote = isinstance(job_dir.mirror, BucketMirror)
+    outside = job_dir.root.parent if remote else job_dir.root  # what a scratch folder holds is about to be removed
+    make_writable(outside, "cache_dir" if remote else "job_dir")
+    keep_others_out(outside, f"job_dir={job_dir.mirror.where(job_dir.root)}")
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
-    make_writable(job_dir.root, "job_dir")
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)
     for folder in (job_dir.samples, job_dir.checkpoints, job_dir.logs, job_dir.model.parent):

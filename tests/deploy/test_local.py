@@ -219,7 +219,9 @@ def test_a_closed_terminal_keeps_the_state(tmp_path: Path) -> None:
     shell = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs)]  # the first one that a session opens controls it
     command = [*shell, sys.executable, "-m", "deploy", "local", "cpu", *flags]
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand on that it is ignored
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **ends) as process:
+        signal.signal(signal.SIGHUP, before)
         os.close(theirs)
         with open(ours, encoding="utf-8", errors="replace") as terminal:
             for line in terminal:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,31 @@ def test_where_a_run_cannot_write_is_refused(config: TrainConfig, environment: d
     with pytest.raises(UserError) as caught:
         open_job_dir(config, environment)
     assert line in str(caught.value)
+
+
+OPENED = """
+import sys
+from trainer.config import TrainConfig
+from trainer.jobdir import open_job_dir
+open_job_dir(TrainConfig(job_dir=sys.argv[1]))
+print("open", flush=True)
+input()
+"""
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPENED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        try:
+            assert other.stdout.readline() == "open\n"
+            with pytest.raises(UserError, match="another run writes there now: wait for it, or give another --job_dir"):
+                open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+            open_job_dir(TrainConfig(job_dir=str(tmp_path / "another")))
+        finally:
+            other.kill()  # and with it goes its lock
+    open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+    open_job_dir(TrainConfig(job_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2", "\x00"])

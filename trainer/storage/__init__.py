@@ -7,13 +7,14 @@ preflight.py proves beforehand that both will work.
 """
 
 from trainer.storage.address import Address, expanded, is_remote, local_path, output_address, parse
-from trainer.storage.local import cannot_write, make_writable, sync, whole_folder, write_whole, writing
+from trainer.storage.local import cannot_write, keep_others_out, make_writable, sync, whole_folder, write_whole, writing
 
 __all__ = [
     "Address",
     "cannot_write",
     "expanded",
     "is_remote",
+    "keep_others_out",
     "local_path",
     "make_writable",
     "output_address",

@@ -1,5 +1,7 @@
 """Local files and folders that appear whole or not at all."""
 
+import errno
+import fcntl
 import os
 import shutil
 import uuid
@@ -21,6 +23,19 @@ def make_writable(folder: Path, name: str) -> None:
         raise UserError(
             f"{name}={folder}: cannot write there ({error.strerror}): give a folder that you may write to"
         ) from None
+
+
+def keep_others_out(folder: Path, place: str) -> None:
+    """Locks `folder` as long as this process lives; UserError where another process has. `place`: what a user calls it.
+
+    A lock of POSIX: a kill ends it too. Where the file system has none, as in some network folders, nobody is kept out.
+    """
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)  # never closed: that would end the lock
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise UserError(f"{place}: another run writes there now: wait for it, or give another --job_dir") from None
 
 
 def cannot_write(path: Path, reason: str) -> UserError:
