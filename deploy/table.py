@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.machines import load_machines
 from deploy.measure import Row
 from deploy.runs import Collection
 from deploy.timing import Spread
@@ -115,6 +116,9 @@ def notes(rows: Sequence[Row], collection: Collection) -> list[str]:
         )
     losses = sorted({row.loss_name for row in rows if row.loss_name})
     said += [f"Final loss is {' or '.join(losses)}."] if losses else []
+    if any(row.price_per_hour is not None for row in rows):
+        table = load_machines()
+        said.append(f"Prices are estimates of {table.date} for {table.region} where none was given (--price_per_hour).")
     said += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
     said += [
         f"{tier.name}: restarted {run.restarts} times: its total time holds each start-up."

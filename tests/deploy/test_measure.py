@@ -230,6 +230,14 @@ def test_simulated_devices_are_called_so_everywhere(tmp_path: Path) -> None:
         assert "simulated" in text.lower()
 
 
+def test_prices_are_called_estimates(tmp_path: Path) -> None:
+    plant(tmp_path / "l4x1", noisy(0.1))
+    collection = collect([str(tmp_path)])
+    for prices, told in (({"l4x1": 2.0}, True), ({}, False)):
+        said = notes(measure(collection, prices=prices), collection)
+        assert any(line.startswith("Prices are estimates of 20") for line in said) == told
+
+
 def test_a_tier_that_was_not_run_has_an_empty_column(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1))
