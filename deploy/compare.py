@@ -9,6 +9,7 @@ import dataclasses
 import fcntl
 import json
 import signal
+import sys
 import time
 from argparse import Namespace
 from collections import Counter
@@ -89,7 +90,11 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     if found.dry_run:
         announced(plan, out, runner)
         return DONE
-    code = compare(plan, out, runner, at_once)
+    try:
+        code = compare(plan, out, runner, at_once)
+    except KeyboardInterrupt:
+        print("stopped: the same command again goes on", file=sys.stderr)
+        return INTERRUPTED
     write_report([found.out], found.out, found.baseline)
     return code
 

@@ -1,6 +1,5 @@
 """Local files and folders that appear whole or not at all."""
 
-import errno
 import fcntl
 import os
 import shutil
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.errors import UserError
+
+_LOCKED: dict[tuple[int, int], int] = {}  # device and inode of lock files of this process -> descriptors, never closed
 
 
 def make_writable(folder: Path, name: str) -> None:
@@ -28,14 +29,23 @@ def make_writable(folder: Path, name: str) -> None:
 def keep_others_out(folder: Path, place: str) -> None:
     """Locks `folder` as long as this process lives; UserError where another process has. `place`: what a user calls it.
 
-    A lock of POSIX: a kill ends it too. Where the file system has none, as in some network folders, nobody is kept out.
+    A kill ends the lock too. Where the file system has none, as in some network folders, nobody is kept out.
     """
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)  # never closed: that would end the lock
+    with writing(folder / ".lock"):
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    found = os.fstat(descriptor)
+    if (found.st_dev, found.st_ino) in _LOCKED:
+        os.close(descriptor)
+        return
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise UserError(f"{place}: another run writes there now: wait for it, or give another --job_dir") from None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"{place}: another run writes there now: wait for it, or give another --job_dir") from None
+    except OSError:
+        os.close(descriptor)
+    else:
+        _LOCKED[found.st_dev, found.st_ino] = descriptor
 
 
 def cannot_write(path: Path, reason: str) -> UserError:
