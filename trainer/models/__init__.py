@@ -9,7 +9,7 @@ its optimizers built there. The loop then calls the Keras `train_step(data)` in 
 - `train_step` returns a dict of scalars, already divided by the GLOBAL batch: the loop sums them over replicas. A
   compiled Keras model returns its metrics instead, and the loop reads those over all replicas.
 - Randomness, rows and means come from `trainer.distribution.step.current_step()`; gradients are applied by
-  an optimizer from `trainer.distribution.gradients.prepare`, or by a compiled model's own.
+  an optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own.
 
 Optional, used where they are there:
 - `templates() -> dict[name, keras.Model]`: what is saved, the one named "model" first (default: the model itself);

@@ -19,17 +19,17 @@ from trainer.models.layers import synchronized
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Generator, discriminator and their optimizers, for `config.image_size` and `config.channels`."""
-    return DCGAN(config, dataset, spans=synchronized(config))
+    return DCGAN(config, dataset, synchronized=synchronized(config))
 
 
 class DCGAN(GAN):
-    """Cross-entropy between real and generated images. `spans`: batch norm spans several replicas."""
+    """Cross-entropy between real and generated images. `synchronized`: batch norm spans the replicas."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, *, spans: bool) -> None:
-        generator, average = (build_generator(config, synchronized=spans, initializer=_normal) for _ in range(2))
-        critic = build_critic(config, batch_norm=True, synchronized=spans, initializer=_normal)
+    def __init__(self, config: TrainConfig, dataset: Dataset, *, synchronized: bool) -> None:
+        generator, average = (build_generator(config, synchronized=synchronized, initializer=_normal) for _ in range(2))
+        critic = build_critic(config, batch_norm=True, synchronized=synchronized, initializer=_normal)
         super().__init__(config, dataset, generator, average, critic, batches_per_step=1, beta_1=0.5, beta_2=0.999)
-        compiled = config.jit_compile and not spans  # XLA takes no all-reduce
+        compiled = config.jit_compile and not synchronized  # XLA takes no all-reduce
         self._critic_gradients = self._maybe_compiled(self.critic_gradients, compiled)
         self._generator_gradients = self._maybe_compiled(self.generator_gradients, compiled)
 

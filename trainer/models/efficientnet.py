@@ -95,7 +95,7 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
 
 def _over_all_replicas(backbone: keras.Model, config: TrainConfig) -> keras.Model:
     """The same network with our dropout for Keras's own, and batch norm that spans the replicas."""
-    norm = batch_norm(spans=synchronized(config))
+    norm = batch_norm(synchronized=synchronized(config))
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
         if isinstance(layer, layers.Dropout):  # of stochastic depth: one draw an example

@@ -90,9 +90,9 @@ def synchronized(config: TrainConfig) -> bool:
     return config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def batch_norm(*, spans: bool) -> type[keras.layers.BatchNormalization]:
+def batch_norm(*, synchronized: bool) -> type[keras.layers.BatchNormalization]:
     """The layer of batch norm, for images: over the rows of all replicas, or of one."""
-    return SyncBatchNormalization if spans else FusedBatchNormalization
+    return SyncBatchNormalization if synchronized else FusedBatchNormalization
 
 
 def full_precision() -> str:

@@ -19,7 +19,7 @@ from trainer.models.layers import synchronized
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Generator, critic and their optimizers, for `config.image_size` and `config.channels`."""
-    return WGANGP(config, dataset, spans=synchronized(config))
+    return WGANGP(config, dataset, synchronized=synchronized(config))
 
 
 def gradient_norms(critic: Any, images: Any) -> Any:
@@ -34,10 +34,10 @@ def gradient_norms(critic: Any, images: Any) -> Any:
 
 
 class WGANGP(GAN):
-    """critic_steps critic updates, then one generator update, a step. `spans`: batch norm spans several replicas."""
+    """critic_steps critic updates, then one generator update, a step. `synchronized`: batch norm spans the replicas."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, *, spans: bool) -> None:
-        generator, average = (build_generator(config, synchronized=spans) for _ in range(2))
+    def __init__(self, config: TrainConfig, dataset: Dataset, *, synchronized: bool) -> None:
+        generator, average = (build_generator(config, synchronized=synchronized) for _ in range(2))
         critic = build_critic(config)
         super().__init__(
             config, dataset, generator, average, critic, batches_per_step=config.critic_steps, beta_1=0.0, beta_2=0.9
@@ -49,7 +49,7 @@ class WGANGP(GAN):
         )
         self._generator_gradients = (
             tf.function(self.generator_gradients, jit_compile=True, autograph=False)
-            if config.jit_compile and not spans
+            if config.jit_compile and not synchronized
             else self.generator_gradients
         )
 

@@ -50,7 +50,7 @@ def crc32c_of(file: Path) -> str:
 
 
 @contextmanager
-def snapshot(file: Path) -> Iterator[tuple[IO[bytes], int, str]]:
+def contents_of(file: Path) -> Iterator[tuple[IO[bytes], int, str]]:
     """The file's content as it is now, its size and its checksum."""
     if file.stat().st_size > _IN_MEMORY:
         with open(file, "rb") as content:
