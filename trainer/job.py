@@ -15,7 +15,8 @@ from trainer.assembly import Assembly, assemble
 from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
 from trainer.data.dataset import failures_of_reading
-from trainer.distribution.peers import Peers, meet
+from trainer.distribution.meeting import meet
+from trainer.distribution.peers import Peers
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, PlatformFault, UserError
 from trainer.events import Best, events_of

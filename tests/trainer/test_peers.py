@@ -14,7 +14,8 @@ from trainer.account import Account, refuse_hopeless_restart
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.distribution import peers
-from trainer.distribution.peers import Peers, meet
+from trainer.distribution.meeting import meet
+from trainer.distribution.peers import Peers
 from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.jobdir import open_job_dir
 from trainer.record import versions
