@@ -18,6 +18,8 @@ from trainer.distribution.peers import Peers, parse
 from trainer.errors import PlatformFault, UserError
 from trainer.log import log
 
+_OTHERS_SECONDS = 10.0  # for the others to come and hear it too, once one worker is found to run something else
+
 
 def meet(
     cluster: Cluster,
@@ -25,9 +27,10 @@ def meet(
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
-    """Waits until all workers are there, and run the same: `runs` must be equal everywhere; UserError otherwise.
+    """Waits until all workers are there, and run the same: UserError on each of them where `runs` differ.
 
-    PlatformFault where one does not come within `timeout_seconds`: an image may still be pulled, a machine be missing.
+    `runs`: what must be equal everywhere, by name; what JSON can hold: texts, numbers, true, false, null. PlatformFault
+    where one does not come within `timeout_seconds`: an image may still be pulled, a machine be missing.
 
     `on_loss` hears, just before this process ends, the line that is said when a worker is gone, and the exit code.
     """
@@ -59,11 +62,13 @@ def _await_workers(
     cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], deadline: float, timeout_seconds: float
 ) -> dict[int, socket.socket]:
     links: dict[int, socket.socket] = {}
-    said = time.monotonic()
+    refusal, said = "", time.monotonic()
     server.settimeout(1.0)
     while len(links) < cluster.workers - 1:
         missing = [cluster.name(index) for index in range(1, cluster.workers) if index not in links]
         if time.monotonic() > deadline:
+            if refusal:
+                break
             raise PlatformFault(
                 f"{', '.join(missing)} did not start within {timeout_seconds:.0f} seconds (see its log)"
             )
@@ -79,15 +84,18 @@ def _await_workers(
         if not isinstance(index, int) or not 0 < index < cluster.workers:
             link.close()
             continue
-        differing = _differing(runs, hello.get("runs"))
-        _send_line(link, {"welcome": index, "differing": differing})
-        if differing:
-            raise UserError(f"{cluster.name(index)} and the chief do not run the same ({differing}): start them alike")
+        _send_line(link, {"welcome": index})
         if index in links:
             links[index].close()  # it was started anew
         links[index] = link
+        differing = _differing(runs, hello.get("runs"))
+        if differing and not refusal:
+            refusal = f"{cluster.name(index)} and the chief do not run the same ({differing}): start them alike"
+            deadline = min(deadline, time.monotonic() + _OTHERS_SECONDS)
     for index, link in links.items():
-        _send_line(link, {"start": index})
+        _send_line(link, {"refused": refusal} if refusal else {"start": index})
+    if refusal:
+        raise UserError(refusal)
     return links
 
 
@@ -103,11 +111,12 @@ def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, time
             link.close()
             continue
         _send_line(link, {"hello": cluster.index, "runs": dict(runs)})
-        welcome = _read_line(link)
-        if welcome.get("differing"):
-            raise UserError(f"the chief and this worker do not run the same ({welcome['differing']}): start them alike")
-        if welcome.get("welcome") == cluster.index and "start" in _read_line(link, deadline - time.monotonic()):
-            return link
+        if _read_line(link).get("welcome") == cluster.index:
+            verdict = _read_line(link, deadline - time.monotonic())
+            if "refused" in verdict:
+                raise UserError(verdict["refused"])
+            if "start" in verdict:
+                return link
         link.close()  # a server of an older run that is about to end
         time.sleep(0.5)
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")

@@ -33,8 +33,15 @@ class _Peer:
     link: socket.socket
     heard: float = field(default_factory=time.monotonic)
     received: bytes = b""
-    calls: int = 0
+    calls: int = 0  # to the devices, as of its newest beat
+    in_step: float = field(default_factory=time.monotonic)  # when its count last moved, or was as high as ours
     done: bool = False
+
+    def behind_for(self, calls: int, now: float) -> float:
+        """Seconds for which it has stood still behind our `calls`."""
+        if self.calls >= calls:
+            self.in_step = now
+        return now - self.in_step
 
 
 class Peers:
@@ -49,7 +56,7 @@ class Peers:
     ) -> None:
         self._cluster, self._stall_seconds, self._on_loss = cluster, stall_seconds, on_loss
         self._peers = {index: _Peer(index, link) for index, link in links.items()}
-        self._calls, self._behind_since = 0, time.monotonic()
+        self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
         self._selector = selectors.DefaultSelector()
         for peer in self._peers.values():
@@ -100,7 +107,7 @@ class Peers:
                 next_beat = time.monotonic() + BEAT_SECONDS
             for key, _ in self._selector.select(timeout=0.1):
                 self._receive(key.data)
-            self._check()
+            self._check(time.monotonic())
         for peer in self._peers.values():
             peer.link.close()
 
@@ -120,7 +127,8 @@ class Peers:
             self._understand(peer, parse(line))
 
     def _understand(self, peer: _Peer, message: Mapping[str, Any]) -> None:
-        peer.calls = message.get("beat", peer.calls)
+        if message.get("beat", peer.calls) != peer.calls:
+            peer.calls, peer.in_step = message["beat"], time.monotonic()
         if "done" in message and not peer.done:
             if self._cluster.is_chief:
                 self._send({"done": True}, only=peer.index)
@@ -130,18 +138,16 @@ class Peers:
             self._send(message, skip=peer.index)
             self._leave(f"{who} stopped: {message['error']}", code, LEAVE_SECONDS)
 
-    def _check(self) -> None:
-        """Loses a peer that is silent; the chief also one that stays behind the others' calls to the devices."""
-        now = time.monotonic()
-        working = [peer for peer in self._peers.values() if not peer.done]
-        for peer in working:
+    def _check(self, now: float) -> None:
+        """Loses a peer that is silent; the chief also one that stands still behind its own calls to the devices."""
+        allowed = self._stall_seconds + 2 * BEAT_SECONDS  # what we know of a peer is as old as its newest beat
+        for peer in self._peers.values():
+            if peer.done:
+                continue
             if now - peer.heard > SILENCE_SECONDS:
                 self._lost(peer, f"nothing was heard of it for {SILENCE_SECONDS:.0f} seconds")
-        behind = [peer for peer in working if peer.calls < self._calls]
-        if not (behind and self._cluster.is_chief):
-            self._behind_since = now
-        elif now - self._behind_since > self._stall_seconds:
-            self._lost(behind[0], f"it has stayed behind the others for {self._stall_seconds:.0f} seconds")
+            elif self._cluster.is_chief and peer.behind_for(self._calls, now) > allowed:
+                self._lost(peer, f"it has stayed behind the others for {self._stall_seconds:.0f} seconds")
 
     def _lost(self, peer: _Peer, reason: str) -> None:
         error = f"{self._cluster.name(peer.index)} is gone: {reason}"
