@@ -13,6 +13,8 @@ from trainer.quiet import quiet_start
 from trainer.storage import local_path, write_whole
 from trainer.storage.initial import fetch_model
 
+_ROWS = 256  # images that are made at a time
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Loads the model, draws noise from the seed, writes one PNG. Returns the exit code."""
@@ -27,13 +29,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from trainer import images
 
         generate, latent_dim, dtype = load_generator(model)
-        pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
+        pictures = in_batches(generate, images.noise(options.seed, options.count, latent_dim, dtype))
         write_whole(out, images.encode_png(images.grid(pictures)))
     except (UserError, PlatformFault) as error:
         log.error("%s", error)
         return error.exit_code
     log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {out}")
     return DONE
+
+
+def in_batches(generate: Callable[[Any], Any], noise: Any) -> Any:
+    """`generate` of all rows of `noise`, uint8 (count, height, width, channels): some rows at a time fit into memory."""
+    import numpy as np
+
+    return np.concatenate([generate(noise[first : first + _ROWS]) for first in range(0, len(noise), _ROWS)])
 
 
 def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:

@@ -129,8 +129,9 @@ def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: Acco
 
     def write_failure(error: str, code: int) -> None:
         with suppress(UserError):  # where result.json cannot be written either, the first error is the one to tell
-            if cluster.is_chief and job_dir.read_result().get("state") != "done":
-                job_dir.write_result(account.failed(error, code))
+            known = job_dir.read_result() if cluster.is_chief else {}
+            if cluster.is_chief and known.get("state") != "done":
+                job_dir.write_result(account.failed(error, code, known))
         job_dir.mirror.leave()
 
     peers = None
@@ -243,6 +244,9 @@ def _ended_before(job: Job) -> str | None:
     if not job.job_dir.mirror.holds(job.job_dir.model):
         return None
     asked, done = progress.asked_steps, progress.step
+    if result.get("state") == "done" and progress.finished and progress.total_steps < asked:
+        more = "more steps and a larger --patience" if job.config.early_stopping else "more steps"
+        return f"finished already: stopped early after {done:,} of {asked:,} steps: give {more} to go on"
     if result.get("state") == "done" and (progress.finished or result.get("asked_steps") == asked):
         return f"finished already: {done:,} steps are done, {asked:,} were asked for: give more to go on"
     minutes = job.config.max_minutes

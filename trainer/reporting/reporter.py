@@ -42,7 +42,7 @@ class Reporter:
         self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
         self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
         self._latest_checkpoint = latest_checkpoint
-        self._gpus = Gpus()
+        self._gpus = Gpus() if job_dir else None
         self._bar = Bar(progress) if job_dir else None
         self._epoch_seconds: list[float] = []
         self._final: dict[str, dict[str, float]] = {}
@@ -173,7 +173,7 @@ class Reporter:
             "untimed_steps": window.steps - window.timed_steps,  # above 0 in the first entry after each start
             **by_kind(window.means()),
             "memory_gib": round(memory_gib(), 3),
-            "gpus": self._gpus.read(),
+            "gpus": self._gpus.read() if self._gpus else [],
         }
 
     def _tune(self, progress: Progress, found: dict[str, float]) -> None:
