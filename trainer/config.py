@@ -380,8 +380,8 @@ def check(config: TrainConfig) -> None:
         )
     if config.fine_tune_after_steps and config.model in MODELS and config.model != "efficientnet":
         raise UserError(
-            f"fine_tune_after_steps={config.fine_tune_after_steps}: {config.model} has no layers that learn later, only "
-            "efficientnet has: drop it, or say --fine_tune_after_steps=0 where a recipe sets it"
+            f"fine_tune_after_steps={config.fine_tune_after_steps}: {config.model} has no layers that learn later, "
+            "only efficientnet has: drop it, or say --fine_tune_after_steps=0 where a recipe sets it"
         )
     if config.replicas:
         config.rows_per_replica(config.replicas)

@@ -123,8 +123,12 @@ def _check_best_metric(config: TrainConfig, known: Sequence[str]) -> None:
 def _fid(assembly: Assembly, job_dir: Path, replicas: Replicas) -> tuple[Fid, Path]:
     """What computes FID and KID, and where the real features are kept: beside the data, or in `job_dir`."""
     config, model = assembly.config, assembly.model
-    if not hasattr(model, "averaged_generator"):
-        raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
+    missing = [name for name in ("averaged_generator", "latent_dim") if not hasattr(model, name)]
+    if missing:
+        raise UserError(
+            f"fid_every_steps={config.fid_every_steps}: {config.model} has no {' and no '.join(missing)}: FID needs a "
+            "generator of images: drop the flag, or give your model what trainer/models/__init__.py says"
+        )
     with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
     fid = Fid(model, replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer.disk import tensorflow_writing
 from trainer.errors import UserError
 from trainer.log import log
+from trainer.models.layers import refresh_normalization
 from trainer.storage import whole_folder
 
 
@@ -49,6 +50,7 @@ def load_template_weights(model: keras.Model, path: Path) -> None:
         own = _weights_of(beside) if name != "model" and beside.exists() else weights
         if _shapes(own) == _shapes(network.weights):
             network.set_weights(own)
+            refresh_normalization(network)
 
 
 def _weights_of(path: Path) -> list[Any]:
@@ -76,6 +78,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     finally:
         model.compiled = compiled
     copy.set_weights(model.get_weights())
+    refresh_normalization(copy)
     return copy
 
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def in_batches(generate: Callable[[Any], Any], noise: Any) -> Any:
-    """`generate` of all rows of `noise`, uint8 (count, height, width, channels): some rows at a time fit into memory."""
+    """What `generate` makes of all rows of `noise`, a few hundred at a time: (count, height, width, channels) uint8."""
     import numpy as np
 
     return np.concatenate([generate(noise[first : first + _ROWS]) for first in range(0, len(noise), _ROWS)])

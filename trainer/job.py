@@ -24,6 +24,7 @@ from trainer.export import export, load_template_weights
 from trainer.jobdir import JobDir, open_job_dir, write_json
 from trainer.log import log
 from trainer.models import depends_on_replicas
+from trainer.models.layers import refresh_normalization
 from trainer.progress import Progress
 from trainer.record import describe, versions
 from trainer.reporting.reporter import Reporter
@@ -233,6 +234,7 @@ def _initialise(config: TrainConfig, assembly: Assembly, checkpoints: Checkpoint
         log.info(f"starts from the weights of {config.initial_model}")
     else:
         log.info("starts from scratch")
+    refresh_normalization(assembly.model)
     return restored
 
 

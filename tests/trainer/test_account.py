@@ -47,8 +47,9 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failure_keeps_what_was_known() -> None:
+    """Also what this very process wrote: when it began there was nothing."""
     known = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
-    failed = Account.of(CONFIG, known, 0.0).failed("no such folder", USER_MUST_CHANGE, known)
+    failed = Account.of(CONFIG, {}, 0.0).failed("no such folder", USER_MUST_CHANGE, known)
     assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
     assert (failed["steps"], failed["final"]) == (50, {"losses": {"loss": 1.0}})
 

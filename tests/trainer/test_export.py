@@ -134,6 +134,17 @@ def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -
         assert np.abs(picture.astype(int) - pictures[0]).max() <= 1
 
 
+def test_many_images_are_generated_some_at_a_time() -> None:
+    sizes = []
+
+    def double(noise: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        sizes.append(len(noise))
+        return 2 * noise
+
+    assert generate.in_batches(double, np.arange(600)).tolist() == list(range(0, 1200, 2))
+    assert sizes == [256, 256, 88]
+
+
 def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
         assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}.png"]) == 0

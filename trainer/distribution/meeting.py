@@ -95,6 +95,8 @@ def _await_workers(
     for index, link in links.items():
         _send_line(link, {"refused": refusal} if refusal else {"start": index})
     if refusal:
+        for link in links.values():
+            link.close()
         raise UserError(refusal)
     return links
 
@@ -113,10 +115,11 @@ def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, time
         _send_line(link, {"hello": cluster.index, "runs": dict(runs)})
         if _read_line(link).get("welcome") == cluster.index:
             verdict = _read_line(link, deadline - time.monotonic())
-            if "refused" in verdict:
-                raise UserError(verdict["refused"])
             if "start" in verdict:
                 return link
+            if "refused" in verdict:
+                link.close()
+                raise UserError(verdict["refused"])
         link.close()  # a server of an older run that is about to end
         time.sleep(0.5)
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")

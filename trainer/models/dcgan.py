@@ -45,7 +45,11 @@ class DCGAN(GAN):
         return {"discriminator_loss": critic_loss, "generator_loss": generator_loss}
 
     def critic_gradients(self, reals: Any, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and gradients of the scaled loss, over this replica's rows. Real and fake rows are normalised apart."""
+        """Loss, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+
+        reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim). Real and fake rows are normalised
+        apart.
+        """
         fakes = self.generator(noise, training=True)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
@@ -56,7 +60,10 @@ class DCGAN(GAN):
         return loss, tape.gradient(scaled, self.critic_variables)
 
     def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and gradients of the scaled loss, over this replica's rows."""
+        """Loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
+
+        noise: (rows, latent_dim).
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             scores = self.critic(self.generator(noise, training=True), training=True)

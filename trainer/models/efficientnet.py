@@ -17,7 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.errors import UserError
 from trainer.models.classifier import compile_classifier, head
-from trainer.models.layers import StepDropout, batch_norm, synchronized
+from trainer.models.layers import StepDropout, batch_norm, refresh_normalization, synchronized
 from trainer.models.optimizers import FusedAdam
 from trainer.storage.staging import stage
 
@@ -25,11 +25,9 @@ from trainer.storage.staging import stage
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """(rows, image_size, image_size, 3) pixels -> (rows, classes) logits; Adam."""
     pretrained = config.weights != "none"
-    backbone = _backbone(config)
+    backbone = _over_all_replicas(_backbone(config), config)
     if pretrained:
         _freeze_below(backbone, config.fine_tune_from)
-    else:
-        backbone = _over_all_replicas(backbone, config)
     images = keras.Input(dataset.image_shape, name="images")
     x = backbone(images, training=False) if pretrained else backbone(images)
     x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
@@ -105,4 +103,5 @@ def _over_all_replicas(backbone: keras.Model, config: TrainConfig) -> keras.Mode
 
     clone = keras.models.clone_model(backbone, clone_function=copied)
     clone.set_weights(backbone.get_weights())
+    refresh_normalization(clone)
     return clone

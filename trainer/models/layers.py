@@ -95,6 +95,13 @@ def batch_norm(*, synchronized: bool) -> type[keras.layers.BatchNormalization]:
     return SyncBatchNormalization if synchronized else FusedBatchNormalization
 
 
+def refresh_normalization(model: keras.Model) -> None:
+    """Call it after weights were assigned: Keras's Normalization computes with what it made of them earlier."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
+
+
 def full_precision() -> str:
     """The type of weights: outputs and losses keep it where layers between compute in 16 bits."""
     return str(keras.config.dtype_policy().variable_dtype)

@@ -66,14 +66,21 @@ class WGANGP(GAN):
         return logs
 
     def update_critic(self, step: StepContext, reals: Any, noise: Any, mix: Any) -> dict[str, Any]:
-        """One critic update on `reals` and as many fakes; returns its losses."""
+        """One critic update on `reals` and as many fakes; returns its losses, this replica's part of each.
+
+        reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim); mix: (rows, 1, 1, 1) in [0, 1).
+        """
         fakes = self.generator(noise, training=True)
         losses, gradients = self._critic_gradients(reals, fakes, mix, step.global_batch_size)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
 
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int) -> Any:
-        """Losses, and gradients of the scaled loss, over this replica's rows. mix: (rows, 1, 1, 1) in [0, 1]."""
+        """Losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+
+        reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
+        one in each image whose gradient is penalised.
+        """
         rows = reals.shape[0]
         mixed = fakes + mix * (reals - fakes)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -89,13 +96,16 @@ class WGANGP(GAN):
         return losses, tape.gradient(scaled, self.critic_variables)
 
     def update_generator(self, step: StepContext, noise: Any) -> Any:
-        """One generator update; returns its loss."""
+        """One generator update; returns its loss, this replica's part. noise: (rows, latent_dim)."""
         loss, gradients = self._generator_gradients(noise, step.global_batch_size)
         self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss
 
     def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and gradients of the scaled loss, over this replica's rows."""
+        """Loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
+
+        noise: (rows, latent_dim).
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             scores = self.critic(self.generator(noise, training=True), training=True)

@@ -114,7 +114,10 @@ class Reporter:
         self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
 
     def quality(self, progress: Progress, found: dict[str, float], features: str, samples: int) -> None:
-        """Tells FID and KID, with the network whose features they compare."""
+        """Tells FID and KID: `found` by name, {} on a worker that is not the chief.
+
+        `features`: the network whose features they compare; `samples`: real images, and as many generated ones.
+        """
         self._fid_features = features
         note = f"{samples:,} images, features of {features}"
         self._measure("quality", progress, found, note, features=features, samples=samples)
