@@ -1,4 +1,4 @@
-"""The verb `compare`: one recipe on several tiers, the same work on each, and the report of what came out.
+"""Trains one recipe on several tiers, the same work on each, and reports what came out.
 
 The state of a comparison is its folder: comparison.json says what was asked, TIER/repeat-N is the job directory of each
 run, or the copy of what a report reads of it. The same command again repeats nothing that is done; what failed or was
@@ -100,13 +100,17 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
 
 
 def _flags() -> Parser:
-    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling= --repeats= …] [any trainer flag]")
+    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
     own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
-    own.add_argument("--out", default="runs/comparison", help="folder of the comparison (default: %(default)s)")
+    own.add_argument(
+        "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
+    )
     own.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
                      "tier (default); weak: the same batch per replica")  # fmt: skip
-    own.add_argument("--repeats", type=whole(1, 100), default=1, help="runs of each tier (default: 1)")
-    own.add_argument("--parallel", type=whole(1, 100), help="runs at a time (default: 1; on Vertex AI all at once)")
+    own.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
+    own.add_argument(
+        "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
+    )
     own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
     own.add_argument("--dry_run", action="store_true", help="say what the jobs may cost at most, and send nothing")

@@ -1,4 +1,4 @@
-"""The verb `estimate`: from a short run, hours and money of the full job on each tier, and all that was assumed.
+"""Estimates from a short run the hours and money of the full job on each tier, and says all that was assumed.
 
 What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
 1/N of its time (ideal) and all of it (no gain at all). Two measured tiers of one machine with the same accelerator
@@ -72,13 +72,16 @@ def _flags() -> Parser:
     own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
     own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison of some, "
                      "local or gs:// (default: a short run of the first tier is made on this machine)")  # fmt: skip
-    own.add_argument("--short_steps", type=whole(20, 10**6), default=100, help="length of that run (default: 100)")
-    own.add_argument("--out", default="runs/comparison", help="where estimate.json is kept; `compare` with the same "
-                     "folder says how far off it was (default: %(default)s)")  # fmt: skip
+    own.add_argument(
+        "--short_steps", type=whole(20, 10**6), default=100, metavar="STEPS", help="length of that run (default: 100)"
+    )
+    own.add_argument("--out", default="runs/comparison", metavar="FOLDER", help="where estimate.json is kept; "
+                     "`compare` with the same folder says how far off it was (default: %(default)s)")  # fmt: skip
     own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
                      help="how many times as fast one device of a tier is as one of the short run")  # fmt: skip
-    own.add_argument("--prices", default="", metavar="FILE", help="a table of your prices, as `deploy machines` takes")
-    own.add_argument("--price_per_hour", action="append", default=[], metavar="TIER=USD", help="of all its machines")
+    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
+    own.add_argument("--price_per_hour", action="append", default=[], metavar="TIER=USD",
+                     help="the price of all machines of a tier")  # fmt: skip
     return own
 
 

@@ -1,4 +1,4 @@
-"""`python -m deploy local TIER --recipe=…`: the workers of a job spec as processes of this machine.
+"""Rehearses a job: `python -m deploy local TIER --recipe=…` runs its workers as processes of this machine.
 
 Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
 this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
@@ -28,9 +28,13 @@ def main(arguments: Sequence[str]) -> int:
     own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
     own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
     own.add_argument(
-        "--restarts", type=whole(0, 100), default=0, help="restart what fails, as Vertex AI does (there: 5)"
+        "--restarts",
+        type=whole(0, 100),
+        default=0,
+        metavar="COUNT",
+        help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)",
     )
-    own.add_argument("--kill", default="", metavar="worker1@step200", help="lose this worker (or chief) at this step")
+    own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.spec, "")
     config = settings_on(tier, flags)

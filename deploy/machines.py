@@ -173,7 +173,11 @@ def _given_price(origin: str, value: Any) -> Price:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table, or what of it has the accelerator and the count asked for."""
-    own = parser("machines", "Machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.", "")
+    own = parser(
+        "machines",
+        "Lists the machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.",
+        "[--accelerator=TEXT] [--count=INT]",
+    )
     own.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, as L4")
     own.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
     own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")

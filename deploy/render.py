@@ -28,8 +28,8 @@ def add_sending_flags(own: argparse.ArgumentParser) -> None:
     add_place(own)
     own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
-    own.add_argument("--max_cost", type=_usd, metavar="USD", help="for one job, of a comparison "
-                     "for each: sets its timeout by the price of an hour")  # fmt: skip
+    own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost, "
+                     "each job of a comparison: it is ended after as many hours as that pays for")  # fmt: skip
     own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
 
 
@@ -73,7 +73,11 @@ def _usd(text: str) -> float:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the spec on stdout, warnings on stderr."""
-    own = parser("render", "The full CustomJobSpec of a tier and the trainer's flags.", "TIER --recipe=NAME …")
+    own = parser(
+        "render",
+        "Prints the full CustomJobSpec of a tier and the trainer's flags.",
+        "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
+    )
     add_job_flags(own)
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.tier, asked.prices)

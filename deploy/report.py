@@ -1,4 +1,4 @@
-"""The verb `report`: from job directories the table, the verdict and one self-contained report.html."""
+"""Makes a table, a verdict and one self-contained report.html from job directories."""
 
 import argparse
 import base64
@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument(
         "folders", nargs="+", metavar="DIR", help="a job directory, a folder of them, or a comparison's; local or gs://"
     )
-    own.add_argument("--out", default="", help="folder of the report (default: the first DIR, or runs/report if that "
-                     "is in a bucket)")  # fmt: skip
+    own.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
+                     "runs/report if that is in a bucket)")  # fmt: skip
     add_table_flags(own)
     found = own.parse_args([underscored(argument) for argument in arguments])
     beside = "runs/report" if is_remote(found.folders[0]) else found.folders[0]

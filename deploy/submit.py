@@ -29,7 +29,9 @@ LOOK_AFTER_S = 5.0  # a job just made may take a moment to be listed
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """Submits one job, on the first tier and region that has machines for it; the exit code says how it ended."""
     own = parser(
-        "submit", "Submits a job to Vertex AI and follows it to its end.", "TIER --recipe=NAME --data=gs://… …"
+        "submit",
+        "Submits a job to Vertex AI and follows it to its end.",
+        "TIER --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
     add_backend(own)
