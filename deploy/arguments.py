@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import shlex
 from collections.abc import Sequence
 
 from trainer.config import TrainConfig
@@ -15,6 +16,11 @@ def parser(verb: str, description: str, usage: str) -> Parser:
     return Parser(
         prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, allow_abbrev=False
     )
+
+
+def command_line(verb: str, arguments: Sequence[str]) -> str:
+    """What a user types into a shell to run the verb."""
+    return shlex.join(["python", "-m", "deploy", verb, *arguments])
 
 
 # Settings that may name nothing: an empty one goes over what a recipe names.

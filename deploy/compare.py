@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from deploy.arguments import parse, parser
+from deploy.arguments import command_line, parse, parser
 from deploy.backends.local import on_signals
 from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
@@ -62,6 +62,7 @@ class Plan:
     flags: tuple[str, ...]  # of the trainer
     scaling: str = "strong"
     repeats: int = 1
+    command: str = ""  # what the user typed
 
     def flags_of(self, tier: TierFacts, config: TrainConfig) -> list[str]:
         """The trainer's flags on `tier`. `config`: what `flags` resolve to, whose batch is that of the first tier."""
@@ -82,7 +83,8 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     found, flags = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices, prices(found.price_per_hour))
     resolve(flags)  # mistakes of the command itself are told before what depends on the account
-    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats)
+    asked = command_line("compare", arguments)
+    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats, asked)
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
@@ -244,7 +246,7 @@ def _identity(asked: dict[str, object], key: str) -> object:
     value = asked.get(key)
     if key == "tiers" and isinstance(value, list):
         return [{name: part for name, part in tier.items() if name != "price_per_hour"} for tier in value]
-    return None if key in ("repeats", "parallel") else value
+    return None if key in ("repeats", "parallel", "command") else value
 
 
 @contextmanager

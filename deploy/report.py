@@ -161,8 +161,13 @@ def _sample(name: str, picture: Path) -> str:
 
 
 def _commands(collection: Collection) -> str:
-    runs = [(tier.name, tier.runs[0].command) for tier in collection.tiers if tier.runs and tier.runs[0].command]
+    """Each command that made some of the tiers, once: that of the comparison, else of the tier's first run."""
+    tiers: dict[str, list[str]] = {}
+    for tier in collection.tiers:
+        command = tier.command or next((run.command for run in tier.runs), "")
+        tiers.setdefault(command, []).append(tier.name)
     return "\n".join(
-        f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(command)}</pre></details>"
-        for name, command in runs
+        f"<details><summary>{html.escape(', '.join(names))}</summary><pre>{html.escape(command)}</pre></details>"
+        for command, names in tiers.items()
+        if command
     )

@@ -75,6 +75,7 @@ class TierRuns:
     name: str
     runs: tuple[Run, ...]
     tier: TierFacts | None = None
+    command: str = ""  # of the comparison that it is of, where one says
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def _collect(folder: Path) -> Collection:
             tiers = [_tier(**tier) for tier in asked["tiers"]]
         except TypeError:
             raise UserError(f"{folder / COMPARISON} is damaged: name the job directories in it one by one") from None
-        groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier) for tier in tiers)
+        command = str(asked.get("command") or "")
+        groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier, command) for tier in tiers)
         scaling = asked.get("scaling")
         known = scaling if scaling in ("strong", "weak") else None
         parallel = _whole(asked.get("parallel")) or 1

@@ -1,6 +1,7 @@
 """run.json: what a run is."""
 
 import dataclasses
+import os
 import platform
 import shlex
 import subprocess
@@ -17,6 +18,8 @@ import trainer
 from trainer.config import TrainConfig
 from trainer.data.batches import Schedule
 from trainer.distribution.strategy import Replicas, simulated_devices
+
+COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to what its user typed: this process is a part of that
 
 
 def describe(
@@ -43,7 +46,7 @@ def describe(
         "total_steps": total_steps,
         "versions": versions(),
         "git_commit": _git_commit(),
-        "command": shlex.join(command),
+        "command": os.environ.get(COMMAND) or shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

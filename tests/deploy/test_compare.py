@@ -108,7 +108,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
             compare(other, tmp_path, runner)
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
-    assert compare(Plan((priced, TWO), FLAGS), tmp_path, Planting()) == 0  # the price may be told later
+    assert compare(Plan((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
     assert measure(collect([str(tmp_path)]))[0].price_per_hour == 0.5
 
 
@@ -247,7 +247,9 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     assert one.final_loss == pytest.approx(two.final_loss, rel=1e-3)
     assert one.step_seconds is not None
     assert one.step_seconds.count == 3
-    assert "l4x2" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"<summary>l4x1, l4x2</summary><pre>python -m deploy compare l4x1 l4x2 {FLAGS[0]}" in page
+    assert "trainer.task" not in page
 
 
 @pytest.mark.slow
