@@ -81,7 +81,8 @@ class Plan:
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    specs = read_tiers(found.tiers, found.prices, prices(found.price_per_hour))
+    given = prices(found.price_per_hour)
+    specs = read_tiers(found.tiers, found.prices, given)
     resolve(flags)  # mistakes of the command itself are told before what depends on the account
     asked = command_line("compare", arguments)
     plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats, asked)
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     except KeyboardInterrupt:
         print("stopped: the same command again goes on", file=sys.stderr)
         return INTERRUPTED
-    write_report([found.out], found.out, found.baseline)
+    write_report([found.out], found.out, found.baseline, given)
     return code
 
 

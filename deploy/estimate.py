@@ -109,8 +109,7 @@ def estimate(
         _same_training(run, config)
     assumptions = [
         f"the short run is {runs[reference].folder}: {rows[reference].steps} steps on "
-        + counted_devices(rows[reference].devices)
-        + (f", {rows[reference].simulated}" if rows[reference].simulated else ""),
+        f"{counted_devices(rows[reference].devices)} ({rows[reference].simulated or rows[reference].kind})",
         "the time to get machines and to start a container is not included",
         "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
         "longer",
@@ -126,6 +125,9 @@ def estimate(
         else:
             factor, reason = _factor(tier, rows[name], given)
         assumptions.append(f"{tier.name}: {reason}")
+        if factor and given is None and rows[name].kind in _UNNAMED:
+            kind = tier.accelerator_type or tier.machine_type
+            assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {kind}")
         seconds = _seconds(runs[name], rows[name], config, factor) if factor else None
         usd = seconds.times(tier.price_per_hour / 3600) if seconds and tier.price_per_hour is not None else None
         unpriced = f"no price: give --price_per_hour={tier.name}=USD" if seconds and not usd else ""
@@ -147,6 +149,9 @@ def _same_training(run: Run, config: TrainConfig) -> None:
             f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
             "give the flags of the full job, only steps or epochs may differ"
         )
+
+
+_UNNAMED = ("CPU", "GPU")  # all that is known of some devices
 
 
 def _is_of(tier: TierFacts, row: Row) -> bool:

@@ -62,7 +62,8 @@ def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
         found.append((f"How {noun} times are spread", f"how many {noun}s took how long",
                       lambda axes: _histogram(axes, groups, colours, times, unit)))  # fmt: skip
     if len(scaled) > 1:
-        found.append(("Speed-up", "images/s against the baseline; upright lines mark the ideal of devices of its kind",
+        marks = "; upright lines mark the ideal of devices of its kind" if any(row.efficiency for row in scaled) else ""
+        found.append(("Speed-up", f"images/s against the baseline{marks}",
                       lambda axes: _speed_up(axes, scaled, colours)))  # fmt: skip
     if any(_losses(run)[1] for run in runs):
         found.append(("Loss", "over the steps, the first repeat of each tier",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -128,6 +129,13 @@ def load_machines(prices: str = "") -> Machines:
     about = table["prices"]
     known = Machines(about["region"], about["date"], tuple(table["cpu_families"]), accelerators, machines)
     return _with_prices(known, prices) if prices else known
+
+
+def accelerator_of(gpu: str) -> str:
+    """Vertex AI's name of a GPU that calls itself `gpu`, as "NVIDIA A100-SXM4-80GB"; `gpu` where the table has none."""
+    words = set(re.split(r"\W+", gpu.upper()))
+    marks = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
+    return max((name for name in marks if marks[name] <= words), key=lambda name: len(marks[name]), default=gpu)
 
 
 def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:

@@ -41,6 +41,7 @@ class Run:
     error: str | None
     config: Mapping[str, Any]
     devices: tuple[str, ...]  # of each worker
+    gpus: tuple[str, ...]  # what the chief's call themselves, as "NVIDIA L4"; none where TensorFlow does not say
     simulated: bool  # logical CPU devices stand for accelerators
     workers: int
     replicas: int | None
@@ -204,6 +205,7 @@ def read_run(folder: Path) -> Run:
         error=str(result["error"]) if result.get("error") else None,
         config=config,
         devices=tuple(map(str, _list(about, "devices"))),
+        gpus=tuple(map(str, filter(None, _list(about, "gpus")))),
         simulated=about.get("simulated") is True,
         replicas=_whole(cluster.get("replicas")),
         workers=_whole(cluster.get("workers")) or 1,

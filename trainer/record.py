@@ -36,6 +36,7 @@ def describe(
             "rows_per_replica": replicas.rows,
         },
         "devices": list(replicas.devices),  # of each worker
+        "gpus": gpu_names()[: replicas.local],  # of this worker
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
         "data": {
@@ -49,6 +50,12 @@ def describe(
         "command": os.environ.get(COMMAND) or shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def gpu_names() -> list[str]:
+    """What the visible GPUs call themselves, as "NVIDIA A100-SXM4-80GB"; "" where TensorFlow does not say."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [str(about.get("device_name", "")) for about in details]
 
 
 def versions() -> dict[str, str]:
