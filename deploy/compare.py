@@ -29,7 +29,7 @@ from deploy.runs import COMPARISON, read_json, repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
 from trainer.storage import local_path, make_writable, write_whole
 
@@ -46,6 +46,9 @@ class Runner(Protocol):
 
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
         """What so many runs of each tier, with flags of the trainer, may cost: lines for people."""
+
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        """UserError or PlatformFault for what would keep all runs of `tiers`, with flags of the trainer, from here."""
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""
@@ -155,6 +158,7 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
     """
     flags = announced(plan, out, runner)
     make_writable(out, "out")
+    runner.preflight({tier: flags[tier.name] for tier in _left(plan, out)})
     with _alone_in(out), ThreadPoolExecutor(parallel) as pool:
         _remember(plan, out, runner.name, parallel)
         try:
@@ -172,10 +176,14 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
 def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
     """The trainer's flags by tier, checked; says what the runs may cost that are not done yet."""
     flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
-    left = Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
-    for line in runner.costs([(tier, flags[tier.name], count) for tier, count in left.items()]):
+    for line in runner.costs([(tier, flags[tier.name], count) for tier, count in _left(plan, out).items()]):
         print(line, flush=True)
     return flags
+
+
+def _left(plan: Plan, out: Path) -> Counter[TierFacts]:
+    """How many runs of each tier are not done yet."""
+    return Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
 
 
 def _is_done(job_dir: Path) -> bool:
@@ -217,8 +225,8 @@ def _outcome(runner: Runner, tier: TierFacts, flags: Sequence[str], job_dir: Pat
     """The exit code of a run, and in words how it ended; where it cannot be started or watched the others go on."""
     try:
         code = runner.run(tier, flags, job_dir)
-    except UserError as error:
-        return USER_MUST_CHANGE, str(error)
+    except (UserError, PlatformFault) as error:
+        return error.exit_code, str(error)
     except Exception as error:
         return FAULT, f"{type(error).__name__}: {error}"
     if code == DONE:

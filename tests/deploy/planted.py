@@ -27,7 +27,8 @@ def plant(
 ) -> Path:
     """A run with one report (or epoch) for each of `seconds`, the time of its steps; the first is the warm-up.
 
-    `gpu`: what each of its GPUs calls itself. `losses`: of the same reports. `final`: more of result.json's final metrics, as fid=12.
+    `gpu`: what its GPUs call themselves. `losses`: of the same reports. `final`: more of result.json's final metrics,
+    as fid=12.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ class Planting:
 
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
         return iter(())
+
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        pass
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         self.asked.append((tier.name, job_dir.name, list(flags)))
