@@ -15,12 +15,13 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 from deploy.arguments import command_line, parse, parser
 from deploy.backends.local import on_signals
+from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
@@ -86,7 +87,8 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     found, flags = parse(_flags(), arguments)
     given = prices(found.price_per_hour)
     specs = read_tiers(found.tiers, found.prices, given)
-    resolve(flags)  # mistakes of the command itself are told before what depends on the account
+    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
+        resolve(flags)  # mistakes of the command itself are told before what depends on the account
     asked = command_line("compare", arguments)
     plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats, asked)
     if found.baseline and found.baseline not in (tier.name for tier in specs):

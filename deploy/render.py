@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from deploy.arguments import parse, parser
+from deploy.checks import sent_to_the_cloud
 from deploy.jobspec import Job, Wanted, render, settings_on, to_yaml
 from deploy.package import own_package, user_package
 from deploy.place import Place, add_place, read_place
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     add_job_flags(own)
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.tier, asked.prices)
-    settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
+    with sent_to_the_cloud():
+        settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
     job = read_job(asked, flags, read_place(asked), tier, new_submission())
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
