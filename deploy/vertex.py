@@ -82,7 +82,7 @@ class VertexRunner:
         """Proves, once for all runs, that both logins, project, region, buckets and data can be used."""
         from trainer.storage.gcs import connect
 
-        jobs = {}  # of those that read and write alike one
+        jobs: dict[tuple[str, ...], Job] = {}  # of those that read and write alike one
         for tier, flags in tiers.items():
             job = self._job(tier, flags, "check")
             output = parse(job.output, "output")

@@ -36,7 +36,7 @@ def describe(
             "rows_per_replica": replicas.rows,
         },
         "devices": list(replicas.devices),  # of each worker
-        "gpus": gpu_names()[: replicas.local],  # of this worker
+        "gpus": _gpu_names()[: replicas.local],  # of this worker
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
         "data": {
@@ -52,12 +52,6 @@ def describe(
     }
 
 
-def gpu_names() -> list[str]:
-    """What the visible GPUs call themselves, as "NVIDIA A100-SXM4-80GB"; "" where TensorFlow does not say."""
-    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    return [str(about.get("device_name", "")) for about in details]
-
-
 def versions() -> dict[str, str]:
     """What runs here: the package, Python, and what the numbers depend on."""
     return {
@@ -67,6 +61,12 @@ def versions() -> dict[str, str]:
         "keras": keras.__version__,
         "numpy": np.__version__,
     }
+
+
+def _gpu_names() -> list[str]:
+    """What the visible GPUs call themselves, as "NVIDIA A100-SXM4-80GB"; "" where TensorFlow does not say."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [str(about.get("device_name", "")) for about in details]
 
 
 def _git_commit() -> str | None:
