@@ -49,7 +49,7 @@ class Runner(Protocol):
         """What so many runs of each tier, with flags of the trainer, may cost: lines for people."""
 
     def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """UserError or PlatformFault for what would keep all runs of `tiers`, with flags of the trainer, from here."""
+        """Ends the verb, in one line, for what would keep every run of `tiers`, with flags of the trainer, from going."""
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""
