@@ -49,7 +49,7 @@ class Runner(Protocol):
         """What so many runs of each tier, with flags of the trainer, may cost: lines for people."""
 
     def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """Ends the verb, in one line, for what would keep every run of `tiers`, with flags of the trainer, from going."""
+        """Ends the verb, in one line, where no run of `tiers`, with these flags of the trainer, could go well."""
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""

@@ -160,7 +160,7 @@ def _explained(row: Row, runs: Sequence[Run], first: Row, uncosted: str) -> Row:
         **dict.fromkeys(("startup_seconds", "total_seconds", "final_loss", "peak_memory_gib"), kept),
         "price_per_hour": unpriced,
         "cost": ended or uncosted or "its price or its total time is missing",
-        "cost_per_million_images": uncosted or (unpriced if row.price_per_hour is None else untimed),
+        "cost_per_million_images": ended or uncosted or (unpriced if row.price_per_hour is None else untimed),
         "final_accuracy": ended or "the model reports no accuracy",
         "fid": ended or "the run computed none: give --fid_every_steps",
         "peak_gpu_memory_gib": ended or "stats.jsonl tells of no GPU",
