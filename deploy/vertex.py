@@ -87,7 +87,8 @@ class VertexRunner:
             job = self._job(tier, flags, "check")
             output = parse(job.output, "output")
             assert output is not None, "jobspec lets only gs:// addresses pass"
-            jobs[(output.bucket, *job.config.inputs.values())] = job
+            alike = (output.bucket, *job.config.inputs.values())
+            jobs[alike] = job
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # who may not read the results should not pay for them
         if jobs:
