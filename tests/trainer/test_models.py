@@ -23,7 +23,7 @@ from trainer.distribution.strategy import make_replicas
 from trainer.errors import PlatformFault, UserError
 from trainer.export import export, plain_copy
 from trainer.models import build_model, depends_on_replicas
-from trainer.models.efficientnet import _over_all_replicas
+from trainer.models.efficientnet import _freeze_below, _over_all_replicas
 from trainer.models.layers import (
     FusedBatchNormalization,
     StepDropout,
@@ -235,7 +235,7 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet
     assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
 
 
-def test_a_network_from_scratch_gets_our_batch_norm_and_dropout() -> None:
+def test_the_copied_network_has_our_batch_norm_and_dropout_and_a_pretrained_one_stays_still() -> None:
     images = keras.Input((8, 8, 3))
     x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
     x = keras.layers.Normalization()(x)
@@ -247,7 +247,11 @@ def test_a_network_from_scratch_gets_our_batch_norm_and_dropout() -> None:
     for replicas, kind in ((1, FusedBatchNormalization), (2, SyncBatchNormalization)):
         config = TrainConfig(replicas=replicas)
         with make_replicas(config).strategy.scope():
-            ours = _over_all_replicas(stock, config)
+            ours = _over_all_replicas(stock, config, pretrained=False)
+            fixed = _over_all_replicas(stock, config, pretrained=True)
+        _freeze_below(fixed, "")
+        np.testing.assert_allclose(fixed(pixels, training=True), stock(pixels), rtol=1e-5)
+        assert depends_on_replicas(fixed, replicas=2) == []
         assert type(ours.get_layer("norm")) is kind
         assert type(ours.get_layer("drop")) is StepDropout
         for copy in (ours, plain_copy(ours)):

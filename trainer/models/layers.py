@@ -68,7 +68,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """As Keras's own, up to rounding; in float64, for which there is no such kernel, it is Keras's own."""
-        if not training or mask is not None or inputs.dtype == tf.float64:
+        if not (training and self.trainable) or mask is not None or inputs.dtype == tf.float64:
             return super().call(inputs, training=training, mask=mask)
         scale, offset = (tf.cast(weight, tf.float32) for weight in (self.gamma, self.beta))
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
