@@ -40,6 +40,15 @@ class ApiError(Exception):
         return self.code == 0 or self.code >= 500
 
 
+class Broken(ApiError):
+    """The program that makes the calls fails here, whatever it is asked; the text says what to do."""
+
+    @property
+    def transient(self) -> bool:
+        """Asking again does not mend it."""
+        return False
+
+
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
     """A job as its service tells it. `state` is without JOB_STATE_; times are in seconds since 1970, None before."""

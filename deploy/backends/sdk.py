@@ -59,12 +59,13 @@ class Sdk:
 
     def submit(self, request: Request) -> str:
         """One POST, never repeated by the client."""
+        client = self._client  # says what to install where it is missing
         from google.cloud.aiplatform_v1.types import CustomJob
 
         content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
         with _translated():
             job = CustomJob.from_json(json.dumps(content))
-            made = self._client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
+            made = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
             return str(made.name)
 
     def state(self, name: str) -> JobStatus:
