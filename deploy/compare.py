@@ -6,7 +6,6 @@ interrupted goes on where it stood. On Vertex AI an interrupted comparison leave
 """
 
 import dataclasses
-import fcntl
 import json
 import signal
 import sys
@@ -15,7 +14,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +29,7 @@ from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.flags import Parser, whole
-from trainer.storage import local_path, make_writable, write_whole
+from trainer.storage import keep_others_out, local_path, make_writable, write_whole
 
 SCALINGS = ("strong", "weak")
 
@@ -148,7 +146,8 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
     """
     flags = announced(plan, out, runner)
     make_writable(out, "out")
-    with _alone_in(out), ThreadPoolExecutor(parallel) as pool:
+    keep_others_out(out, "out", str(out))
+    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         _remember(plan, out, runner.name, parallel)
         try:
             futures = [pool.submit(_run, t, repeat, flags[t.name], out, runner) for t, repeat in plan.runs()]
@@ -241,15 +240,3 @@ def _identity(asked: dict[str, object], key: str) -> object:
     if key == "tiers" and isinstance(value, list):
         return [{name: part for name, part in tier.items() if name != "price_per_hour"} for tier in value]
     return None if key in ("repeats", "parallel") else value
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Keeps a second `compare` out of the folder; SIGTERM and a closed terminal end the block as Ctrl-C does."""
-    with open(out / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{out}: another comparison runs in this folder: wait for it, or give --out") from None
-        with on_signals(signal.default_int_handler, signal.SIGTERM):
-            yield
