@@ -96,7 +96,10 @@ def _short_run(tier: Tier, flags: Sequence[str], out: Path, steps: int) -> Path:
 def estimate(
     measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
 ) -> tuple[list[Estimate], list[str]]:
-    """An estimate a tier, and what was assumed. UserError where the short run is of another training."""
+    """An estimate a tier, and what was assumed. UserError where the short run is of another training.
+
+    `speeds`: by tier, how many times as fast one of its devices is as one of the short run, where that was given.
+    """
     rows = {row.tier: row for row in measure(measured)}
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
