@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+from deploy.arguments import add_flags
 from deploy.backends import Backend, open_backend
 from deploy.patience import REAL, Clock
 from deploy.place import Place, checked_region, read_project, read_region
@@ -49,7 +50,7 @@ def add_target(own: argparse.ArgumentParser) -> None:
     own.add_argument(
         "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
     )
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    add_flags(own, "project")
     own.add_argument("--region", default="", metavar="NAME", help="of the job, where only its number is given")
     add_backend(own)
 

@@ -94,6 +94,11 @@ def user_package(folder: str) -> Package:
     return Package(path.name, "0", {"setup.py": setup.encode(), **_sources(path)})
 
 
+def packages_with(folder: str) -> list[Package]:
+    """What a job needs: the trainer, and before it the user's `folder` unless that is empty."""
+    return [*([user_package(folder)] if folder else []), own_package()]
+
+
 def _sources(folder: Path) -> dict[str, bytes]:
     """Every file below `folder`, by its path from the folder's parent, without caches and hidden files."""
     found = {}

@@ -23,15 +23,8 @@ class Place:
     bucket: str
 
 
-def add_place(own: argparse.ArgumentParser) -> None:
-    """The flags that `read_place` understands."""
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
-    own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
-    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="where packages and job directories go")
-
-
 def read_place(asked: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Place:
-    """The flags, or what gcloud is configured to; UserError where a region or bucket is missing or malformed."""
+    """--project, --region, --bucket, or what gcloud is configured to; UserError for what is missing or malformed."""
     region = needed_region(asked.region, environment)
     return Place(read_project(asked.project, environment), region, checked_address("bucket", asked.bucket))
 

@@ -77,9 +77,9 @@ class Gcloud:
         found = self._json("logging", "read", log_filter(name, since), *self._project, "--order=asc")
         return [read_entry(entry) for entry in found]
 
-    def jobs(self, submission: str = "") -> Sequence[JobStatus]:
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """`gcloud ai custom-jobs list`."""
-        wanted = f"labels.{LABEL}={submission}" if submission else f"labels.{LABEL}:*"
+        wanted = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         found = self._json("ai", "custom-jobs", "list", *self._region, f"--filter={wanted}")
         return [read_status(job) for job in found]
 
@@ -140,7 +140,7 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     except FileNotFoundError:
-        raise _missing() from None
+        raise not_installed(", or say --backend=sdk") from None
 
 
 @contextlib.contextmanager
@@ -161,8 +161,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _missing() -> UserError:
-    return UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, or say --backend=sdk")
+def not_installed(otherwise: str = "") -> UserError:
+    """The error for a gcloud that is not there. `otherwise`: what a user may do instead."""
+    return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{otherwise}")
 
 
 def _error(code: int, stderr: str) -> ApiError:
