@@ -24,7 +24,7 @@ from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
-from deploy.report import add_table_flags, prices, write_report
+from deploy.report import add_table_flags, read_prices, write_report
 from deploy.runs import COMPARISON, read_json, repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
@@ -84,8 +84,8 @@ class Plan:
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    given = prices(found.price_per_hour)
-    specs = read_tiers(found.tiers, found.prices, given)
+    usd_by_tier = read_prices(found.price_per_hour)
+    specs = read_tiers(found.tiers, found.prices, usd_by_tier)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
         resolve(flags)  # mistakes of the command itself are told before what depends on the account
     asked = command_line("compare", arguments)
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     except KeyboardInterrupt:
         print("stopped: the same command again goes on", file=sys.stderr)
         return INTERRUPTED
-    write_report([found.out], found.out, found.baseline, given)
+    write_report([found.out], found.out, found.baseline, usd_by_tier)
     return code
 
 
@@ -137,19 +137,19 @@ def _runner(tiers: Sequence[Tier], found: Namespace, desk: Desk) -> Runner:
     return LocalRunner(tiers)
 
 
-def read_tiers(names: Sequence[str], table: str, prices: Mapping[str, float]) -> list[Tier]:
-    """The tiers of these files or bare names, each once, with the prices of the file `table`.
+def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float]) -> list[Tier]:
+    """The tiers of these files or bare names, each once, with the prices of `price_file`.
 
-    `prices`, in USD an hour by tier, win over those; UserError where one is of no tier here.
+    Those of `usd_by_tier`, an hour of all machines, win over them; UserError where one is of no tier here.
     """
-    tiers = [load_tier(name, table) for name in names]
+    tiers = [load_tier(name, price_file) for name in names]
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
-    unknown = sorted(prices.keys() - {tier.name for tier in tiers})
+    unknown = sorted(usd_by_tier.keys() - {tier.name for tier in tiers})
     if unknown:
         raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(t.name for t in tiers)}")
-    return [dataclasses.replace(tier, given_price=prices.get(tier.name)) for tier in tiers]
+    return [dataclasses.replace(tier, given_price=usd_by_tier.get(tier.name)) for tier in tiers]
 
 
 def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:

@@ -39,15 +39,15 @@ class Figure:
     svg: str
 
 
-Plan = tuple[str, str, Callable[["Axes"], None]]  # title, caption, and what draws it
+Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, and what draws it
 
 
 def draw(collection: Collection, rows: Sequence[Row]) -> list[Figure]:
     """Every figure for which the runs hold values; UserError where matplotlib is not installed."""
-    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in plans(collection, rows)]
+    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in drawings(collection, rows)]
 
 
-def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
+def drawings(collection: Collection, rows: Sequence[Row]) -> list[Drawing]:
     """What there is to draw, in placeholders for colours."""
     groups, runs = [group for group in collection.tiers if group.runs], collection.runs
     by_epoch = any(_epoch_times(run)[1] for run in runs)
@@ -55,7 +55,7 @@ def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
     colours = {group.name: index for index, group in enumerate(collection.tiers)}
-    found: list[Plan] = []
+    found: list[Drawing] = []
     if any(times(run)[1] for run in runs):
         found.append((f"Time of each {noun}", "time in training alone, after the warm-up",
                       lambda axes: _lines(axes, groups, colours, times, unit)))  # fmt: skip

@@ -100,8 +100,8 @@ class Backend(Protocol):
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Log entries of all workers from the time `since` (RFC 3339, or empty: all), oldest first."""
 
-    def jobs(self, submission: str = "") -> Sequence[JobStatus]:
-        """Jobs of ours, or those of one submission."""
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
+        """Jobs of ours, or those whose LABEL is `label`."""
 
     def cancel(self, name: str) -> None:
         """Asks the job to stop; its state says when it has."""

@@ -91,9 +91,9 @@ class Sdk:
                     return entries
                 body["pageToken"] = page["nextPageToken"]
 
-    def jobs(self, submission: str = "") -> Sequence[JobStatus]:
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """GET of the list, with a filter by label."""
-        wanted = f"labels.{LABEL}={submission}" if submission else f"labels.{LABEL}:*"
+        wanted = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         request = {"parent": self._parent, "filter": wanted}
         with _translated():
             return [_status(job) for job in self._client.list_custom_jobs(request, retry=None, timeout=TIMEOUT_S)]

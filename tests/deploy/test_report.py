@@ -173,7 +173,7 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     for name in names:
         plant(tmp_path / name, noisy(0.1))
     collection = collect([str(tmp_path)])
-    for figure in draw(collection, measure(collection, prices=dict.fromkeys(names, 1.0))):
+    for figure in draw(collection, measure(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
         words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
         assert [name for name in names if name not in words] == [], figure.title
 
