@@ -185,7 +185,7 @@ def _startup(done: Sequence[Row]) -> Iterator[str]:
     shares = {r.tier: r.startup_seconds / r.total_seconds for r in done if r.startup_seconds and r.total_seconds}
     much = [f"{tier} {100 * share:.0f} %" for tier, share in shares.items() if share > _MUCH_STARTUP]
     if much:
-        yield f"Start-up is a large part of the total ({', '.join(much)}): a longer run is cheaper per image."
+        yield f"Start-up is a large part of the total ({', '.join(much)}): a longer run loses less by it."
 
 
 def _simulated(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
