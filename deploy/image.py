@@ -39,9 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(
             f"tensorflow={asked.tensorflow}: write tensorflow or tensorflow[and-cuda], and a version as ==2.21.*"
         )
+    packages = packages_with(asked.package)
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)
-    write_context(packages_with(asked.package), folder)
+    write_context(packages, folder)
     command = build_command(asked.image, asked.tensorflow, read_project(asked.project), folder)
     print(shlex.join(command), flush=True)
     return DONE if asked.dry_run else _run(command)

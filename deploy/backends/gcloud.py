@@ -21,7 +21,7 @@ _CODES = {
     "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
 }  # fmt: skip
-# It says so of connections that fail in a way it does not know too, as gcloud crashed (ConnectTimeout): those may mend.
+# Of connections that fail in a way it does not know it says that it crashed too, as (ConnectTimeout): those may mend.
 _BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
 
 
