@@ -24,7 +24,7 @@ from trainer.assembly import Assembly
 from trainer.config import TrainConfig, resolve
 from trainer.data.batches import batches
 from trainer.distribution import gradients
-from trainer.models import gan
+from trainer.models import layers
 from trainer.training.steps import StepRunner
 
 RECIPE = ["--recipe=wgan_gp_mnist"]
@@ -71,7 +71,7 @@ UNDONE = {
     "bfloat16": partial(mock.patch.object, gradients, "all_reduce_sum", _as_bfloat16),
     "every_step": partial(mock.patch.object, StepRunner, "_replica_step", _summed_at_once),
     "iterator": partial(mock.patch.object, Assembly, "rows_from", _distributed),
-    "keras_batch_norm": partial(mock.patch.object, gan, "SyncBatchNormalization", _keras_batch_norm),
+    "keras_batch_norm": partial(mock.patch.object, layers, "SyncBatchNormalization", _keras_batch_norm),
 }
 
 
