@@ -50,7 +50,6 @@ def load_template_weights(model: keras.Model, path: Path) -> None:
         own = _weights_of(beside) if name != "model" and beside.exists() else weights
         if _shapes(own) == _shapes(network.weights):
             network.set_weights(own)
-            refresh_normalization(network)
 
 
 def _weights_of(path: Path) -> list[Any]:
