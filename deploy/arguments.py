@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainer.config import TrainConfig
 from trainer.errors import UserError
-from trainer.flags import Parser, underscored
+from trainer.flags import Parser
 from trainer.settings import nearest
 
 
@@ -19,7 +19,7 @@ def parser(verb: str, description: str, usage: str) -> Parser:
 
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The verb's own arguments, and the flags that are left for the trainer, as given (trainer.config checks them)."""
-    found, left = own.parse_known_args([underscored(argument) for argument in arguments])
+    found, left = own.parse_known_args(arguments)
     stray = [argument for argument in left if not argument.startswith("--")]
     if stray:
         raise UserError(f"{stray[0]!r} is not a flag: write --name=value")

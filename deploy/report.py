@@ -15,7 +15,6 @@ from deploy.runs import Collection, collect
 from deploy.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.verdict import verdict
 from trainer.errors import DONE, UserError
-from trainer.flags import underscored
 from trainer.storage import is_remote, local_path, make_writable, write_whole
 
 _TEMPLATE = Path(__file__).parent / "report.html"
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument("--out", default="", help="folder of the report (default: the first DIR, or runs/report if that "
                      "is in a bucket)")  # fmt: skip
     add_table_flags(own)
-    found = own.parse_args([underscored(argument) for argument in arguments])
+    found = own.parse_args(arguments)
     beside = "runs/report" if is_remote(found.folders[0]) else found.folders[0]
     write_report(found.folders, found.out or beside, found.baseline, prices(found.price_per_hour))
     return DONE

@@ -8,6 +8,11 @@ INTERRUPTED = 75  # state saved: the same command again goes on
 _LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
 
 
+def reason(error: BaseException) -> str:
+    """What a library says in `error`, to stand in a line of ours: at most 300 characters; its type where it is mute."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class _OneLine(Exception):
     """An error whose text is one line, whatever names and values stand in it."""
 
@@ -20,13 +25,9 @@ class _OneLine(Exception):
 class UserError(_OneLine):
     """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
 
-    exit_code = USER_MUST_CHANGE
-
 
 class PlatformFault(_OneLine):
     """A fault of the platform that the same command may outlive. Its text is one line."""
-
-    exit_code = FAULT
 
 
 class NotFinite(UserError):

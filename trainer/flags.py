@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 from trainer.settings import nearest, value_type
 
 # What a file of settings, machines or prices may hold.
@@ -27,7 +28,12 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line."""
+    """argparse whose errors are one line, and whose flags take `-` for `_`: `--job-dir=a-b` is `--job_dir=a-b`."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As argparse has it, parse_args too."""
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_underscored(argument) for argument in given], namespace)
 
     def error(self, message: str) -> NoReturn:
         """As argparse asks, but a UserError."""
@@ -40,14 +46,19 @@ def parse_flags(
 ) -> dict[str, str]:
     """The text of each flag given. UserError for an unknown one, with the nearest name; --help prints and exits."""
     parser = _parser(fields, description, epilog)
-    found, unknown = parser.parse_known_args([underscored(argument) for argument in arguments])
-    if unknown:
-        name = unknown[0].split("=")[0].lstrip("-")
-        if not unknown[0].startswith("--"):
-            raise UserError(f"{unknown[0]!r} is not a flag: write --name=value")
-        known = [*(field.name for field in fields), "help"]
-        raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
+    found, unknown = parser.parse_known_args(arguments)
+    refuse_unknown(unknown, [*(field.name for field in fields), "help"])
     return vars(found)
+
+
+def refuse_unknown(arguments: Sequence[str], known: Sequence[str]) -> None:
+    """UserError for the first of `arguments` that is no flag, or whose name is not `known`."""
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--")
+        if not argument.startswith("--"):
+            raise UserError(f"{argument!r} is not a flag: write --name=value")
+        if name not in known:
+            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
 
 
 def read_yaml(path: Path, name: str) -> dict[str, Any]:
@@ -64,7 +75,7 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
     try:
         content = yaml.load(text, _Plain)  # noqa: S506 (it is a SafeLoader)
     except Exception as error:  # its constructors raise whatever a tag such as !!int before other text lets them
-        raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise UserError(f"{name}: not valid YAML: {reason(error)}") from None
     if not isinstance(content, dict):
         found = "it is empty" if content is None else f"this is {type(content).__name__}"
         raise UserError(f"{name}: 'setting: value' lines are needed, {found}")
@@ -104,8 +115,7 @@ def _written_out(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def underscored(argument: str) -> str:
-    """`--job-dir=a-b` -> `--job_dir=a-b`."""
+def _underscored(argument: str) -> str:
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")
