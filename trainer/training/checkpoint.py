@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from trainer.disk import tensorflow_writing
 from trainer.distribution.strategy import Replicas
-from trainer.errors import NotFinite, UserError
+from trainer.errors import NotFinite, UserError, reason
 from trainer.jobdir import finite, write_json
 from trainer.log import log
 from trainer.storage import sync, whole_folder
@@ -209,7 +209,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         reader = tf.train.load_checkpoint(str(folder / _PREFIX))
         return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise Damaged(f"{folder.name}/{_PREFIX}: {' '.join(str(error).split())[:200]}") from None
+        raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 
 def _is_step(value: Any) -> bool:
