@@ -65,13 +65,15 @@ class ShardRows:
         flat = rows.ravel()
         images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
-        places = np.argsort(which, kind="stable").tolist()
-        for shard, of_shard in groupby(places, which.tolist().__getitem__):
-            with open(self.shards[shard].path, "rb", buffering=0) as file:
-                for place in of_shard:
-                    offset = (int(flat[place]) - int(self._starts[shard])) * images.shape[1]
-                    if os.preadv(file.fileno(), [images[place]], offset) != images.shape[1]:
-                        raise OSError(f"{file.name} became shorter while it was read")
+        offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
+        for shard, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
+            descriptor = os.open(self.shards[shard].path, os.O_RDONLY)
+            try:
+                for place in places:
+                    if os.preadv(descriptor, [images[place]], offsets[place]) != images.shape[1]:
+                        raise OSError(f"{self.shards[shard].path} became shorter while it was read")
+            finally:
+                os.close(descriptor)
         found = images.reshape(*rows.shape, *self.image_shape)
         return (found, self.labels[rows]) if self.labelled else (found,)
 
