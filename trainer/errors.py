@@ -26,6 +26,14 @@ class UserError(_OneLine):
     """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
 
 
+class UnknownData(UserError):
+    """`data` is no source's name, and no path that is here."""
+
+    def __init__(self, text: str, data: str) -> None:
+        super().__init__(text)
+        self.data = data
+
+
 class PlatformFault(_OneLine):
     """A fault of the platform that the same command may outlive. Its text is one line."""
 
