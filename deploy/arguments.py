@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainer.config import TrainConfig
 from trainer.errors import UserError
-from trainer.flags import Parser
+from trainer.flags import Parser, underscored
 from trainer.settings import nearest
 
 

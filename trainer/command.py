@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.errors import FAULT, INTERRUPTED, PlatformFault, UserError
 from trainer.log import log, start_logging
 
 
@@ -16,10 +16,10 @@ def run_command(work: Callable[[], int], again: str) -> int:
         return work()
     except UserError as error:
         log.error("%s", error)
-        return USER_MUST_CHANGE
+        return error.exit_code
     except PlatformFault as error:
         log.error("%s: the same command again %s", error, again)
-        return FAULT
+        return error.exit_code
     except KeyboardInterrupt:
         log.warning(f"stopped at once: the same command again {again}")
         return INTERRUPTED

@@ -25,6 +25,8 @@ class _OneLine(Exception):
 class UserError(_OneLine):
     """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
 
+    exit_code = USER_MUST_CHANGE
+
 
 class UnknownData(UserError):
     """`data` is no source's name, and no path that is here."""
@@ -36,6 +38,8 @@ class UnknownData(UserError):
 
 class PlatformFault(_OneLine):
     """A fault of the platform that the same command may outlive. Its text is one line."""
+
+    exit_code = FAULT
 
 
 class NotFinite(UserError):

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """As argparse has it, parse_args too."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_known_args([_underscored(argument) for argument in given], namespace)
+        return super().parse_known_args([underscored(argument) for argument in given], namespace)
 
     def error(self, message: str) -> NoReturn:
         """As argparse asks, but a UserError."""
@@ -115,7 +115,8 @@ def _written_out(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _underscored(argument: str) -> str:
+def underscored(argument: str) -> str:
+    """`--job-dir=a-b` -> `--job_dir=a-b`, as Parser reads it."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")

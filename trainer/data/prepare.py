@@ -260,7 +260,7 @@ def _prepare(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
     parser.epilog = f"And of the trainer's settings: {' '.join(f'--{name}' for name in _SETTINGS)}"
     options, flags = parser.parse_known_args(arguments)
-    refuse_unknown(flags, _SETTINGS)
+    refuse_unknown(flags, [*_SETTINGS, "shard_mib"])
     config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
     index = _with_bar(config, _destination(options.destination), options.shard_mib)
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
