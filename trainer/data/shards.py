@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from trainer.config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Arrays, Dataset, Examples, gathered
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 
 INDEX = "index.json"
 FORMAT = "trainer-shards-2"
@@ -61,19 +62,16 @@ class ShardRows:
         return gathered(self.read, rows, self.image_shape, self.labelled)
 
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
-        """Images and labels of `rows`, in their shape."""
+        """Images and labels of `rows`, in their shape. PlatformFault where a file cannot be read.
+
+        Another start may find the file again, or says by exit code 2 that it is gone.
+        """
         flat = rows.ravel()
         images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
         for shard, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
-            descriptor = os.open(self.shards[shard].path, os.O_RDONLY)
-            try:
-                for place in places:
-                    if os.preadv(descriptor, [images[place]], offsets[place]) != images.shape[1]:
-                        raise OSError(f"{self.shards[shard].path} became shorter while it was read")
-            finally:
-                os.close(descriptor)
+            _read_into(images, places, offsets, self.shards[shard].path)
         found = images.reshape(*rows.shape, *self.image_shape)
         return (found, self.labels[rows]) if self.labelled else (found,)
 
@@ -86,6 +84,20 @@ class ShardRows:
         """(examples,); UserError where they are not those of its classes."""
         labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
         return checked_labels(labels, f"data: {self.shards[0].path.parent}", self.classes)
+
+
+def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: Path) -> None:
+    """Fills these rows of `images`, each from its own offset in the file: two system calls beside those that read."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            for place in places:
+                if os.preadv(descriptor, [images[place]], offsets[place]) != images.shape[1]:
+                    raise OSError("it became shorter")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise PlatformFault(f"data: {file} cannot be read any more ({error.strerror or error})") from error
 
 
 def is_shards(path: Path) -> bool:
