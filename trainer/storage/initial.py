@@ -31,7 +31,7 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     """A local file or folder for a saved model: a file, a SavedModel folder, or a model or job directory.
 
-    A file comes with those of its kind beside it: a GAN has several. Where none is found, the folder itself is returned.
+    A file comes with those of its kind beside it: a GAN has several. Where none is found, the folder is returned.
     """
     address = parse(path, name)
     if address is None:
