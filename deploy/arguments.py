@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from trainer.config import TrainConfig
 from trainer.errors import UserError
@@ -16,6 +17,25 @@ def parser(verb: str, description: str, usage: str) -> Parser:
     return Parser(
         prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, allow_abbrev=False
     )
+
+
+# Flags of several verbs. What is not given is empty.
+_SHARED: dict[str, dict[str, Any]] = {
+    "project": {"metavar": "ID", "help": "Google Cloud project (default: gcloud's)"},
+    "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
+    "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
+    "package": {"metavar": "DIR", "help": "a Python package of yours that goes along"},
+    "prices": {"metavar": "FILE", "help": "YAML of your own prices, in USD an hour"},
+    "price_per_hour": {
+        "metavar": "TIER=USD", "help": "the price of all machines of a tier", "action": "append", "default": [],
+    },
+}  # fmt: skip
+
+
+def add_flags(own: argparse.ArgumentParser, *names: str) -> None:
+    """Declares flags that several verbs have, each as it is everywhere."""
+    for name in names:
+        own.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
 
 
 def command_line(verb: str, arguments: Sequence[str]) -> str:

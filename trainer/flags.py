@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,10 +28,10 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and whose flags take `-` for `_`: `--job-dir=a-b` is `--job_dir=a-b`."""
+    """argparse whose errors are one line, and whose flags take `-` for `_`."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        """As argparse has it, parse_args too."""
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which parse_args calls too."""
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args([underscored(argument) for argument in given], namespace)
 
