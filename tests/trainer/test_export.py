@@ -17,6 +17,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.export import export, plain_copy
 from trainer.images import noise
+from trainer.storage.initial import fetch_model
 
 READER = """
 import json, sys
@@ -143,6 +144,11 @@ def test_many_images_are_generated_some_at_a_time() -> None:
 
     assert generate.in_batches(double, np.arange(600)).tolist() == list(range(0, 1200, 2))
     assert sizes == [256, 256, 88]
+
+
+@pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
+def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str) -> None:
+    assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"
 
 
 def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:
