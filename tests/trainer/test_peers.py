@@ -82,6 +82,21 @@ def test_a_worker_whose_count_moves_is_not_lost_and_one_that_stands_still_is(
     ]
 
 
+def test_the_chief_waits_for_a_worker_that_is_late_at_the_end(met: tuple[Peers, Peers]) -> None:
+    chief, worker = met
+
+    def late() -> None:
+        time.sleep(0.3)
+        worker.finish(10.0)
+
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(late)
+        chief.finish(0.0)
+        assert all(peer.done for peer in chief._peers.values())
+        ending.result()
+    assert HEARD == []
+
+
 def test_all_workers_hear_at_once_that_one_runs_something_else() -> None:
     addresses = tuple(free_addresses(3))
     with ThreadPoolExecutor() as pool:

@@ -70,10 +70,13 @@ class Peers:
         self._calls += 1
 
     def finish(self, timeout_seconds: float) -> None:
-        """The last barrier: the chief returns when every worker is done, so that it ends last."""
+        """The last barrier: the chief returns when every worker is done, so that it ends last.
+
+        It waits at least as long as for a silent one: to let go of a dataset takes TensorFlow seconds on a busy machine.
+        """
         if not self._cluster.is_chief:
             self._send({"done": True})  # the chief answers alike: a link closed too early would lose our word
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + max(timeout_seconds, SILENCE_SECONDS)
         while time.monotonic() < deadline and not all(peer.done for peer in self._peers.values()):
             time.sleep(0.02)
         self._close()
