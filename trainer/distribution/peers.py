@@ -72,7 +72,7 @@ class Peers:
     def finish(self, timeout_seconds: float) -> None:
         """The last barrier: the chief returns when every worker is done, so that it ends last.
 
-        It waits at least as long as for a silent one: to let go of a dataset takes TensorFlow seconds on a busy machine.
+        It waits at least as long as for a silent one: on a busy machine TensorFlow lets go of a dataset in seconds.
         """
         if not self._cluster.is_chief:
             self._send({"done": True})  # the chief answers alike: a link closed too early would lose our word
