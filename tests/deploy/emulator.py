@@ -82,7 +82,7 @@ class Emulator:
         self.server.server_close()
         if kind is None:
             assert self.errors == []
-            assert [fault for fault in self.faults if not fault.struck] == [], "a fault that nothing met"
+            assert [fault for fault in self.faults if not fault.struck] == []
 
     def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
         """A new job, PENDING, or RUNNING whatever `run` makes of it."""

@@ -41,7 +41,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)
                 gc.collect()
-    assert [fault for fault in proxy.faults if not fault.struck] == [], "a fault that nothing met"
+    assert [fault for fault in proxy.faults if not fault.struck] == []
 
 
 @pytest.fixture
