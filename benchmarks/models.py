@@ -44,7 +44,7 @@ def compare(config: TrainConfig, flags: Sequence[str], repeats: int, seconds: fl
     makers: dict[str, Callable[[], Contender]] = {}
     for name, what in CONTENDERS.items():
         own = ["--precision=mixed_bfloat16"] if name == BFLOAT16 else []
-        # All in whole tens of steps, as `fit` has to: else its turns were the longest, and starting one cost it least.
+        # Whole tens of steps for all, as one `fit` needs: else its turns were longer and their start cost it less.
         makers[name] = partial(Contender, what, [*flags, *own], images_a_step(config), multiple=10)
     with started(possible(makers), seconds) as contenders:
         for name, contender in contenders.items():

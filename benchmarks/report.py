@@ -6,7 +6,7 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import base_parser, count, keep, run_main
@@ -28,6 +28,9 @@ class Nothing:
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
         """Nothing."""
         return iter(())
+
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        """All is there."""
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Done."""

@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.settings import nearest
 
 # verb -> its module, whose `main(arguments)` returns the exit code, and what it does. Only the module asked for is
@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code; a user's mistake is one line on stderr."""
+    """Runs one verb and returns its exit code; what the user or the platform did wrong is one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(_help())
@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_MUST_CHANGE
+    except PlatformFault as error:
+        print(f"error: {error}: give the same command again later", file=sys.stderr)
+        return FAULT
     except OSError as error:
         if error.filename is None:
             raise
@@ -49,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"{verb}: no such verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
-    code: int = importlib.import_module(VERBS[verb][0]).main(arguments)
+    module = importlib.import_module(VERBS[verb][0])
+    from deploy.arguments import refuse_empty  # not for --help, which it would slow down
+
+    refuse_empty(arguments)
+    code: int = module.main(arguments)
     return code
 
 
@@ -57,14 +64,18 @@ _REST = """
 Start with, from nothing to a comparison:
   python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
   python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
-  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=… --data=gs://… --bucket=gs://BUCKET --steps=2000
+  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET
 
-A TIER is a file of job_configs/ by its bare name, or a file of yours. Project and region: flags, or gcloud's.
-Any flag of `python -m trainer.task` may follow those of a verb; `python -m deploy VERB --help` says more.
+A TIER is a file of job_configs/ by its bare name, or a file of yours. Project and region come from flags, or from
+gcloud's configuration. A verb that takes a recipe takes any flag of `python -m trainer.task` too.
+`python -m deploy VERB --help` lists the flags of a verb.
 
-Exit codes: 0 done; 2 you must change something; 75 interrupted: the same command again; 69 a job may go on that
-cannot be seen now (submit, watch): look before you submit again; 1 a fault of ours
-or of the platform."""
+Exit codes:
+  0   done
+  2   you must change something
+  75  interrupted: the same command again goes on
+  69  a job may go on that cannot be seen now (submit, watch): look before you submit again
+  1   a fault of ours or of the platform"""
 
 
 def _help() -> str:

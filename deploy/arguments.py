@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import shlex
 from collections.abc import Sequence
 
 from trainer.config import TrainConfig
@@ -15,6 +16,26 @@ def parser(verb: str, description: str, usage: str) -> Parser:
     return Parser(
         prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, allow_abbrev=False
     )
+
+
+def command_line(verb: str, arguments: Sequence[str]) -> str:
+    """What a user types into a shell to run the verb."""
+    return shlex.join(["python", "-m", "deploy", verb, *arguments])
+
+
+# Settings that may name nothing: an empty one goes over what a recipe names.
+_MAY_BE_EMPTY = {field.name for field in dataclasses.fields(TrainConfig) if field.default == ""} - {"recipe", "job_dir"}
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """UserError for an argument, or a flag's value, that is empty, as of a shell's variable that is not set."""
+    for argument in arguments:
+        flag, equals, value = underscored(argument).partition("=")
+        given = value if equals and flag.startswith("--") else argument
+        if not given.strip() and flag[2:] not in _MAY_BE_EMPTY:
+            raise UserError(
+                f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
+            )
 
 
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

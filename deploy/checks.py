@@ -1,14 +1,17 @@
 """What can be known at the desk about a job that would fail, or waste money, in the cloud."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from deploy.machines import load_machines
 from deploy.place import Place, checked_address
 from deploy.tier import Tier
-from trainer.config import DATA_KINDS, DATA_SOURCES, TrainConfig
-from trainer.errors import UserError
+from trainer.config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
+from trainer.errors import UnknownData, UserError
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
@@ -94,10 +97,26 @@ def _check_reachable(field: str, value: str, packages: Sequence[str]) -> None:
     elif _dotted(value):
         _check_shipped(field, value, packages)
     elif not value.split(":")[-1].startswith("/gcs/"):
-        raise UserError(
-            f"{field}={value}: the job's machines do not see this disk: copy it to a bucket and say "
-            f"--{field}=gs://BUCKET/{value.rstrip('/').rsplit('/', 1)[-1].split(':')[-1]}"
-        )
+        raise UserError(f"{field}={value}: {_unseen(field, value)}")
+
+
+def _unseen(field: str, value: str) -> str:
+    """Why what a setting names here is nothing to a job in the cloud, and how it gets there."""
+    kind, path = said_kind(value)
+    there = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
+    return (
+        "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…: copy it with "
+        f"`gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/` and say --{field}={there}"
+    )
+
+
+@contextmanager
+def sent_to_the_cloud() -> Iterator[None]:
+    """Within the block `data` that are not known are told how they would get there."""
+    try:
+        yield
+    except UnknownData as error:
+        raise UserError(f"{error}; {_unseen('data', error.data)}") from None
 
 
 def _check_shipped(field: str, value: str, packages: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The verb `compare`: one recipe on several tiers, the same work on each, and the report of what came out.
+"""Trains one recipe on several tiers, the same work on each, and reports what came out.
 
 The state of a comparison is its folder: comparison.json says what was asked, TIER/repeat-N is the job directory of each
 run, or the copy of what a report reads of it. The same command again repeats nothing that is done; what failed or was
@@ -15,12 +15,13 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from deploy.arguments import parse, parser
+from deploy.arguments import command_line, parse, parser
 from deploy.backends.local import on_signals
+from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
@@ -29,7 +30,7 @@ from deploy.runs import COMPARISON, read_json, repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
 from trainer.storage import local_path, make_writable, write_whole
 
@@ -47,6 +48,9 @@ class Runner(Protocol):
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
         """What so many runs of each tier, with flags of the trainer, may cost: lines for people."""
 
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        """Ends the verb, in one line, where no run of `tiers`, with these flags of the trainer, could go well."""
+
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""
 
@@ -62,6 +66,7 @@ class Plan:
     flags: tuple[str, ...]  # of the trainer
     scaling: str = "strong"
     repeats: int = 1
+    command: str = ""  # what the user typed
 
     def flags_of(self, tier: TierFacts, config: TrainConfig) -> list[str]:
         """The trainer's flags on `tier`. `config`: what `flags` resolve to, whose batch is that of the first tier."""
@@ -80,9 +85,12 @@ class Plan:
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    specs = read_tiers(found.tiers, found.prices, prices(found.price_per_hour))
-    resolve(flags)  # mistakes of the command itself are told before what depends on the account
-    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats)
+    given = prices(found.price_per_hour)
+    specs = read_tiers(found.tiers, found.prices, given)
+    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
+        resolve(flags)  # mistakes of the command itself are told before what depends on the account
+    asked = command_line("compare", arguments)
+    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats, asked)
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
@@ -95,18 +103,22 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     except KeyboardInterrupt:
         print("stopped: the same command again goes on", file=sys.stderr)
         return INTERRUPTED
-    write_report([found.out], found.out, found.baseline)
+    write_report([found.out], found.out, found.baseline, given)
     return code
 
 
 def _flags() -> Parser:
-    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling= --repeats= …] [any trainer flag]")
+    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
     own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
-    own.add_argument("--out", default="runs/comparison", help="folder of the comparison (default: %(default)s)")
+    own.add_argument(
+        "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
+    )
     own.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
                      "tier (default); weak: the same batch per replica")  # fmt: skip
-    own.add_argument("--repeats", type=whole(1, 100), default=1, help="runs of each tier (default: 1)")
-    own.add_argument("--parallel", type=whole(1, 100), help="runs at a time (default: 1; on Vertex AI all at once)")
+    own.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
+    own.add_argument(
+        "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
+    )
     own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
     own.add_argument("--dry_run", action="store_true", help="say what the jobs may cost at most, and send nothing")
@@ -148,6 +160,7 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
     """
     flags = announced(plan, out, runner)
     make_writable(out, "out")
+    runner.preflight({tier: flags[tier.name] for tier in _left(plan, out)})
     with _alone_in(out), ThreadPoolExecutor(parallel) as pool:
         _remember(plan, out, runner.name, parallel)
         try:
@@ -165,10 +178,14 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
 def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
     """The trainer's flags by tier, checked; says what the runs may cost that are not done yet."""
     flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
-    left = Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
-    for line in runner.costs([(tier, flags[tier.name], count) for tier, count in left.items()]):
+    for line in runner.costs([(tier, flags[tier.name], count) for tier, count in _left(plan, out).items()]):
         print(line, flush=True)
     return flags
+
+
+def _left(plan: Plan, out: Path) -> Counter[TierFacts]:
+    """How many runs of each tier are not done yet."""
+    return Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
 
 
 def _is_done(job_dir: Path) -> bool:
@@ -210,8 +227,8 @@ def _outcome(runner: Runner, tier: TierFacts, flags: Sequence[str], job_dir: Pat
     """The exit code of a run, and in words how it ended; where it cannot be started or watched the others go on."""
     try:
         code = runner.run(tier, flags, job_dir)
-    except UserError as error:
-        return USER_MUST_CHANGE, str(error)
+    except (UserError, PlatformFault) as error:
+        return error.exit_code, str(error)
     except Exception as error:
         return FAULT, f"{type(error).__name__}: {error}"
     if code == DONE:
@@ -240,7 +257,7 @@ def _identity(asked: dict[str, object], key: str) -> object:
     value = asked.get(key)
     if key == "tiers" and isinstance(value, list):
         return [{name: part for name, part in tier.items() if name != "price_per_hour"} for tier in value]
-    return None if key in ("repeats", "parallel") else value
+    return None if key in ("repeats", "parallel", "command") else value
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The verb `estimate`: from a short run, hours and money of the full job on each tier, and all that was assumed.
+"""Estimates from a short run the hours and money of the full job on each tier, and says all that was assumed.
 
 What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
 1/N of its time (ideal) and all of it (no gain at all). Two measured tiers of one machine with the same accelerator
@@ -72,13 +72,16 @@ def _flags() -> Parser:
     own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
     own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison of some, "
                      "local or gs:// (default: a short run of the first tier is made on this machine)")  # fmt: skip
-    own.add_argument("--short_steps", type=whole(20, 10**6), default=100, help="length of that run (default: 100)")
-    own.add_argument("--out", default="runs/comparison", help="where estimate.json is kept; `compare` with the same "
-                     "folder says how far off it was (default: %(default)s)")  # fmt: skip
+    own.add_argument(
+        "--short_steps", type=whole(20, 10**6), default=100, metavar="STEPS", help="length of that run (default: 100)"
+    )
+    own.add_argument("--out", default="runs/comparison", metavar="FOLDER", help="where estimate.json is kept; "
+                     "`compare` with the same folder says how far off it was (default: %(default)s)")  # fmt: skip
     own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
                      help="how many times as fast one device of a tier is as one of the short run")  # fmt: skip
-    own.add_argument("--prices", default="", metavar="FILE", help="a table of your prices, as `deploy machines` takes")
-    own.add_argument("--price_per_hour", action="append", default=[], metavar="TIER=USD", help="of all its machines")
+    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
+    own.add_argument("--price_per_hour", action="append", default=[], metavar="TIER=USD",
+                     help="the price of all machines of a tier")  # fmt: skip
     return own
 
 
@@ -106,8 +109,7 @@ def estimate(
         _same_training(run, config)
     assumptions = [
         f"the short run is {runs[reference].folder}: {rows[reference].steps} steps on "
-        + counted_devices(rows[reference].devices)
-        + (f", {rows[reference].simulated}" if rows[reference].simulated else ""),
+        f"{counted_devices(rows[reference].devices)} ({rows[reference].simulated or rows[reference].kind})",
         "the time to get machines and to start a container is not included",
         "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
         "longer",
@@ -123,6 +125,9 @@ def estimate(
         else:
             factor, reason = _factor(tier, rows[name], given)
         assumptions.append(f"{tier.name}: {reason}")
+        if factor and given is None and rows[name].kind in _UNNAMED:
+            kind = tier.accelerator_type or tier.machine_type
+            assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {kind}")
         seconds = _seconds(runs[name], rows[name], config, factor) if factor else None
         usd = seconds.times(tier.price_per_hour / 3600) if seconds and tier.price_per_hour is not None else None
         unpriced = f"no price: give --price_per_hour={tier.name}=USD" if seconds and not usd else ""
@@ -144,6 +149,9 @@ def _same_training(run: Run, config: TrainConfig) -> None:
             f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
             "give the flags of the full job, only steps or epochs may differ"
         )
+
+
+_UNNAMED = ("CPU", "GPU")  # all that is known of some devices
 
 
 def _is_of(tier: TierFacts, row: Row) -> bool:

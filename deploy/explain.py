@@ -55,7 +55,7 @@ def meaning(error: ApiError, place: Place) -> str:
     if error.quota:
         return _quota(error, place)
     if error.code == 401:  # the service says much and always the same
-        return "not logged in (401): `gcloud auth login`, with --backend=sdk `gcloud auth application-default login`"
+        return f"not logged in, or no more (401): run `{error.login}`"
     cures = {
         400: "the service refused the job as it is: change it",
         403: _permission(str(error), place),

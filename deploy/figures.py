@@ -62,7 +62,8 @@ def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
         found.append((f"How {noun} times are spread", f"how many {noun}s took how long",
                       lambda axes: _histogram(axes, groups, colours, times, unit)))  # fmt: skip
     if len(scaled) > 1:
-        found.append(("Speed-up", "images/s against the baseline; upright lines mark the ideal of devices of its kind",
+        marks = "; upright lines mark the ideal of devices of its kind" if _ideals(scaled) else ""
+        found.append(("Speed-up", f"images/s against the baseline{marks}",
                       lambda axes: _speed_up(axes, scaled, colours)))  # fmt: skip
     if any(_losses(run)[1] for run in runs):
         found.append(("Loss", "over the steps, the first repeat of each tier",
@@ -180,9 +181,15 @@ def _histogram(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int]
     _legend(axes)
 
 
+def _ideals(rows: Sequence[Row]) -> dict[int, float]:
+    """By place, the speed-up of as many ideal devices; nothing where none but the baseline is held against it."""
+    found = {place: (row.speed_up or 0) / row.efficiency for place, row in enumerate(rows) if row.efficiency}
+    return found if len(found) > 1 else {}
+
+
 def _speed_up(axes: "Axes", rows: Sequence[Row], colours: dict[str, int]) -> None:
     speed_ups = [row.speed_up or 0 for row in rows]
-    ideals = {place: (row.speed_up or 0) / row.efficiency for place, row in enumerate(rows) if row.efficiency}
+    ideals = _ideals(rows)
     places = range(len(rows))
     axes.barh(places, speed_ups, color=[_SERIES[colours[row.tier] % len(_SERIES)] for row in rows], height=0.6)
     ends = [place - 0.4 for place in ideals], [place + 0.4 for place in ideals]

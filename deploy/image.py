@@ -24,7 +24,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     own.add_argument("--image", required=True, metavar="URI", help="where Artifact Registry keeps it, with a tag")
     own.add_argument(
-        "--tensorflow", default="", metavar="TEXT", help="as tensorflow[and-cuda]==2.21.*; tensorflow for CPUs"
+        "--tensorflow",
+        default="",
+        metavar="TEXT",
+        help="what pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
     own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes in")
     own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")

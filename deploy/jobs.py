@@ -15,7 +15,7 @@ from trainer.errors import DONE
 
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """Prints a line a job, the newest first."""
-    own = parser("jobs", "Lists the jobs of this package.", "")
+    own = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
     own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
     own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
     add_backend(own)

@@ -1,10 +1,11 @@
-"""`python -m deploy local TIER --recipe=…`: the workers of a job spec as processes of this machine.
+"""Rehearses a job: `python -m deploy local TIER --recipe=…` runs its workers as processes of this machine.
 
 Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
 this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
 """
 
 import contextlib
+import dataclasses
 import re
 import signal
 import sys
@@ -13,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deploy.arguments import parse, parser
+from deploy.arguments import command_line, parse, parser
 from deploy.backends.local import LocalJob, Loss, on_signals
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, load_tier
 from trainer.errors import UserError
 from trainer.flags import whole
+from trainer.jobdir import open_job_dir
 from trainer.storage import local_path
 
 
@@ -27,17 +29,17 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
     own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
     own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
-    own.add_argument(
-        "--restarts", type=whole(0, 100), default=0, help="restart what fails, as Vertex AI does (there: 5)"
-    )
-    own.add_argument("--kill", default="", metavar="worker1@step200", help="lose this worker (or chief) at this step")
+    own.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
+                     help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
+    own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.spec, "")
     config = settings_on(tier, flags)
     loss = _loss(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
-    workers = workers_of(tier, flags, job_dir.absolute(), job_id)
+    open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)  # before workers wait for each other
+    workers = workers_of(tier, flags, job_dir.absolute(), job_id, command_line("local", arguments))
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
     print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -130,6 +131,13 @@ def load_machines(prices: str = "") -> Machines:
     return _with_prices(known, prices) if prices else known
 
 
+def accelerator_of(gpu: str) -> str:
+    """Vertex AI's name of a GPU that calls itself `gpu`, as "NVIDIA A100-SXM4-80GB"; `gpu` where the table has none."""
+    words = set(re.split(r"\W+", gpu.upper()))
+    marks = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
+    return max((name for name in marks if marks[name] <= words), key=lambda name: len(marks[name]), default=gpu)
+
+
 def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:
     counts = {accelerator: tuple(allowed) for accelerator, allowed in facts["counts"].items()}
     return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, factor)})
@@ -173,7 +181,11 @@ def _given_price(origin: str, value: Any) -> Price:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table, or what of it has the accelerator and the count asked for."""
-    own = parser("machines", "Machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.", "")
+    own = parser(
+        "machines",
+        "Lists the machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.",
+        "[--accelerator=TEXT] [--count=INT]",
+    )
     own.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, as L4")
     own.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
     own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")

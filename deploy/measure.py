@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deploy.machines import accelerator_of
 from deploy.runs import Collection, Run, TierRuns
 from deploy.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
 from trainer.errors import UserError
@@ -60,10 +61,16 @@ def measure(collection: Collection, baseline: str = "", prices: Mapping[str, flo
     for name in (*([baseline] if baseline else []), *(prices or {})):
         if name not in names:
             raise UserError(f"{name}: no such tier{nearest(name, names)} Here are: {', '.join(names)}")
-    known = {group.name: group.tier.price_per_hour for group in groups if group.tier} | dict(prices or {})
-    rows = [_priced(_measured(group, collection.at_desk), known.get(group.name)) for group in groups]
+    given = dict(prices or {})
+    known = {group.name: group.tier.price_per_hour for group in groups if group.tier} | given
+    rows = [_measured(group, collection.at_desk) for group in groups]
+    uncosted = [_uncosted(row, collection.at_desk and row.tier not in given) for row in rows]
+    rows = [_priced(row, known.get(row.tier), not why) for row, why in zip(rows, uncosted, strict=True)]
     first = rows[names.index(baseline or names[0])]
-    return [_explained(_against(row, first), group.runs, first) for row, group in zip(rows, groups, strict=True)]
+    return [
+        _explained(_against(row, first), group.runs, first, why)
+        for row, group, why in zip(rows, groups, uncosted, strict=True)
+    ]
 
 
 def _measured(group: TierRuns, at_desk: bool) -> Row:
@@ -100,31 +107,42 @@ def _measured(group: TierRuns, at_desk: bool) -> Row:
     )
 
 
-def _priced(row: Row, price: float | None) -> Row:
-    """`row` with its costs. price: USD an hour."""
-    speed = row.images_per_second.median if row.images_per_second else None
+_SIMULATED = "its devices are simulated, which says nothing of real ones"
+
+
+def _uncosted(row: Row, on_this_machine: bool) -> str:
+    """Why the seconds measured are not those of the machines that the price is of; nothing where they are."""
+    if row.simulated:
+        return _SIMULATED
+    cure = f"give --price_per_hour={row.tier}=USD, the price of this one"
+    return f"it ran on this machine, not on one of that price: {cure}" if on_this_machine else ""
+
+
+def _priced(row: Row, price: float | None, costed: bool) -> Row:
+    """`row` with its price in USD an hour and, where that is the price of the seconds measured, its costs."""
+    speed, usd = row.images_per_second.median if row.images_per_second else None, price if costed else None
     return replace(
         row,
         price_per_hour=price,
-        cost=_product(price, row.total_seconds, 1 / 3600),
-        cost_per_million_images=_product(price, 1 / 3600, 1e6 / speed if speed else None),
+        cost=_product(usd, row.total_seconds, 1 / 3600),
+        cost_per_million_images=_product(usd, 1 / 3600, 1e6 / speed if speed else None),
     )
 
 
 def _against(row: Row, first: Row) -> Row:
-    """`row` with its speed-up and, where the devices are of one kind, its efficiency against `first`."""
+    """`row` with its speed-up and, where the devices are real and of one kind, its efficiency against `first`."""
     if _no_speed(row) or _no_speed(first) or row.images_per_second is None or first.images_per_second is None:
         return row
     speed_up = row.images_per_second.median / first.images_per_second.median
-    efficiency = speed_up * first.devices / row.devices if row.kind == first.kind else None
-    return replace(row, speed_up=speed_up, efficiency=efficiency)
+    alike = row.kind == first.kind and not (row.simulated or first.simulated)
+    return replace(row, speed_up=speed_up, efficiency=speed_up * first.devices / row.devices if alike else None)
 
 
 def _no_speed(row: Row) -> bool:
     return row.state != "done" or row.images_per_second is None
 
 
-def _explained(row: Row, runs: Sequence[Run], first: Row) -> Row:
+def _explained(row: Row, runs: Sequence[Run], first: Row, uncosted: str) -> Row:
     """`row` with the reason of each missing value."""
     ended = _how_it_ended(runs)
     kept = ended or "result.json does not hold it"
@@ -138,18 +156,25 @@ def _explained(row: Row, runs: Sequence[Run], first: Row) -> Row:
         **dict.fromkeys(("warmup_steps", "step_seconds", "images_per_second"), untimed),
         "epoch_seconds": ended or "no full epoch after the first, which is warm-up",
         "speed_up": no_speed,
-        "efficiency": no_speed
-        if row.speed_up is None
-        else f"its devices are of another kind than those of {first.tier}",
+        "efficiency": no_speed if row.speed_up is None else _not_alike(row, first),
         **dict.fromkeys(("startup_seconds", "total_seconds", "final_loss", "peak_memory_gib"), kept),
         "price_per_hour": unpriced,
-        "cost": ended or "its price or its total time is missing",
-        "cost_per_million_images": unpriced if row.price_per_hour is None else untimed,
+        "cost": ended or uncosted or "its price or its total time is missing",
+        "cost_per_million_images": ended or uncosted or (unpriced if row.price_per_hour is None else untimed),
         "final_accuracy": ended or "the model reports no accuracy",
         "fid": ended or "the run computed none: give --fid_every_steps",
         "peak_gpu_memory_gib": ended or "stats.jsonl tells of no GPU",
     }
     return replace(row, missing={key: reason for key, reason in reasons.items() if getattr(row, key) is None})
+
+
+def _not_alike(row: Row, first: Row) -> str:
+    """Why the devices of two tiers are not held against each other."""
+    if row.simulated:
+        return _SIMULATED
+    if first.simulated:
+        return f"the devices of {first.tier} are simulated"
+    return f"its devices are of another kind than those of {first.tier}"
 
 
 def _how_it_ended(runs: Sequence[Run]) -> str:
@@ -180,9 +205,13 @@ def _on_cpu(group: TierRuns) -> bool:
 
 
 def _kind(group: TierRuns, at_desk: bool) -> str:
-    """The accelerator or, without one, the machine; what TensorFlow calls the devices where no tier is known."""
-    if group.tier is None or (at_desk and _on_cpu(group)):
-        return next((run.devices[0].partition(":")[0] for run in group.runs if run.devices), "unknown")
+    """The accelerator or, without one, the machine; CPU or GPU of a run without a tier, or here, that names no GPU."""
+    named = next((run.gpus[0] for run in group.runs if run.gpus), "")
+    if named:
+        return accelerator_of(named)
+    called = next((run.devices[0].partition(":")[0] for run in group.runs if run.devices), "")
+    if group.tier is None or (at_desk and called):
+        return called or "unknown"
     return group.tier.accelerator_type or group.tier.machine_type
 
 

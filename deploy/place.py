@@ -27,7 +27,7 @@ def add_place(own: argparse.ArgumentParser) -> None:
     """The flags that `read_place` understands."""
     own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
     own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
-    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="takes packages and job directories")
+    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="where packages and job directories go")
 
 
 def read_place(asked: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Place:

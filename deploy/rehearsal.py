@@ -35,8 +35,11 @@ class Worker:
         return self.name == "workerpool0-0"
 
 
-def workers_of(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str) -> list[Worker]:
-    """The workers of `tier`, the chief first, each with the trainer's `flags`; a Reduction Server is left out."""
+def workers_of(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[Worker]:
+    """The workers of `tier`, the chief first, each with the trainer's `flags`; a Reduction Server is left out.
+
+    `command`: what the user typed, for run.json; without it that holds the chief's own command.
+    """
     pools = [pool for pool in tier.pools if pool.place < 2]
     names = [f"workerpool{pool.place}-{index}" for pool in pools for index in range(pool.replicas)]
     addresses = free_addresses(len(names))
@@ -49,6 +52,7 @@ def workers_of(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str) -> 
         "AIP_CHECKPOINT_DIR": f"{job_dir}/checkpoints/",
         "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/logs/",
         "PYTHONUNBUFFERED": "1",
+        "TRAINER_COMMAND": command,
     }
     result = []
     for place, name in enumerate(names):

@@ -1,7 +1,7 @@
 """The runs of a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.backends.local import LocalJob
@@ -27,8 +27,11 @@ class LocalRunner:
         settings_on(self._tiers[tier.name], flags)
 
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
-        """Nothing: this machine is there."""
+        """Nothing: this machine costs nothing."""
         return iter(())
+
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        """Nothing: this machine is there."""
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from deploy.arguments import parse, parser
+from deploy.checks import sent_to_the_cloud
 from deploy.jobspec import Job, Wanted, render, settings_on, to_yaml
 from deploy.package import own_package, user_package
 from deploy.place import Place, add_place, read_place
@@ -28,8 +29,8 @@ def add_sending_flags(own: argparse.ArgumentParser) -> None:
     add_place(own)
     own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
-    own.add_argument("--max_cost", type=_usd, metavar="USD", help="for one job, of a comparison "
-                     "for each: sets its timeout by the price of an hour")  # fmt: skip
+    own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost, "
+                     "each job of a comparison: it is ended after as many hours as that pays for")  # fmt: skip
     own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
 
 
@@ -73,11 +74,16 @@ def _usd(text: str) -> float:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the spec on stdout, warnings on stderr."""
-    own = parser("render", "The full CustomJobSpec of a tier and the trainer's flags.", "TIER --recipe=NAME …")
+    own = parser(
+        "render",
+        "Prints the full CustomJobSpec of a tier and the trainer's flags.",
+        "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
+    )
     add_job_flags(own)
     asked, flags = parse(own, arguments)
     tier = load_tier(asked.tier, asked.prices)
-    settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
+    with sent_to_the_cloud():
+        settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
     job = read_job(asked, flags, read_place(asked), tier, new_submission())
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)

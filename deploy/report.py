@@ -1,4 +1,4 @@
-"""The verb `report`: from job directories the table, the verdict and one self-contained report.html."""
+"""Makes a table, a verdict and one self-contained report.html from job directories."""
 
 import argparse
 import base64
@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument(
         "folders", nargs="+", metavar="DIR", help="a job directory, a folder of them, or a comparison's; local or gs://"
     )
-    own.add_argument("--out", default="", help="folder of the report (default: the first DIR, or runs/report if that "
-                     "is in a bucket)")  # fmt: skip
+    own.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
+                     "runs/report if that is in a bucket)")  # fmt: skip
     add_table_flags(own)
     found = own.parse_args([underscored(argument) for argument in arguments])
     beside = "runs/report" if is_remote(found.folders[0]) else found.folders[0]
@@ -161,8 +161,13 @@ def _sample(name: str, picture: Path) -> str:
 
 
 def _commands(collection: Collection) -> str:
-    runs = [(tier.name, tier.runs[0].command) for tier in collection.tiers if tier.runs and tier.runs[0].command]
+    """Each command that made some of the tiers, once: that of the comparison, else of the tier's first run."""
+    tiers: dict[str, list[str]] = {}
+    for tier in collection.tiers:
+        command = tier.command or next((run.command for run in tier.runs), "")
+        tiers.setdefault(command, []).append(tier.name)
     return "\n".join(
-        f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(command)}</pre></details>"
-        for name, command in runs
+        f"<details><summary>{html.escape(', '.join(names))}</summary><pre>{html.escape(command)}</pre></details>"
+        for command, names in tiers.items()
+        if command
     )

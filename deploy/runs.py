@@ -41,6 +41,7 @@ class Run:
     error: str | None
     config: Mapping[str, Any]
     devices: tuple[str, ...]  # of each worker
+    gpus: tuple[str, ...]  # what the chief's call themselves, as "NVIDIA L4"; none where TensorFlow does not say
     simulated: bool  # logical CPU devices stand for accelerators
     workers: int
     replicas: int | None
@@ -75,6 +76,7 @@ class TierRuns:
     name: str
     runs: tuple[Run, ...]
     tier: TierFacts | None = None
+    command: str = ""  # of the comparison that it is of, where one says
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ def _collect(folder: Path) -> Collection:
             tiers = [_tier(**tier) for tier in asked["tiers"]]
         except TypeError:
             raise UserError(f"{folder / COMPARISON} is damaged: name the job directories in it one by one") from None
-        groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier) for tier in tiers)
+        command = str(asked.get("command") or "")
+        groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier, command) for tier in tiers)
         scaling = asked.get("scaling")
         known = scaling if scaling in ("strong", "weak") else None
         parallel = _whole(asked.get("parallel")) or 1
@@ -202,6 +205,7 @@ def read_run(folder: Path) -> Run:
         error=str(result["error"]) if result.get("error") else None,
         config=config,
         devices=tuple(map(str, _list(about, "devices"))),
+        gpus=tuple(map(str, filter(None, _list(about, "gpus")))),
         simulated=about.get("simulated") is True,
         replicas=_whole(cluster.get("replicas")),
         workers=_whole(cluster.get("workers")) or 1,

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     own = parser(
         "package", "Builds the trainer, and a package of yours, and stores them in a bucket.", "--bucket=gs://…"
     )
-    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="takes the packages")
+    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="where the packages go")
     own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
     own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
     add_backend(own)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from deploy.arguments import parse, parser
 from deploy.backends import LABEL, PRICE_LABEL, ApiError, Backend, Request
 from deploy.backends.gcloud import Gcloud
-from deploy.checks import NoMachines, check_continent
+from deploy.checks import NoMachines, check_continent, sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import Lost, exit_code, explained, stocked_out
 from deploy.jobspec import Job, settings_on
@@ -29,7 +29,9 @@ LOOK_AFTER_S = 5.0  # a job just made may take a moment to be listed
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """Submits one job, on the first tier and region that has machines for it; the exit code says how it ended."""
     own = parser(
-        "submit", "Submits a job to Vertex AI and follows it to its end.", "TIER --recipe=NAME --data=gs://… …"
+        "submit",
+        "Submits a job to Vertex AI and follows it to its end.",
+        "TIER --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
     add_backend(own)
@@ -56,7 +58,8 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
     jobs, refused = [], None
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
-        settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
+        with sent_to_the_cloud():
+            settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
         for region in asked.regions.split(","):
             place = read_place(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:

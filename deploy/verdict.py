@@ -52,12 +52,22 @@ def _buys(done: Sequence[Row], baseline: str) -> Iterator[str]:
     ties = [row.tier for row in done if row is not fastest and equal(_speed(row), _speed(fastest))]
     tied = f"; {_and(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
     yield f"Fastest: {fastest.tier}, {figures(_speed(fastest).median)} images/s{against}{tied}."
+    yield from _money(done)
+
+
+def _money(done: Sequence[Row]) -> Iterator[str]:
+    """The cheapest and the best buy of those that have a cost, and why the others have none."""
     priced = [(row, row.cost_per_million_images) for row in done if row.cost_per_million_images is not None]
-    left_out = [row.tier for row in done if row.cost_per_million_images is None]
+    left_out: dict[str, list[str]] = {}
+    for row in done:
+        if row.cost_per_million_images is None:
+            unpriced = "no price" if row.price_per_hour is None else "ran on this machine"
+            why = "simulated" if row.simulated else unpriced
+            left_out.setdefault(why, []).append(row.tier)
+    note = f" ({'; '.join(f'{_and(tiers)}: {why}' for why, tiers in left_out.items())})" if left_out else ""
     if len(priced) < 2:
-        yield f"Cheapest and best buy are not known: there is no price for {', '.join(left_out)}."
+        yield f"Cheapest and best buy are not known{note}."
         return
-    note = f" ({', '.join(left_out)}: no price)" if left_out else ""
     cheapest, price = min(priced, key=lambda pair: pair[1])
     yield f"Cheapest: {cheapest.tier}, {money(price)} per million images{note}."
     best = min(priced, key=lambda pair: pair[1] / _speed(pair[0]).median)[0]
@@ -73,12 +83,13 @@ def _scaling(done: Sequence[Row]) -> Iterator[str]:
         other = max(fewer, key=lambda other: _speed(other).median)
         ratio = _speed(row).median / _speed(other).median
         one, two = (f"{each.tier} ({counted_devices(each.devices)})" for each in (row, other))
+        advice = "." if row.simulated or other.simulated else f"; {_MORE_WORK}"
         if equal(_speed(row), _speed(other)):
-            yield f"{one} and {two} are equally fast, within the spread: {_MORE_WORK}"
+            yield f"{one} and {two} are equally fast, within the spread{advice}"
         elif ratio < 1:
             yield (
                 f"{row.devices} devices are slower than {other.devices}: {row.tier} reaches {ratio:.2f} x "
-                f"{other.tier}; {_MORE_WORK}"
+                f"{other.tier}{advice}"
             )
         else:
             yield f"{one} reaches {ratio:.2f} x {two}."
@@ -174,13 +185,14 @@ def _startup(done: Sequence[Row]) -> Iterator[str]:
     shares = {r.tier: r.startup_seconds / r.total_seconds for r in done if r.startup_seconds and r.total_seconds}
     much = [f"{tier} {100 * share:.0f} %" for tier, share in shares.items() if share > _MUCH_STARTUP]
     if much:
-        yield f"Start-up is a large part of the total ({', '.join(much)}): a longer run is cheaper per image."
+        yield f"Start-up is a large part of the total ({', '.join(much)}): a longer run loses less by it."
 
 
 def _simulated(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
     names = [row.tier for row in rows if row.simulated]
     if names:
-        yield f"Simulated devices: {_and(names)}: these speeds and costs say nothing of real machines."
+        why = "these speeds say nothing of real machines, so there is no efficiency and no cost."
+        yield f"Simulated devices: {_and(names)}: {why}"
     if collection.at_desk and collection.parallel > 1:
         yield f"Up to {collection.parallel} runs shared this machine and slowed each other down: use --parallel=1."
 

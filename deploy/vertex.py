@@ -10,13 +10,13 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from deploy.backends import ApiError, Backend, JobStatus
 from deploy.desk import BACKENDS, Desk
-from deploy.explain import Lost, exit_code, failure, meaning
+from deploy.explain import Lost, exit_code, explained, failure, meaning
 from deploy.jobspec import Job
 from deploy.patience import Clock, patiently
 from deploy.place import Place, needed_project, read_place
@@ -28,7 +28,7 @@ from deploy.submit import check_buckets, create, label_of, price_and_limit
 from deploy.tier import Tier, TierFacts
 from deploy.watch import Say, follow, note
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.storage import parse, write_whole
+from trainer.storage import Address, parse, write_whole
 
 PIECE_S = 1.0  # how long a sleep may keep `stop` waiting
 
@@ -78,6 +78,26 @@ class VertexRunner:
             more = f", and {unknown} without a known price" if unknown else ""
             yield f"all jobs together: {most:.2f} USD at most{more}; --max_cost=USD limits each of them"
 
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        """Proves, once for all runs, that both logins, project, region, buckets and data can be used."""
+        from trainer.storage.gcs import connect
+
+        jobs: dict[tuple[str, ...], Job] = {}  # of those that read and write alike one
+        for tier, flags in tiers.items():
+            job = self._job(tier, flags, "check")
+            output = parse(job.output, "output")
+            assert output is not None, "jobspec lets only gs:// addresses pass"
+            alike = (output.bucket, *job.config.inputs.values())
+            jobs[alike] = job
+        for bucket in {bucket for bucket, *_ in jobs}:
+            connect().list(Address(bucket, ""), most=1)  # who may not read the results should not pay for them
+        if jobs:
+            backend = self._open(self._place.project, self._place.region)
+            with explained(self._place):
+                patiently(lambda: backend.jobs("none"), self._clock)
+                for job in jobs.values():
+                    check_buckets(job, backend, self._clock)
+
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the job, fetches what it wrote, and returns the exit code that its state stands for."""
         job_dir.mkdir(parents=True, exist_ok=True)
@@ -115,8 +135,6 @@ class VertexRunner:
 
     def _send(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
         """A new job, into the output of the one before, and its name."""
-        from trainer.storage.gcs import connect
-
         self._check_stop()
         (job_dir / "result.json").unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
         into = [f"--job_dir={before.output}"] if before else []
@@ -125,10 +143,6 @@ class VertexRunner:
             submission = next(self._submissions)
             job = self._job(tier, [*flags, *into], submission)
             backend = self._open(job.place.project, job.place.region)
-            address = parse(job.output, "output")
-            assert address is not None, "jobspec lets only gs:// addresses pass"
-            connect().list(address, most=1)  # who may not read the results should not pay for them
-            check_buckets(job, backend, self._clock)
             ship(job.packages, job.place.bucket, backend, self._clock)
         self._check_stop()
         sent = _Sent(job.place.project, job.place.region, submission, job.output)

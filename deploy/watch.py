@@ -137,7 +137,7 @@ def note(record: Record, attempt: Attempt, status: JobStatus, now: float) -> Non
 
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """Watches one job; the exit code says how it ended."""
-    own = parser("watch", "States and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
+    own = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     add_target(own)
     target: Target = find_target(own.parse_args(arguments))
     with explained(target.place):

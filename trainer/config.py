@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from trainer.errors import UserError
+from trainer.errors import UnknownData, UserError
 from trainer.flags import parse_flags, read_yaml
 from trainer.settings import coerce, coerce_all, nearest, setting
 
@@ -387,10 +387,11 @@ def check(config: TrainConfig) -> None:
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     if ":" not in name and name not in known:
         path = "a path that is there, " if kind == "data" else ""
-        raise UserError(
+        text = (
             f"{kind}={name}: no such {kind}{nearest(name, known)} "
             f"Known: {', '.join(known)}, {path}or package.module:function of your own"
         )
+        raise UnknownData(text, name) if kind == "data" else UserError(text)
 
 
 def to_yaml(config: TrainConfig) -> str:

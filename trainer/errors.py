@@ -23,6 +23,14 @@ class UserError(_OneLine):
     exit_code = USER_MUST_CHANGE
 
 
+class UnknownData(UserError):
+    """`data` is no source's name, and no path that is here."""
+
+    def __init__(self, text: str, data: str) -> None:
+        super().__init__(text)
+        self.data = data
+
+
 class PlatformFault(_OneLine):
     """A fault of the platform that the same command may outlive. Its text is one line."""
 

@@ -72,11 +72,13 @@ class JobDir:
         self.mirror.put(self.result_file)
 
 
-def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True) -> JobDir:
+def open_job_dir(
+    config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True, lock: bool = True
+) -> JobDir:
     """The job directory of this run: made, proved writable, not another run's, and in use by none; else UserError.
 
     `--job_dir` wins; without it the folders that Vertex AI names (AIP_*) are used. `make=False`: only named, for a
-    worker that writes nothing.
+    worker that writes nothing. `lock=False`: for a run of another process, which keeps others out itself.
     """
     job_dir = _locate(config, environment, make=make)
     if not make:
@@ -84,7 +86,8 @@ def open_job_dir(config: TrainConfig, environment: Mapping[str, str] = os.enviro
     remote = isinstance(job_dir.mirror, BucketMirror)
     outside = job_dir.root.parent if remote else job_dir.root  # what a scratch folder holds is about to be removed
     make_writable(outside, "cache_dir" if remote else "job_dir")
-    keep_others_out(outside, f"job_dir={job_dir.mirror.where(job_dir.root)}")
+    if lock:
+        keep_others_out(outside, f"job_dir={job_dir.mirror.where(job_dir.root)}")
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)

@@ -1,6 +1,7 @@
 """run.json: what a run is."""
 
 import dataclasses
+import os
 import platform
 import shlex
 import subprocess
@@ -18,6 +19,8 @@ from trainer.config import TrainConfig
 from trainer.data.batches import Schedule
 from trainer.distribution.strategy import Replicas, simulated_devices
 
+COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to what its user typed: this process is a part of that
+
 
 def describe(
     config: TrainConfig, command: Sequence[str], replicas: Replicas, schedule: Schedule, total_steps: int
@@ -33,6 +36,7 @@ def describe(
             "rows_per_replica": replicas.rows,
         },
         "devices": list(replicas.devices),  # of each worker
+        "gpus": _gpu_names()[: replicas.local],  # of this worker
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
         "data": {
@@ -43,7 +47,7 @@ def describe(
         "total_steps": total_steps,
         "versions": versions(),
         "git_commit": _git_commit(),
-        "command": shlex.join(command),
+        "command": os.environ.get(COMMAND) or shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -57,6 +61,12 @@ def versions() -> dict[str, str]:
         "keras": keras.__version__,
         "numpy": np.__version__,
     }
+
+
+def _gpu_names() -> list[str]:
+    """What the visible GPUs call themselves, as "NVIDIA A100-SXM4-80GB"; "" where TensorFlow does not say."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [str(about.get("device_name", "")) for about in details]
 
 
 def _git_commit() -> str | None:

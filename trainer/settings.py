@@ -66,9 +66,9 @@ def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
     try:
         result = _convert(kind, value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{field.name}={value!r}: {field.name} must be {_KINDS[kind]}") from None
+        raise UserError(f"{field.name}={value!r} must be {_KINDS[kind]}") from None
     if kind is int and abs(result) >= 2**31:
-        raise UserError(f"{field.name}={value}: {field.name} must be below {2**31:,}")
+        raise UserError(f"{field.name}={value} must be below {2**31:,}")
     _check_limits(field, result)
     return result
 
@@ -111,14 +111,14 @@ def _check_limits(field: dataclasses.Field[Any], value: Any) -> None:
     rules = field.metadata
     if rules["choices"] and value not in rules["choices"]:
         hint = nearest(str(value), rules["choices"])
-        raise UserError(f"{field.name}={value}: {field.name} must be one of {', '.join(rules['choices'])}{hint}")
+        raise UserError(f"{field.name}={value} must be one of {', '.join(rules['choices'])}{hint}")
     unit = f" {rules['unit']}" if rules["unit"] not in ("", field.name) else ""
     if rules["minimum"] is not None and value < rules["minimum"]:
-        raise UserError(f"{field.name}={value}: {field.name} must be at least {rules['minimum']}{unit}")
+        raise UserError(f"{field.name}={value} must be at least {rules['minimum']}{unit}")
     if rules["above"] is not None and value <= rules["above"]:
-        raise UserError(f"{field.name}={value}: {field.name} must be greater than {rules['above']}{unit}")
+        raise UserError(f"{field.name}={value} must be greater than {rules['above']}{unit}")
     if rules["maximum"] is not None and value > rules["maximum"]:
-        raise UserError(f"{field.name}={value}: {field.name} must be at most {rules['maximum']}{unit}")
+        raise UserError(f"{field.name}={value} must be at most {rules['maximum']}{unit}")
 
 
 def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, Any]:

@@ -16,11 +16,11 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUC
 
 
 class ApiError(Exception):
-    """A call failed. `code` is the HTTP status, or 0 where no answer came."""
+    """A call failed. `code` is the HTTP status, or 0 where no answer came; `login` the command that mends a 401."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, login: str = "gcloud auth login") -> None:
         super().__init__(" ".join(message.split()))
-        self.code = code
+        self.code, self.login = code, login
 
     @property
     def quota(self) -> bool:

@@ -14,6 +14,7 @@ from deploy.backends import LABEL, ApiError, JobStatus, LogEntry, Request, log_f
 from trainer.errors import UserError
 
 TIMEOUT_S = 60.0  # of one request
+_LOGIN = "gcloud auth application-default login"  # Python programs have a login of their own
 
 
 class Sdk:
@@ -82,7 +83,7 @@ class Sdk:
             while True:
                 answer = session.post(f"{self._logging}/v2/entries:list", json=body, timeout=TIMEOUT_S)
                 if not answer.ok:
-                    raise ApiError(answer.status_code, answer.text)
+                    raise ApiError(answer.status_code, answer.text, _LOGIN)
                 page = answer.json()
                 entries += [read_entry(entry) for entry in page.get("entries", [])]
                 if not page.get("nextPageToken"):
@@ -153,8 +154,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except GoogleAPICallError as error:
-        raise ApiError(int(error.code or 0), str(error.message)) from None
+        raise ApiError(int(error.code or 0), str(error.message), _LOGIN) from None
     except (RequestException, RetryError, TransportError) as error:
         raise ApiError(0, f"no answer: {error}") from None
     except GoogleAuthError as error:
-        raise ApiError(401, str(error)) from None
+        raise ApiError(401, str(error), _LOGIN) from None

@@ -15,6 +15,7 @@ def plant(
     seconds: Sequence[float],
     *,
     devices: Sequence[str] = ("GPU:0",),
+    gpu: str = "",
     batch: int = 100,
     losses: Sequence[float] = (),
     state: str = "done",
@@ -26,7 +27,8 @@ def plant(
 ) -> Path:
     """A run with one report (or epoch) for each of `seconds`, the time of its steps; the first is the warm-up.
 
-    `losses`: of the same reports. `final`: more of result.json's final metrics, as fid=12.
+    `gpu`: what its GPUs call themselves. `losses`: of the same reports. `final`: more of result.json's final metrics,
+    as fid=12.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -44,7 +46,7 @@ def plant(
     run = {
         "config": {"model": "mlp", "global_batch_size": batch, "steps": total, "seed": 0, "learning_rate": 0.1},
         "cluster": {"workers": 1, "replicas": len(devices), "rows_per_replica": batch // len(devices)},
-        "devices": list(devices),
+        "devices": list(devices), "gpus": [gpu] * len(devices) if gpu else [],
         "data": {"examples": EXAMPLES, "examples_per_step": batch, "steps_per_epoch": per_epoch},
         "total_steps": total, "versions": {"tensorflow": "2.21.0"}, "command": "python -m trainer.task --recipe=x",
         "started": "2026-11-20T10:00:00Z",

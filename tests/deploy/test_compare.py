@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ class Planting:
 
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
         return iter(())
+
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        pass
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         self.asked.append((tier.name, job_dir.name, list(flags)))
@@ -108,7 +111,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
             compare(other, tmp_path, runner)
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
-    assert compare(Plan((priced, TWO), FLAGS), tmp_path, Planting()) == 0  # the price may be told later
+    assert compare(Plan((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
     assert measure(collect([str(tmp_path)]))[0].price_per_hour == 0.5
 
 
@@ -240,14 +243,16 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
         out, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "Simulated devices: l4x1 and l4x2: these speeds and costs say nothing of real machines." in out
+    assert "Simulated devices: l4x1 and l4x2: these speeds say nothing of real machines, so there is no effic" in out
     assert "Up to 2 runs shared this machine and slowed each other down" in out
     one, two = measure(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
     assert one.final_loss == pytest.approx(two.final_loss, rel=1e-3)
     assert one.step_seconds is not None
     assert one.step_seconds.count == 3
-    assert "l4x2" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"<summary>l4x1, l4x2</summary><pre>python -m deploy compare l4x1 l4x2 {FLAGS[0]}" in page
+    assert "trainer.task" not in page
 
 
 @pytest.mark.slow

@@ -21,11 +21,12 @@ CPU = TierFacts("cpu", "n1", price_per_hour=0.5)
 L4X2, L4X4 = TierFacts("l4x2", "g2", "NVIDIA_L4", 2, price_per_hour=2.0), TierFacts("l4x4", "g2", "NVIDIA_L4", 4)
 
 
-def short_run(tmp_path: Path, tier: TierFacts, seconds: float = 0.1, device: str = "GPU") -> Path:
-    """A comparison of one tier and 200 steps: 5 s to start, then steps of `seconds` and nothing else."""
+def short_run(tmp_path: Path, tier: TierFacts, device: str = "GPU", gpu: str = "NVIDIA L4") -> Path:
+    """A comparison of one tier and 200 steps: 5 s to start, then steps of 0.1 s and nothing else."""
 
     def script(tier: TierFacts, job_dir: Path) -> int:
-        plant(job_dir, [seconds] * 20, devices=[f"{device}:{index}" for index in range(tier.devices)])
+        devices = [f"{device}:{index}" for index in range(tier.devices)]
+        plant(job_dir, [0.1] * 20, devices=devices, gpu=gpu if device == "GPU" else "")
         return 0
 
     flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
@@ -42,6 +43,7 @@ def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
     assert cpu.usd is not None
     assert cpu.usd.middle == pytest.approx(0.5 * 1005 / 3600)
     assert "cpu: its own step times, the quartiles as interval" in assumptions
+    assert "cpu: the CPU of the short run is taken for n1" in assumptions
 
 
 def test_more_devices_lie_between_ideal_and_no_gain(tmp_path: Path) -> None:
@@ -62,20 +64,19 @@ def ring(devices: int) -> float:
 def two_tiers(tmp_path: Path, *seconds: float) -> Path:
     for devices, each in enumerate(seconds, start=1):
         names = [f"GPU:{index}" for index in range(devices)]
-        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [each] * 20, devices=names)
+        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [each] * 20, devices=names, gpu="NVIDIA L4")
     return tmp_path
 
 
 def test_two_measured_tiers_narrow_the_interval_of_a_larger_one(tmp_path: Path) -> None:
     measured = collect([str(two_tiers(tmp_path, ring(1), ring(2)))])
-    tier = replace(L4X4, accelerator_type="GPU")
-    (four,), assumptions = estimate(measured, [tier], CONFIG, {})
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
     assert four.seconds is not None
     assert four.seconds.middle == pytest.approx(5 + 10_000 * ring(4))  # exact: a ring's volume is a / N + b too
     assert four.seconds.low == pytest.approx(four.seconds.middle)
     assert four.seconds.high == pytest.approx(min(5 + 10_000 * (ring(4) + 0.04), 5 + 10_000 * ring(2)))
     assert any("by a / N + b through 1 and 2 devices, 4 take" in line for line in assumptions)
-    (two_machines,), _ = estimate(measured, [replace(tier, accelerators=2, workers=2)], CONFIG, {})
+    (two_machines,), _ = estimate(measured, [replace(L4X4, accelerators=2, workers=2)], CONFIG, {})
     assert two_machines.seconds is not None
     assert two_machines.seconds.low < four.seconds.low  # another network: not measured, so the wide interval
 
@@ -85,7 +86,7 @@ def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
     tmp_path: Path, seconds: tuple[float, float], bounds: tuple[float, float]
 ) -> None:
     measured = collect([str(two_tiers(tmp_path, *seconds))])
-    (four,), _ = estimate(measured, [replace(L4X4, accelerator_type="GPU")], CONFIG, {})
+    (four,), _ = estimate(measured, [L4X4], CONFIG, {})
     assert four.seconds is not None
     assert (four.seconds.low, four.seconds.high) == pytest.approx([5 + 10_000 * each for each in bounds])
 
@@ -115,8 +116,10 @@ def test_nor_is_a_cpu_guessed_from_an_accelerator(tmp_path: Path) -> None:
 
 def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -> None:
     def script(tier: TierFacts, job_dir: Path) -> int:
-        devices = [f"GPU:{index}" for index in range(2)] if tier.accelerators else ["CPU:0"]
-        plant(job_dir, [0.1 if tier.accelerators else 0.8] * 20, devices=devices)
+        if tier.accelerators:
+            plant(job_dir, [0.1] * 20, devices=["GPU:0", "GPU:1"], gpu="NVIDIA L4")
+        else:
+            plant(job_dir, [0.8] * 20, devices=["CPU:0"])
         return 0
 
     flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
@@ -135,6 +138,19 @@ def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None
     assert [(each.seconds, each.usd) for each in found] == [(None, None)] * 3
     assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR")
     assert "NVIDIA_L4 simulated on a CPU" in assumptions[0]
+
+
+def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> None:
+    another = collect([str(short_run(tmp_path / "another", L4X2, gpu="NVIDIA GeForce RTX 4090 Laptop GPU"))])
+    found, assumptions = estimate(another, [L4X2, L4X4], CONFIG, {})
+    assert [each.seconds for each in found] == [None, None]
+    assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured")
+    assert assumptions[0].endswith("200 steps on 2 devices (NVIDIA GeForce RTX 4090 Laptop GPU)")
+    unnamed = collect([str(short_run(tmp_path / "unnamed", L4X2, gpu=""))])
+    (same, larger), assumptions = estimate(unnamed, [L4X2, L4X4], CONFIG, {})
+    assert same.seconds is not None
+    assert larger.seconds is None
+    assert "l4x2: the GPU of the short run is taken for NVIDIA_L4" in assumptions
 
 
 EPOCHS = replace(CONFIG, steps=None, epochs=100)

@@ -146,7 +146,7 @@ REFUSED = [
     ("l4x4", ["--recipe=efficientnet_photos", "--data=gs://my-bucket/x", "--channels=1"], "takes colour images"),
     ("l4x4", [DIGITS, "--print_config"], "--print_config trains nothing"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines do not see this disk"),
-    ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=gs://BUCKET/photos"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=folder:gs://BUCKET/photos"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "an address looks like gs://bucket"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
     ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: an address looks like gs://bucket"),

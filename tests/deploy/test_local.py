@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from deploy import local
+from deploy.__main__ import main
 from deploy.backends.local import LocalJob, Loss, plain
 from deploy.rehearsal import Worker, free_addresses, workers_of
 from deploy.tier import load_tier
@@ -174,6 +176,26 @@ def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("below", "line"),
+    [
+        ("file", "job_dir={}: cannot write there (File exists): give a folder that you may write to"),
+        ("file/job", "job_dir={}: cannot write there (Not a directory): give a folder that you may write to"),
+        ("other", "job_dir={} holds another run (model: 'mlp' there, 'wgan_gp' here): give another --job_dir"),
+    ],
+)
+def test_a_job_dir_that_cannot_be_is_refused_before_any_worker_starts(
+    below: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("a file where a folder belongs")
+    (tmp_path / "other" / "checkpoints" / "step").mkdir(parents=True)
+    (tmp_path / "other" / "run.json").write_text('{"config": {"model": "mlp"}}')
+    assert main(["local", "cpu-2workers", "--recipe=wgan_gp_digits", f"--job_dir={tmp_path / below}"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"error: {line.format(tmp_path / below)}")
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -209,6 +231,8 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     assert process.returncode == 75, output
     assert "state saved at step" in output
     assert "JOB_STATE_CANCELLED" in output
+    typed = shlex.join(["python", "-m", "deploy", "local", "cpu", *flags])
+    assert json.loads((tmp_path / "job" / "run.json").read_text())["command"] == typed
 
 
 @pytest.mark.slow

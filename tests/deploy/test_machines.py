@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.machines import TABLE, load_machines
+from deploy.machines import TABLE, accelerator_of, load_machines
 from deploy.messages import ENUMS
 from deploy.tier import JOB_CONFIGS, load_tier
 from trainer.errors import UserError
@@ -68,6 +68,23 @@ def test_the_verb_prints_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -
     assert "us-central1" in shown[-1]
     assert main(["machines", "--count=0"]) == 0
     assert "NVIDIA" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA L4", "NVIDIA_L4"),
+        ("Tesla T4", "NVIDIA_TESLA_T4"),
+        ("Tesla V100-SXM2-16GB", "NVIDIA_TESLA_V100"),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA_TESLA_A100"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA_A100_80GB"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA_H100_80GB"),
+        ("NVIDIA L40S", "NVIDIA L40S"),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
+    ],
+)
+def test_what_a_gpu_calls_itself_is_an_accelerator_or_none(gpu: str, name: str) -> None:
+    assert accelerator_of(gpu) == name
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import VERBS, main
+from trainer.errors import PlatformFault
 
 ROOT = Path(__file__).parents[2]
 LIGHT = """
@@ -50,3 +51,48 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submitt"]) == 2
     assert "submitt: no such verb; did you mean 'submit'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["local", "cpu", "--recipe=wgan_gp_digits", "--job_dir="],
+        ["local", "cpu", "--recipe="],
+        ["local", ""],
+        ["render", "cpu", "--recipe=wgan_gp_digits", *WHERE, "--package", " "],
+        ["submit", "cpu", "--recipe=wgan_gp_digits", *WHERE, "--regions=", "--dry_run"],
+        ["compare", "cpu", "--recipe=wgan_gp_digits", "--out="],
+        ["jobs", "--project=", "--region=us-central1"],
+        ["machines", "--accelerator="],
+    ],
+    ids=" ".join,
+)
+def test_what_is_empty_is_refused(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    (empty,) = (one for one in arguments if one.endswith("=") or not one.strip())
+    assert shown.err == (
+        f"error: empty argument {empty!r}: give a value, or leave it out (is a variable of the shell not set?)\n"
+    )
+    assert (shown.out, list(tmp_path.iterdir())) == ("", [tmp_path / "work"])
+
+
+def test_a_setting_may_be_emptied(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the recipe names, here flip, is left out."""
+    assert main(["render", "cpu", "--recipe=wgan_gp_photos", "--data=digits", "--augment=", *WHERE]) == 0
+    assert "- --augment=\n" in capsys.readouterr().out
+
+
+def test_a_fault_of_the_platform_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(arguments: object) -> int:
+        raise PlatformFault("gs://bucket/runs: Cloud Storage does not answer as it should")
+
+    monkeypatch.setattr("deploy.report.main", away)
+    assert main(["report", "gs://bucket/runs"]) == 1
+    line = "error: gs://bucket/runs: Cloud Storage does not answer as it should: give the same command again later\n"
+    assert capsys.readouterr().err == line

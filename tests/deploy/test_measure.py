@@ -116,7 +116,7 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> N
     assert "Fastest: c," in words
     assert "Cheapest: b, $0.208 per million images (c: no price)." in words
     assert "Best buy: b, the lowest product of time and money (c: no price)." in words
-    assert "Cheapest and best buy are not known: there is no price for b, c." in words_of(tmp_path, a=1.0)
+    assert "Cheapest and best buy are not known (b and c: no price)." in words_of(tmp_path, a=1.0)
 
 
 def test_the_best_buy_weighs_time_and_money(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_devices_are_held_against_their_own_kind(tmp_path: Path) -> None:
     """Two slow devices against one fast one say nothing of scaling."""
     a100 = {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"}
     comparison(tmp_path, "strong", a100, L4X1, L4X2)
-    plant(tmp_path / "a100" / "repeat-1", noisy(0.01))
-    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1))
-    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.05), devices=("GPU:0", "GPU:1"))
+    plant(tmp_path / "a100" / "repeat-1", noisy(0.01), gpu="NVIDIA A100-SXM4-40GB")
+    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), gpu="NVIDIA L4")
+    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.05), devices=("GPU:0", "GPU:1"), gpu="NVIDIA L4")
     words, rows = words_of(tmp_path), rows_of(tmp_path)
     assert "slower" not in words
     assert "l4x2 (2 devices) reaches 2.00 x l4x1 (1 device)." in words
@@ -228,6 +228,37 @@ def test_simulated_devices_are_called_so_everywhere(tmp_path: Path) -> None:
         "\n".join(words),
     ):
         assert "simulated" in text.lower()
+
+
+def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: Path) -> None:
+    comparison(tmp_path, "strong", L4X1, L4X2)
+    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), devices=("CPU:0",))
+    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.15), devices=("CPU:0", "CPU:1"))
+    for prices in ({}, {"l4x1": 1.0, "l4x2": 2.0}):
+        one, two = rows_of(tmp_path, **prices).values()
+        assert two.speed_up == pytest.approx(0.67, abs=0.01)
+        for row in (one, two):
+            assert (row.efficiency, row.cost, row.cost_per_million_images) == (None, None, None)
+            assert row.missing["efficiency"] == row.missing["cost"] == row.missing["cost_per_million_images"]
+        words = words_of(tmp_path, **prices)
+        assert "Cheapest and best buy are not known (l4x1 and l4x2: simulated)." in words
+        assert "Best buy:" not in words
+        assert "2 devices are slower than 1: l4x2 reaches 0.67 x l4x1." in words  # and no advice
+        assert (
+            "l4x1 and l4x2: these speeds say nothing of real machines, so there is no efficiency and no cost." in words
+        )
+    said = notes([one, two], collect([str(tmp_path)]))
+    assert any(line.startswith("No efficiency, cost of the run, cost per million images for any tier") for line in said)
+
+
+def test_the_price_of_a_tier_is_not_that_of_this_machine(tmp_path: Path) -> None:
+    comparison(tmp_path, "strong", {"name": "cpu", "machine_type": "n1-standard-8", "price_per_hour": 0.44})
+    plant(tmp_path / "cpu" / "repeat-1", noisy(0.1), devices=("CPU:0",))
+    (row,) = rows_of(tmp_path).values()
+    assert (row.price_per_hour, row.cost) == (0.44, None)
+    assert row.missing["cost"].startswith("it ran on this machine, not on one of that price: give --price_per_hour=cpu")
+    (row,) = rows_of(tmp_path, cpu=3600).values()
+    assert row.cost == pytest.approx(row.total_seconds)
 
 
 def test_prices_are_called_estimates(tmp_path: Path) -> None:

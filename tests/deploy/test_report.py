@@ -57,12 +57,13 @@ class Page(HTMLParser):
 def runs(tmp_path: Path) -> Path:
     sample(plant(tmp_path / "runs" / "one", noisy(0.1), epochs=True))
     sample(plant(tmp_path / "runs" / "two", noisy(0.06), devices=("CPU:0", "CPU:1"), epochs=True))
+    plant(tmp_path / "runs" / "three", noisy(0.05), devices=("GPU:0", "GPU:1"), epochs=True)
     plant(tmp_path / "runs" / "broken", noisy(0.06, 3), state="failed", error="it <b>broke</b> & stopped")
     return tmp_path / "runs"
 
 
 def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(runs), "--price-per-hour=one=1", "--price_per_hour=two=1.5", "--baseline=two"]) == 0
+    assert main(["report", str(runs), "--price-per-hour=one=1", "--price_per_hour=three=1.5", "--baseline=two"]) == 0
     text = (runs / "report.html").read_text()
     page = Page(text)
     names = [tag for tag, _ in page.tags]
@@ -83,7 +84,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: py
 
 
 def test_the_page_suits_phones_paper_and_the_dark(runs: Path) -> None:
-    main(["report", str(runs), f"--out={runs / 'out'}", "--price_per_hour=one=1", "--price_per_hour=two=1.5"])
+    main(["report", str(runs), f"--out={runs / 'out'}", "--price_per_hour=one=1", "--price_per_hour=three=1.5"])
     text = (runs / "out" / "report.html").read_text()
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
     light, _, rest = text.partition("@media screen and (prefers-color-scheme: dark)")

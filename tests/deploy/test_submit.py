@@ -262,7 +262,7 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, desk: Desk, dist: Pa
     ("code", "line"),
     [
         (400, "the service refused the job as it is"),
-        (401, "not logged in (401): `gcloud auth login`"),
+        (401, "not logged in, or no more (401): run `gcloud auth application-default login`"),
         (403, "ask for roles/aiplatform.user on my-proj"),
         (404, "nothing of that name is there"),
     ],

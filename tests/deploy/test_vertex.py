@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from tests.deploy.conftest import FlyingClock, needs_gcloud, put
 from tests.deploy.emulator import Emulator, Fault
 from tests.deploy.planted import noisy, plant, sample
 from tests.deploy.test_submit import JOB, POSTS, QUOTA, ROOT
+from trainer.errors import UserError
 from trainer.storage.address import Address, parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -174,6 +176,47 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
     assert (len(shipped), cloud.jobs) == (1, {})
 
 
+def test_without_a_login_nothing_begins_and_it_is_said_once(
+    cloud: Emulator,
+    bucket: Address,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """That of Python programs, which reads the results."""
+    where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    assert main(["compare", "l4x1", "l4x2", "--repeats=3", *where, *JOB]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(
+        "error: Cloud Storage: no valid Google credentials: run `gcloud auth application-default"
+    )
+    assert (shown.err.count("\n"), shown.out.count("runs; its output")) == (1, 0)
+    assert (cloud.requests, list((tmp_path / "out").iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (Fault("GET .*/customJobs$", 401, times=99), "(401): run `gcloud auth application-default login`"),
+        (Fault("GET .*/customJobs$", 403, times=99), "ask for roles/aiplatform.user on my-proj"),
+    ],
+)
+def test_what_would_keep_all_jobs_from_running_is_said_once(
+    fault: Fault, line: str, command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    cloud.faults = [fault]
+    with pytest.raises(UserError, match=re.escape(line)):
+        command("l4x1", "l4x2", "--repeats=3")
+    assert len(cloud.requests) == 1
+
+
+def test_data_that_are_not_there_are_missed_once(command: Callable[..., tuple[int, str]], bucket: Address) -> None:
+    with pytest.raises(UserError, match="photos: nothing lies there: check with"):
+        command("l4x1", "l4x2", f"--initial_model={bucket}photos")
+
+
 def test_a_job_that_is_lost_sight_of_is_named_and_found_again(
     command: Callable[..., tuple[int, str]], cloud: Emulator
 ) -> None:
@@ -191,7 +234,7 @@ def test_a_submission_without_a_clear_answer_is_not_called_refused(
 ) -> None:
     """The list is late: whether the job was made shows when the same command looks again."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
-    cloud.lists_nothing = 2
+    cloud.lists_nothing = 3
     code, shown = command("cpu")
     assert code == 1
     assert "no job of it is listed yet: see `python -m deploy jobs --project=my-proj" in shown

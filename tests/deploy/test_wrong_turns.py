@@ -8,6 +8,7 @@ import pytest
 from deploy import compare, submit
 from deploy.__main__ import main
 from deploy.backends import ApiError
+from deploy.backends.gcloud import _error
 from deploy.desk import Desk
 from deploy.explain import meaning
 from deploy.place import Place
@@ -27,6 +28,10 @@ PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
+        (
+            ["l4x4", *JOB, "--data=photoz"],
+            "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, a pa",
+        ),
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
         (["l4x4", *JOB], "region is missing: say --region=us-central1"),
         (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: say --bucket=gs://NAME"),
@@ -69,6 +74,42 @@ def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, desk: 
     with pytest.raises(UserError, match="data=gs://my-bucket/photoz: nothing lies there: check with `gcloud storage l"):
         submit.main(["l4x4", *where, f"--data={data}"], desk)
     assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize("verb", [["submit"], ["render"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    ("data", "copied", "said"),
+    [
+        ("photoz", "photoz", "gs://BUCKET/photoz"),
+        ("my photos/2026/", "'my photos/2026/'", "gs://BUCKET/2026"),
+        ("folder:./photos", "./photos", "folder:gs://BUCKET/photos"),
+    ],
+)
+def test_data_of_this_disk_are_told_the_way_to_the_cloud(
+    verb: list[str], data: str, copied: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([*verb, "l4x4", *JOB, "--region=us-central1", "--bucket=gs://b-1", "--project=p", f"--data={data}"]) == 2
+    )
+    error = capsys.readouterr().err
+    assert "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
+    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and say --data={said}\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "login"),
+    [
+        (_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
+        (_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
+        (
+            ApiError(401, "said the SDK", "gcloud auth application-default login"),
+            "gcloud auth application-default login",
+        ),
+    ],
+)
+def test_one_login_is_named(error: ApiError, login: str) -> None:
+    assert meaning(error, PLACE) == f"not logged in, or no more (401): run `{login}`"
 
 
 @pytest.mark.parametrize(

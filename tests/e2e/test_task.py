@@ -63,7 +63,7 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
         (["--recipe=wgan_gp_digits", "--stepz=3"], "unknown flag --stepz; did you mean 'steps'?"),
         ([*SMALL, "--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
         ([*SMALL, "--image_size=30"], "a multiple of 8 from 16 to 256: take 24 or 32"),
-        ([*SMALL, "--steps=-5"], "steps must be at least 1"),
+        ([*SMALL, "--steps=-5"], "steps=-5 must be at least 1"),
         ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
         ([*SMALL, "--expect_devices=1"], "of accelerators none is visible"),
     ],
