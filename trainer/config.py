@@ -349,6 +349,11 @@ def check(config: TrainConfig) -> None:
     if config.channels == 2:
         raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
     _known_name("model", config.model, MODELS)
+    if not config.data:
+        raise UserError(
+            "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER) with images of yours, for a classifier in one "
+            "folder a class, or --data=digits to try it without"
+        )
     if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
         _known_name("data", config.data, DATA_SOURCES)
     for name in config.augmentations:

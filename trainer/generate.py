@@ -10,7 +10,7 @@ from trainer.errors import DONE, PlatformFault, UserError
 from trainer.flags import Parser, whole
 from trainer.log import log, start_logging
 from trainer.quiet import quiet_start
-from trainer.storage import local_path, write_whole
+from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
 
 
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = local_path(options.out, "out")
         if out.suffix != ".png":
             raise UserError(f"out={out}: a PNG is written: give a name that ends in .png")
+        make_writable(out.parent, "out")  # before the model is loaded
         model = fetch_model(options.model, "model")
         with quiet_start():
             from trainer import images

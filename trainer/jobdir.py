@@ -52,7 +52,7 @@ class JobDir:
 
     @property
     def samples(self) -> Path:
-        """Grids of generated images, one PNG a step."""
+        """Grids of generated images, one PNG a step; made with the first."""
         return self.root / "samples"
 
     def read_result(self) -> dict[str, Any]:
@@ -91,7 +91,10 @@ def open_job_dir(
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)
-    for folder in (job_dir.samples, job_dir.checkpoints, job_dir.logs, job_dir.model.parent):
+    folders = [job_dir.checkpoints, job_dir.logs, job_dir.model.parent]
+    if os.path.lexists(job_dir.samples):  # else the first grid makes it: a classifier has none
+        folders.append(job_dir.samples)
+    for folder in folders:
         make_writable(folder, "job_dir")
     return job_dir
 

@@ -27,6 +27,7 @@ PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
         (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
+        (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
         (
             ["l4x4", *JOB, "--data=photoz"],
@@ -57,6 +58,12 @@ def test_mistakes_of_the_command_come_before_those_of_the_account(
 def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
     with pytest.raises(UserError, match="did you mean"):
         compare.main(["cpu", "l4x1", "--on=vertex", *more])
+
+
+@pytest.mark.parametrize("verb", ["local", "compare", "estimate"])
+def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "cpu", "--recipe=efficientnet_photos"]) == 2
+    assert capsys.readouterr().err.startswith("error: data is missing: say --data=FOLDER")
 
 
 def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, desk: Desk, dist: Path) -> None:

@@ -61,6 +61,8 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--channels=2"], "images have 1 channel (grey) or 3 (colour)"),
         (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
         (["--data=digit"], "no such data; did you mean 'digits'?"),
+        (["--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER) with images"),
+        (["--recipe=efficientnet_photos", "--steps=5"], "or --data=digits to try it without"),
         (["--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
         (["--replicas=8", "--global_batch_size=4"], "does not divide over 8 replicas: take 8"),
         (["--print_config=maybe"], "print_config='maybe' must be true or false"),
@@ -116,7 +118,9 @@ def test_what_print_config_shows_is_a_recipe_for_the_same_run(tmp_path: Path) ->
 def test_every_recipe_opens_with_its_command_and_resolves(name: str) -> None:
     text = (Path(__file__).parents[2] / "trainer" / "recipes" / f"{name}.yaml").read_text()
     assert f"python -m trainer.task --recipe={name}" in text.split("\n\n")[0]
-    assert resolve([f"--recipe={name}"]).config.model == yaml.safe_load(text)["model"]
+    settings = yaml.safe_load(text)
+    data = ["--data=digits"] if settings["data"] == "" else []
+    assert resolve([f"--recipe={name}", *data]).config.model == settings["model"]
 
 
 def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() -> None:

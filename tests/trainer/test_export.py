@@ -126,7 +126,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -> None:
     pictures = []
     for name in ("", "model", "model/model.keras", "model/model.h5", "model/saved_model"):
-        out = tmp_path / "grid.png"
+        out = tmp_path / "new" / "grid.png"
         assert generate.main([str(trained / name), "--count=6", "--seed=3", f"--out={out}"]) == 0
         pictures.append(tf.io.decode_png(out.read_bytes()).numpy())
     assert pictures[0].shape == (2 * 66 + 2, 3 * 66 + 2, 1)
@@ -138,6 +138,12 @@ def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> N
     for seed in (1, 2):
         assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}.png"]) == 0
     assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
+
+
+def test_where_no_image_can_be_written_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    assert generate.main([str(tmp_path / "nothing"), f"--out={tmp_path / 'notes.txt' / 'grid.png'}"]) == 2
+    assert f"out={tmp_path / 'notes.txt'}: cannot write there (that is no folder)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

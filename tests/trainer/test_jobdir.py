@@ -17,7 +17,7 @@ from trainer.storage import whole_folder, write_whole
 def test_everything_lies_below_job_dir(tmp_path: Path) -> None:
     job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
     assert job_dir.root == tmp_path / "a" / "b"
-    assert job_dir.samples.is_dir()
+    assert not job_dir.samples.exists()  # the first grid makes it
     for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model):
         assert folder.parent == job_dir.root
 
@@ -40,7 +40,7 @@ def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
         (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
         (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "can be reached"),
         (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
-        (TrainConfig(job_dir=__file__), {}, "cannot write there"),
+        (TrainConfig(job_dir=__file__), {}, "cannot write there (that is no folder)"),
     ],
 )
 def test_where_a_run_cannot_write_is_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
@@ -104,6 +104,14 @@ def test_a_file_where_a_folder_belongs_is_one_line(tmp_path: Path, name: str) ->
     (tmp_path / name).write_text("")
     with pytest.raises(UserError, match="cannot write there"):
         open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
+
+
+def test_a_path_that_is_at_fault_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path / "folder", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"cannot be written: .*: give a path that is there and yours to write"):
+            write_whole(path, "new")
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,9 +283,18 @@ def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..
     assert 0 < result["final"]["metrics"]["val_accuracy"] <= 1
 
 
-def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Callable[..., TrainConfig]) -> None:
-    config = small_config("--model=mlp", "--global_batch_size=512", "--early_stopping=val_los")
-    with pytest.raises(UserError, match="early_stopping=val_los: an epoch has accuracy, loss; did you mean"):
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("val_los", "early_stopping=val_los: an epoch has accuracy, loss; did you mean"),
+        ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* hold some back with --evaluation_fraction=0.1"),
+    ],
+)
+def test_early_stopping_by_what_no_epoch_has_is_refused(
+    small_config: Callable[..., TrainConfig], value: str, line: str
+) -> None:
+    config = small_config("--model=mlp", "--global_batch_size=512", f"--early_stopping={value}")
+    with pytest.raises(UserError, match=line):
         job.run(config, [], 0.0)
 
 

@@ -13,11 +13,11 @@ import pytest
 from tests.trainer.test_sources import png, write_tfrecord
 from trainer.config import TrainConfig
 from trainer.data import prepare as prepare_module
-from trainer.data.dataset import Arrays
+from trainer.data.dataset import Arrays, failures_of_reading
 from trainer.data.prepare import JOURNAL, main, prepare
 from trainer.data.shards import ShardRows
 from trainer.data.sources import load_dataset
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 
 SIZE = 16
 
@@ -207,6 +207,23 @@ def rename_in_index(folder: Path, name: str) -> None:
     index = json.loads((folder / "index.json").read_text())
     index["splits"]["train"][0]["file"] = name
     (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (Path.unlink, "train-00000.bin cannot be read any more (No such file or directory)"),
+        (lambda file: file.write_bytes(b"x"), "train-00000.bin cannot be read any more (it became shorter)"),
+    ],
+)
+def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+    """A restart may find it again; where not, it says so as above."""
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    train = load_dataset(config(tmp_path / "shards", data_memory_mib=0)).train
+    damage(tmp_path / "shards" / "train-00000.bin")
+    with pytest.raises(PlatformFault) as caught, failures_of_reading():
+        train.gather(np.array([3], np.int32))
+    assert str(caught.value) == f"data: {tmp_path}/shards/{line}"
 
 
 def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path) -> None:

@@ -75,9 +75,11 @@ def refuse_or_skip(config: TrainConfig, bad: Bad) -> None:
     """UserError naming the first ten files that cannot be decoded, or a line for each with --skip_bad_images."""
     if bad.files and not config.skip_bad_images:
         first = "; ".join(f"{file}: {why}" for file, why in bad.files[:10])
+        without = "prepare the data without them (python -m trainer.data.prepare … --skip_bad_images)"
+        cure = without if config.stream else "leave them out with --skip_bad_images"
         raise UserError(
-            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: mend or remove them, or leave them "
-            f"out with --skip_bad_images. The first: {first}"
+            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: mend or remove them, or {cure}. "
+            f"The first: {first}"
         )
     for file, why in bad.files:
         log.warning(f"skipped {file}: {why}")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from trainer.config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Arrays, Dataset, Examples, gathered
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 
 INDEX = "index.json"
 FORMAT = "trainer-shards-2"
@@ -55,14 +55,22 @@ class ShardRows:
         return gathered(self.read, rows, self.image_shape, self.labelled)
 
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
-        """Images and labels of `rows`, in their shape."""
+        """Images and labels of `rows`, in their shape. PlatformFault where a file cannot be read.
+
+        Another start may find the file again, or says by exit code 2 that it is gone.
+        """
         flat = rows.ravel()
         images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
-        for place, (shard, row) in enumerate(zip(which.tolist(), flat.tolist(), strict=True)):
-            offset = (row - int(self._starts[shard])) * images.shape[1]
-            if os.preadv(self._files[shard], [images[place]], offset) != images.shape[1]:
-                raise OSError(f"{self.shards[shard].path} became shorter while it was read")
+        shard = 0
+        try:
+            for place, (shard, row) in enumerate(zip(which.tolist(), flat.tolist(), strict=True)):
+                offset = (row - int(self._starts[shard])) * images.shape[1]
+                if os.preadv(self._files[shard], [images[place]], offset) != images.shape[1]:
+                    raise OSError("it became shorter")
+        except OSError as error:
+            file = error.filename or self.shards[shard].path
+            raise PlatformFault(f"data: {file} cannot be read any more ({error.strerror or error})") from error
         found = images.reshape(*rows.shape, *self.image_shape)
         return (found, self.labels[rows]) if self.labelled else (found,)
 

@@ -18,7 +18,7 @@ from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.settings import nearest
-from trainer.storage import write_whole
+from trainer.storage import write_whole, writing
 
 SAMPLES = 64
 
@@ -142,6 +142,8 @@ class Reporter:
         images = model.sample(noise(self._seed, SAMPLES, model.latent_dim, keras.config.floatx()))
         picture = grid(images)
         file = self._job_dir.samples / f"step-{progress.step:08d}.png"
+        with writing(file):
+            file.parent.mkdir(exist_ok=True)
         write_whole(file, encode_png(picture))
         self._job_dir.mirror.put(file)
         if self._events:

@@ -1,5 +1,6 @@
 """Local files and folders that appear whole or not at all."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -10,6 +11,10 @@ from pathlib import Path
 
 from trainer.errors import UserError
 
+# The path is at fault, not the disk.
+_WRONG_PLACE = frozenset({
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP,
+})  # fmt: skip
 _LOCKED: dict[tuple[int, int], int] = {}  # device and inode of lock files of this process -> descriptors, never closed
 
 
@@ -21,8 +26,9 @@ def make_writable(folder: Path, name: str) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
+        reason = "that is no folder" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(
-            f"{name}={folder}: cannot write there ({error.strerror}): give a folder that you may write to"
+            f"{name}={folder}: cannot write there ({reason}): give a folder that you may write to"
         ) from None
 
 
@@ -62,7 +68,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise cannot_write(path, error.strerror or str(error)) from error
+        reason = error.strerror or str(error)
+        if error.errno in _WRONG_PLACE:
+            raise UserError(
+                f"{path} cannot be written: {reason}: give a path that is there and yours to write"
+            ) from error
+        raise cannot_write(path, reason) from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

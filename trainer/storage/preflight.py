@@ -17,7 +17,7 @@ _PATIENCE = replace(LIMITS, retry=6, pause=2, connect=3, silence=3)
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
     """One line within 15 seconds for the first setting whose address cannot be used: UserError, or PlatformFault where
-    Cloud Storage itself fails.
+    Cloud Storage itself fails or nothing answers.
 
     inputs: settings that name something to read, and their values; outputs: those to write below. Local paths pass.
     """
@@ -69,6 +69,6 @@ def _within(seconds: float, work: Callable[[], None], what: str) -> None:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise UserError(f"{what}: no answer within {seconds:.0f} seconds: check the network and the credentials")
+        raise PlatformFault(f"{what}: no answer within {seconds:.0f} seconds: check the network and the credentials")
     if failure:
         raise failure[0]

@@ -13,6 +13,8 @@ from trainer.log import log
 from trainer.progress import Progress, larger_is_better
 from trainer.settings import nearest
 
+_EVALUATED = ("val_loss", "val_accuracy")
+
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
     """Keras's own, which says what it does, and refuses a value that no epoch has."""
@@ -23,7 +25,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Refuses, after the first call to the device, a value that no epoch will have."""
-        known = sorted({*(logs or {}), *(("val_loss", "val_accuracy") if self.evaluates else ())})
+        known = sorted({*(logs or {}), *(_EVALUATED if self.evaluates else ())})
         if self.monitor not in known:
             near = nearest(self.monitor, known)
             raise UserError(f"early_stopping={self.monitor}: an epoch has {', '.join(known)}{near}")
@@ -64,10 +66,18 @@ def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[
 def bind(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, *, evaluates: bool
 ) -> keras.callbacks.CallbackList:
-    """`callbacks` with the model and the length of the run, as `fit` gives it to them."""
+    """`callbacks` with the model and the length of the run, as `fit` gives it to them.
+
+    UserError where one waits for a value of evaluation, and there is none.
+    """
     for callback in callbacks:
         if isinstance(callback, EarlyStopping):
             callback.evaluates = evaluates
+            if callback.monitor in _EVALUATED and not evaluates:
+                raise UserError(
+                    f"early_stopping={callback.monitor}: nothing is evaluated: give labelled examples for it, or hold "
+                    "some back with --evaluation_fraction=0.1, or drop early_stopping"
+                )
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(
         callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0

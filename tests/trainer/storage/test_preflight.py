@@ -72,7 +72,7 @@ def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         silent.listen()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(preflight, "SECONDS", 0.5)
-        with pytest.raises(UserError, match="no answer within 0 seconds: check the network"):
+        with pytest.raises(PlatformFault, match="no answer within 0 seconds: check the network"):
             preflight.preflight({"data": "gs://bucket/x"}, {})
 
 

@@ -182,7 +182,7 @@ def test_a_damaged_image_ends_the_run_by_its_name_and_all_fetching_with_it(
         bucket.put(f"d/{part}.tfrecord", (tmp_path / "part.tfrecord").read_bytes())
     flags = ["--model=mlp", f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--stream"]
     before = set(threading.enumerate())
-    with pytest.raises(UserError, match=r"image files cannot be decoded.*/d/3\.tfrecord#"):
+    with pytest.raises(UserError, match=r"cannot be decoded: .*prepare .*--skip_bad_images\)\. .*/d/3\.tfrecord#"):
         job.run(small_config(*flags, "--global_batch_size=4"), [], 0.0)
     fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
     for thread in fetching:
