@@ -81,8 +81,9 @@ class Emulator:
         self.serving.join()
         self.server.server_close()
         if kind is None:
-            assert self.errors == []
-            assert [fault for fault in self.faults if not fault.struck] == []
+            unmet = [fault for fault in self.faults if not fault.struck]
+            assert not self.errors, self.errors
+            assert not unmet, f"nothing met {unmet}"
 
     def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
         """A new job, PENDING, or RUNNING whatever `run` makes of it."""
