@@ -52,7 +52,7 @@ def report_seconds(tiers: int, epochs: int) -> float:
         prices = {f"tier{number}": float(number) for number in range(1, tiers + 1)}
         began = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
-            write_report([folder], folder, prices=prices)
+            write_report([folder], folder, usd_by_tier=prices)
         return time.perf_counter() - began
 
 

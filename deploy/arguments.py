@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from trainer.config import TrainConfig
 from trainer.errors import UserError
@@ -16,6 +17,25 @@ def parser(verb: str, description: str, usage: str) -> Parser:
     return Parser(
         prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, allow_abbrev=False
     )
+
+
+# Flags of several verbs. What is not given is empty.
+_SHARED: dict[str, dict[str, Any]] = {
+    "project": {"metavar": "ID", "help": "Google Cloud project (default: gcloud's)"},
+    "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
+    "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
+    "package": {"metavar": "DIR", "help": "a Python package of yours that goes along"},
+    "prices": {"metavar": "FILE", "help": "YAML of your own prices, in USD an hour"},
+    "price_per_hour": {
+        "metavar": "TIER=USD", "help": "the price of all machines of a tier", "action": "append", "default": [],
+    },
+}  # fmt: skip
+
+
+def add_flags(own: argparse.ArgumentParser, *names: str) -> None:
+    """Declares flags that several verbs have, each as it is everywhere."""
+    for name in names:
+        own.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
 
 
 def command_line(verb: str, arguments: Sequence[str]) -> str:
@@ -40,7 +60,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
 
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The verb's own arguments, and the flags that are left for the trainer, as given (trainer.config checks them)."""
-    found, left = own.parse_known_args([underscored(argument) for argument in arguments])
+    found, left = own.parse_known_args(arguments)
     stray = [argument for argument in left if not argument.startswith("--")]
     if stray:
         raise UserError(f"{stray[0]!r} is not a flag: write --name=value")

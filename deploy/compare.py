@@ -6,7 +6,6 @@ interrupted goes on where it stood. On Vertex AI an interrupted comparison leave
 """
 
 import dataclasses
-import fcntl
 import json
 import signal
 import sys
@@ -15,7 +14,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -25,14 +24,14 @@ from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
-from deploy.report import add_table_flags, prices, write_report
+from deploy.report import add_table_flags, read_prices, write_report
 from deploy.runs import COMPARISON, read_json, repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
-from trainer.storage import local_path, make_writable, write_whole
+from trainer.storage import keep_others_out, local_path, make_writable, write_whole
 
 SCALINGS = ("strong", "weak")
 
@@ -85,8 +84,8 @@ class Plan:
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    given = prices(found.price_per_hour)
-    specs = read_tiers(found.tiers, found.prices, given)
+    usd_by_tier = read_prices(found.price_per_hour)
+    specs = read_tiers(found.tiers, found.prices, usd_by_tier)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
         resolve(flags)  # mistakes of the command itself are told before what depends on the account
     asked = command_line("compare", arguments)
@@ -103,7 +102,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     except KeyboardInterrupt:
         print("stopped: the same command again goes on", file=sys.stderr)
         return INTERRUPTED
-    write_report([found.out], found.out, found.baseline, given)
+    write_report([found.out], found.out, found.baseline, usd_by_tier)
     return code
 
 
@@ -138,19 +137,19 @@ def _runner(tiers: Sequence[Tier], found: Namespace, desk: Desk) -> Runner:
     return LocalRunner(tiers)
 
 
-def read_tiers(names: Sequence[str], table: str, prices: Mapping[str, float]) -> list[Tier]:
-    """The tiers of these files or bare names, each once, with the prices of the file `table`.
+def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float]) -> list[Tier]:
+    """The tiers of these files or bare names, each once, with the prices of `price_file`.
 
-    `prices`, in USD an hour by tier, win over those; UserError where one is of no tier here.
+    Those of `usd_by_tier`, an hour of all machines, win over them; UserError where one is of no tier here.
     """
-    tiers = [load_tier(name, table) for name in names]
+    tiers = [load_tier(name, price_file) for name in names]
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
-    unknown = sorted(prices.keys() - {tier.name for tier in tiers})
+    unknown = sorted(usd_by_tier.keys() - {tier.name for tier in tiers})
     if unknown:
         raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(t.name for t in tiers)}")
-    return [dataclasses.replace(tier, given_price=prices.get(tier.name)) for tier in tiers]
+    return [dataclasses.replace(tier, given_price=usd_by_tier.get(tier.name)) for tier in tiers]
 
 
 def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
@@ -161,7 +160,8 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
     flags = announced(plan, out, runner)
     make_writable(out, "out")
     runner.preflight({tier: flags[tier.name] for tier in _left(plan, out)})
-    with _alone_in(out), ThreadPoolExecutor(parallel) as pool:
+    keep_others_out(out, "out", str(out))
+    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         _remember(plan, out, runner.name, parallel)
         try:
             futures = [pool.submit(_run, t, repeat, flags[t.name], out, runner) for t, repeat in plan.runs()]
@@ -258,15 +258,3 @@ def _identity(asked: dict[str, object], key: str) -> object:
     if key == "tiers" and isinstance(value, list):
         return [{name: part for name, part in tier.items() if name != "price_per_hour"} for tier in value]
     return None if key in ("repeats", "parallel", "command") else value
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Keeps a second `compare` out of the folder; SIGTERM and a closed terminal end the block as Ctrl-C does."""
-    with open(out / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{out}: another comparison runs in this folder: wait for it, or give --out") from None
-        with on_signals(signal.default_int_handler, signal.SIGTERM):
-            yield

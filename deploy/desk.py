@@ -5,9 +5,10 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+from deploy.arguments import add_flags
 from deploy.backends import Backend, open_backend
 from deploy.patience import REAL, Clock
-from deploy.place import Place, checked_region, configured, read_project
+from deploy.place import Place, checked_region, read_project, read_region
 from deploy.record import Attempt, Record, find
 from trainer.errors import UserError
 
@@ -49,7 +50,7 @@ def add_target(own: argparse.ArgumentParser) -> None:
     own.add_argument(
         "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
     )
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    add_flags(own, "project")
     own.add_argument("--region", default="", metavar="NAME", help="of the job, where only its number is given")
     add_backend(own)
 
@@ -68,7 +69,7 @@ def find_target(asked: argparse.Namespace) -> Target:
     job = kept[1].job if kept else asked.job
     named = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", job)
     project = asked.project or (kept[1].project if kept else "") or _project(named[1] if named else "")
-    region = named[2] if named else asked.region or configured("ai", "region")
+    region = named[2] if named else read_region(asked.region)
     if not job:
         raise UserError(
             "nothing was submitted from this folder: name the job, as projects/P/locations/R/customJobs/ID, or its "

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy.arguments import parse, parser
+from deploy.arguments import add_flags, parse, parser
 from deploy.compare import Plan, compare, read_tiers
 from deploy.measure import Row, measure
 from deploy.rehearse import LocalRunner
-from deploy.report import numbers_by_tier, prices
+from deploy.report import numbers_by_tier, read_prices
 from deploy.runs import ESTIMATE, Collection, Run, collect
 from deploy.table import counted_devices, figures, money
 from deploy.tier import Tier, TierFacts
@@ -53,7 +53,7 @@ class Estimate:
 def main(arguments: Sequence[str]) -> int:
     """`python -m deploy estimate TIER … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
-    specs = read_tiers(found.tiers, found.prices, prices(found.price_per_hour))
+    specs = read_tiers(found.tiers, found.prices, read_prices(found.price_per_hour))
     tiers = [tier.facts for tier in specs]
     config = resolve(flags).config
     out = local_path(found.out, "out")
@@ -79,9 +79,7 @@ def _flags() -> Parser:
                      "`compare` with the same folder says how far off it was (default: %(default)s)")  # fmt: skip
     own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
                      help="how many times as fast one device of a tier is as one of the short run")  # fmt: skip
-    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
-    own.add_argument("--price_per_hour", action="append", default=[], metavar="TIER=USD",
-                     help="the price of all machines of a tier")  # fmt: skip
+    add_flags(own, "prices", "price_per_hour")
     return own
 
 
@@ -99,7 +97,10 @@ def _short_run(tier: Tier, flags: Sequence[str], out: Path, steps: int) -> Path:
 def estimate(
     measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
 ) -> tuple[list[Estimate], list[str]]:
-    """An estimate a tier, and what was assumed. UserError where the short run is of another training."""
+    """An estimate a tier, and what was assumed. UserError where the short run is of another training.
+
+    `speeds`: by tier, how many times as fast one of its devices is as one of the short run, where that was given.
+    """
     rows = {row.tier: row for row in measure(measured)}
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:

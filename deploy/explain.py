@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deploy.backends import ApiError, JobStatus
+from deploy.backends import ApiError, Broken, JobStatus
 from deploy.place import Place
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
@@ -50,7 +50,7 @@ def explained(place: Place) -> Iterator[None]:
 
 def meaning(error: ApiError, place: Place) -> str:
     """One line: what the service said, and what to do."""
-    if isinstance(error, Lost):
+    if isinstance(error, (Broken, Lost)):
         return str(error)
     if error.quota:
         return _quota(error, place)

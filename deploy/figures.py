@@ -39,15 +39,15 @@ class Figure:
     svg: str
 
 
-Plan = tuple[str, str, Callable[["Axes"], None]]  # title, caption, and what draws it
+Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, and what draws it
 
 
 def draw(collection: Collection, rows: Sequence[Row]) -> list[Figure]:
     """Every figure for which the runs hold values; UserError where matplotlib is not installed."""
-    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in plans(collection, rows)]
+    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in drawings(collection, rows)]
 
 
-def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
+def drawings(collection: Collection, rows: Sequence[Row]) -> list[Drawing]:
     """What there is to draw, in placeholders for colours."""
     groups, runs = [group for group in collection.tiers if group.runs], collection.runs
     by_epoch = any(_epoch_times(run)[1] for run in runs)
@@ -55,7 +55,7 @@ def plans(collection: Collection, rows: Sequence[Row]) -> list[Plan]:
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
     colours = {group.name: index for index, group in enumerate(collection.tiers)}
-    found: list[Plan] = []
+    found: list[Drawing] = []
     if any(times(run)[1] for run in runs):
         found.append((f"Time of each {noun}", "time in training alone, after the warm-up",
                       lambda axes: _lines(axes, groups, colours, times, unit)))  # fmt: skip
@@ -113,8 +113,9 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _epoch_times(run: Run) -> tuple[list[float], list[float]]:
-    per_epoch = run.steps_per_epoch or 1
-    return [window.step / per_epoch for window in after_warm_up(run.epochs)], list(epoch_seconds(run))
+    if not run.steps_per_epoch:
+        return [], []
+    return [window.step / run.steps_per_epoch for window in after_warm_up(run.epochs)], list(epoch_seconds(run))
 
 
 def _step_times(run: Run) -> tuple[list[float], list[float]]:
@@ -137,6 +138,11 @@ _BINS = 30
 _WIDE = 8.0  # where the largest value is this many times the smallest, an axis is logarithmic
 
 
+def _label(name: str) -> str:
+    """A tier's name as matplotlib shows it whole: it leaves what begins with _ out of legends, and reads $ as TeX."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 def _legend(axes: "Axes") -> None:
     """Above the axes, where it hides nothing."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
@@ -156,7 +162,7 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
 def _lines(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int], times: _Times, unit: str) -> None:
     for group in groups:
         for number, run in enumerate(group.runs):
-            label = group.name if number == 0 else None
+            label = _label(group.name) if number == 0 else None
             axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **_look(colours[group.name]))
     axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
     _scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
@@ -173,7 +179,7 @@ def _histogram(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int]
     for name, found in values.items():
         look = _look(colours[name])
         axes.hist(found, bins=bins, histtype="stepfilled", alpha=0.25, color=look["color"])
-        axes.hist(found, bins=bins, histtype="step", label=name, linewidth=1.5, edgecolor=look["color"],
+        axes.hist(found, bins=bins, histtype="step", label=_label(name), linewidth=1.5, edgecolor=look["color"],
                   linestyle=look["linestyle"])  # fmt: skip
     axes.set(xlabel=unit, ylabel="epochs" if unit == "s" else "reports")
     if wide:
@@ -194,7 +200,7 @@ def _speed_up(axes: "Axes", rows: Sequence[Row], colours: dict[str, int]) -> Non
     axes.barh(places, speed_ups, color=[_SERIES[colours[row.tier] % len(_SERIES)] for row in rows], height=0.6)
     ends = [place - 0.4 for place in ideals], [place + 0.4 for place in ideals]
     axes.vlines(list(ideals.values()), *ends, color=_INK, linewidth=2)
-    axes.set_yticks(places, [f"{row.tier}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)])
+    axes.set_yticks(places, [f"{_label(row.tier)}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)])
     axes.set(xlabel="x", xlim=(0, 1.05 * max(*speed_ups, *ideals.values())))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -204,7 +210,7 @@ def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, in
     for group in groups:
         steps, values = _losses(group.runs[0])
         width = 3.5 - 2 * colours[group.name] / len(groups)  # equal curves lie on each other: all of them stay visible
-        axes.plot(steps, values, label=group.name, linewidth=width, **_look(colours[group.name]))
+        axes.plot(steps, values, label=_label(group.name), linewidth=width, **_look(colours[group.name]))
     axes.set(xlabel="step")
     _legend(axes)
 
@@ -218,7 +224,7 @@ def _pareto(axes: "Axes", rows: Sequence[Row], colours: dict[str, int]) -> None:
         name, point = rows[index].tier, points[index]
         axes.scatter(*point, s=60, color=_SERIES[colours[name] % len(_SERIES)], zorder=2)
         below = place % 2  # neighbours' names stay apart
-        axes.annotate(name, point, xytext=(5, -13 if below else 7), textcoords="offset points")
+        axes.annotate(_label(name), point, xytext=(5, -13 if below else 7), textcoords="offset points")
     axes.set(xlabel="s per million images", ylabel="USD per million images")
     axes.margins(0.18)
     _scale(axes, "x", [seconds for seconds, _ in points])

@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.arguments import parser
-from deploy.package import DIST, Package, own_package, user_package, write_copy
+from deploy.arguments import add_flags, parser
+from deploy.backends.gcloud import not_installed
+from deploy.package import DIST, Package, packages_with, write_copy
 from deploy.place import read_project
 from trainer.errors import DONE, FAULT, UserError
 
@@ -29,8 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="TEXT",
         help="what pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes in")
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    add_flags(own, "package", "project")
     own.add_argument("--dry_run", action="store_true", help="print the command and stop")
     asked = own.parse_args(arguments)
     if not _URI.fullmatch(asked.image):
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(
             f"tensorflow={asked.tensorflow}: write tensorflow or tensorflow[and-cuda], and a version as ==2.21.*"
         )
-    packages = [*([user_package(asked.package)] if asked.package else []), own_package()]
+    packages = packages_with(asked.package)
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)
     write_context(packages, folder)
@@ -69,5 +69,5 @@ def _run(command: Sequence[str]) -> int:
     try:
         done = subprocess.run(command)
     except FileNotFoundError:
-        raise UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install") from None
+        raise not_installed() from None
     return DONE if done.returncode == 0 else FAULT

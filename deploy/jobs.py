@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from deploy.arguments import parser
+from deploy.arguments import add_flags, parser
 from deploy.backends import JobStatus
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import explained
@@ -16,8 +16,7 @@ from trainer.errors import DONE
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     """Prints a line a job, the newest first."""
     own = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
-    own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
+    add_flags(own, "project", "region")
     add_backend(own)
     asked = own.parse_args(arguments)
     place = Place(needed_project(read_project(asked.project)), needed_region(asked.region), "")

@@ -91,13 +91,13 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
     hourly = tier.price_per_hour
     if hourly is None:
         raise UserError(f"max_cost={max_cost:g}: the price of {tier.name} is not known: say it with --prices=FILE")
-    seconds = min(math.floor(max_cost / hourly * 3600), int(tier.timeout_s))
+    seconds = math.floor(max_cost / hourly * 3600)
     if seconds < START_S:
         raise UserError(
             f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a job takes "
             f"minutes to start: give {hourly * START_S / 3600:.2f} or more, or take a cheaper tier"
         )
-    return seconds
+    return min(seconds, int(tier.timeout_s))
 
 
 def settings_on(tier: Tier, flags: Sequence[str]) -> TrainConfig:

@@ -4,7 +4,6 @@ Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR 
 this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
 """
 
-import contextlib
 import dataclasses
 import re
 import signal
@@ -68,7 +67,7 @@ def _printer() -> Callable[[str, str], None]:
     lock = threading.Lock()
 
     def say(worker: str, line: str) -> None:
-        with lock, contextlib.suppress(OSError):  # of a closed terminal: the worker must not lose its pipe as it saves
+        with lock:
             print(f"[{worker}] {line}", flush=True)
 
     return say

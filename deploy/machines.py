@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deploy.arguments import parser
+from deploy.arguments import add_flags, parser
 from trainer.errors import DONE, UserError
 from trainer.flags import read_yaml, whole
 from trainer.settings import nearest
@@ -113,7 +113,7 @@ class Machines:
 
 
 @cache
-def load_machines(prices: str = "") -> Machines:
+def load_machines(price_file: str = "") -> Machines:
     """The table, with the prices of a user's file over it. UserError where that file does not fit."""
     table = read_yaml(TABLE, "machines.yaml")
     factor = table["prices"]["vertex_factor"]
@@ -128,7 +128,7 @@ def load_machines(prices: str = "") -> Machines:
     }
     about = table["prices"]
     known = Machines(about["region"], about["date"], tuple(table["cpu_families"]), accelerators, machines)
-    return _with_prices(known, prices) if prices else known
+    return _with_prices(known, price_file) if price_file else known
 
 
 def accelerator_of(gpu: str) -> str:
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     own.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, as L4")
     own.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
-    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
+    add_flags(own, "prices")
     asked = own.parse_args(arguments)
     table = load_machines(asked.prices)
     part = asked.accelerator.upper().replace("-", "_")

@@ -51,17 +51,17 @@ class Row:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def measure(collection: Collection, baseline: str = "", prices: Mapping[str, float] | None = None) -> list[Row]:
+def measure(collection: Collection, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None) -> list[Row]:
     """A row a tier. Speed-up and efficiency are against `baseline`, by default the first; UserError for one unknown.
 
-    prices: USD an hour, by tier; they win over those of a comparison.
+    Prices of `usd_by_tier`, an hour of all machines, win over those of a comparison.
     """
     groups = collection.tiers
     names = [group.name for group in groups]
-    for name in (*([baseline] if baseline else []), *(prices or {})):
+    for name in (*([baseline] if baseline else []), *(usd_by_tier or {})):
         if name not in names:
             raise UserError(f"{name}: no such tier{nearest(name, names)} Here are: {', '.join(names)}")
-    given = dict(prices or {})
+    given = dict(usd_by_tier or {})
     known = {group.name: group.tier.price_per_hour for group in groups if group.tier} | given
     rows = [_measured(group, collection.at_desk) for group in groups]
     uncosted = [_uncosted(row, collection.at_desk and row.tier not in given) for row in rows]

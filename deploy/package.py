@@ -23,16 +23,23 @@ ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
 _TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, where ZIP begins: of every file in a wheel
 
+# The folder with all that lies below it: data, and subfolders without an __init__.py, which Python imports as well.
 _USER_SETUP = """\
-from setuptools import find_packages, setup
+from setuptools import setup
 
-setup(name={name!r}, version="0", packages=find_packages(), package_data={{"": ["*"]}}, install_requires={requires!r})
+setup(
+    name={name!r},
+    version="0",
+    packages=[{module!r}],
+    package_data={{"": ["**/*"]}},
+    install_requires={requires!r},
+)
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Sources to build: `files` maps the path in the clean copy to the content."""
+    """Sources to build: `files` maps the path in the clean copy to the content. Python imports a user's by `name`."""
 
     name: str
     version: str
@@ -53,8 +60,8 @@ class Package:
 
     @property
     def wheel(self) -> str:
-        """The wheel's file name, which pip wants so."""
-        return f"{self.name}-{self.version}-py3-none-any.whl"
+        """The wheel's file name, which pip wants so: in small letters."""
+        return f"{self.name.lower()}-{self.version}-py3-none-any.whl"
 
     def uri(self, bucket: str) -> str:
         """The wheel's address in `bucket`, a gs:// address."""
@@ -83,8 +90,13 @@ def user_package(folder: str) -> Package:
     listed = path / "requirements.txt"
     requires = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
     requires = [line for line in (line.split("#")[0].strip() for line in requires) if line]
-    setup = _USER_SETUP.format(name=path.name, requires=requires)
-    return Package(path.name.lower(), "0", {"setup.py": setup.encode(), **_sources(path)})
+    setup = _USER_SETUP.format(name=path.name.lower(), module=path.name, requires=requires)
+    return Package(path.name, "0", {"setup.py": setup.encode(), **_sources(path)})
+
+
+def packages_with(folder: str) -> list[Package]:
+    """What a job needs: the trainer, and before it the user's `folder` unless that is empty."""
+    return [*([user_package(folder)] if folder else []), own_package()]
 
 
 def _sources(folder: Path) -> dict[str, bytes]:

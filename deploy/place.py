@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.storage import parse
 
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
-_ADDRESS = re.compile(r"gs://([^/]+)((?:/[^/]+)*)/?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,25 +23,23 @@ class Place:
     bucket: str
 
 
-def add_place(own: argparse.ArgumentParser) -> None:
-    """The flags that `read_place` understands."""
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
-    own.add_argument("--region", default="", metavar="NAME", help="as us-central1 (default: gcloud's ai/region)")
-    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="where packages and job directories go")
-
-
 def read_place(asked: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Place:
-    """The flags, or what gcloud is configured to; UserError where a region or bucket is missing or malformed."""
+    """--project, --region, --bucket, or what gcloud is configured to; UserError for what is missing or malformed."""
     region = needed_region(asked.region, environment)
     return Place(read_project(asked.project, environment), region, checked_address("bucket", asked.bucket))
 
 
 def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
     """The flag, or gcloud's region; UserError where neither is set, or it looks like none."""
-    region = flag or configured("ai", "region", environment) or configured("compute", "region", environment)
+    region = read_region(flag, environment)
     if not region:
         raise UserError("region is missing: say --region=us-central1, or `gcloud config set ai/region us-central1`")
     return checked_region(region)
+
+
+def read_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The flag, or gcloud's region; empty where neither is set."""
+    return flag or configured("ai", "region", environment) or configured("compute", "region", environment)
 
 
 def read_project(flag: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -66,32 +64,13 @@ def checked_region(region: str) -> str:
 
 
 def checked_address(flag: str, address: str) -> str:
-    """A gs:// address without a slash at its end, its bucket's name well formed; UserError otherwise.
-
-    https://cloud.google.com/storage/docs/buckets#naming
-    """
+    """A gs:// address without a slash at its end, its bucket's name well formed; UserError otherwise."""
     if not address:
         raise UserError(f"{flag} is missing: say --{flag}=gs://NAME, a bucket of yours in the job's region")
-    match = _ADDRESS.fullmatch(address)
-    if not match:
+    found = parse(address, flag)
+    if found is None or "//" in address.removeprefix("gs://"):
         raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
-    name = match[1]
-    rule = _broken_rule(name)
-    if rule:
-        raise UserError(f"{flag}={address}: {name!r} cannot be a bucket: {rule}")
-    return f"gs://{name}{match[2]}"
-
-
-def _broken_rule(name: str) -> str:
-    if not 3 <= len(name) <= (222 if "." in name else 63):
-        return "a name has 3 to 63 characters"
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*[a-z0-9]", name):
-        return "lower-case letters, digits, - _ and . only, a letter or a digit first and last"
-    if re.fullmatch(r"\d+(\.\d+){3}", name):
-        return "a name is not an IP address"
-    if name.startswith("goog") or "google" in name:
-        return "Google keeps names with 'google' in them for itself"
-    return ""
+    return str(found).rstrip("/")
 
 
 def configured(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:

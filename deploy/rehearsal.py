@@ -29,11 +29,6 @@ class Worker:
     environment: Mapping[str, str]  # besides that of this process
     cores: frozenset[int]
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether it stands for the one machine of pool 0."""
-        return self.name == "workerpool0-0"
-
 
 def workers_of(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[Worker]:
     """The workers of `tier`, the chief first, each with the trainer's `flags`; a Reduction Server is left out.

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from deploy.arguments import parse, parser
+from deploy.arguments import add_flags, parse, parser
 from deploy.checks import sent_to_the_cloud
 from deploy.jobspec import Job, Wanted, render, settings_on, to_yaml
-from deploy.package import own_package, user_package
-from deploy.place import Place, add_place, read_place
+from deploy.package import packages_with
+from deploy.place import Place, read_place
 from deploy.tier import Tier, load_tier
 from trainer.errors import DONE, UserError
 
@@ -26,21 +26,17 @@ def add_job_flags(own: argparse.ArgumentParser) -> None:
 
 def add_sending_flags(own: argparse.ArgumentParser) -> None:
     """Those that are the same for any number of jobs."""
-    add_place(own)
-    own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
+    add_flags(own, "project", "region", "bucket", "package", "prices")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
     own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost, "
                      "each job of a comparison: it is ended after as many hours as that pays for")  # fmt: skip
-    own.add_argument("--prices", default="", metavar="FILE", help="YAML of your own prices, in USD an hour")
 
 
 def read_job(asked: argparse.Namespace, flags: Sequence[str], place: Place, tier: Tier, submission: str) -> Job:
     """The job on `tier` in `place`; UserError for one that is known to fail."""
     if asked.image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    packages = [] if asked.image else [own_package()]
-    if asked.package:
-        packages.insert(0, user_package(asked.package))
+    packages = [] if asked.image else packages_with(asked.package)
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: letters, digits, - _ and . only, at most 100: it names a folder too")
     subject = _subject(flags)

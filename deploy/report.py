@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from deploy.arguments import parser
+from deploy.arguments import add_flags, parser
 from deploy.figures import Figure, draw
 from deploy.measure import Row, measure
 from deploy.runs import Collection, collect
 from deploy.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.verdict import verdict
 from trainer.errors import DONE, UserError
-from trainer.flags import underscored
 from trainer.storage import is_remote, local_path, make_writable, write_whole
 
 _TEMPLATE = Path(__file__).parent / "report.html"
@@ -31,21 +30,19 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
                      "runs/report if that is in a bucket)")  # fmt: skip
     add_table_flags(own)
-    found = own.parse_args([underscored(argument) for argument in arguments])
+    found = own.parse_args(arguments)
     beside = "runs/report" if is_remote(found.folders[0]) else found.folders[0]
-    write_report(found.folders, found.out or beside, found.baseline, prices(found.price_per_hour))
+    write_report(found.folders, found.out or beside, found.baseline, read_prices(found.price_per_hour))
     return DONE
 
 
 def add_table_flags(own: argparse.ArgumentParser) -> None:
     """The flags of every verb that ends in a table."""
     own.add_argument("--baseline", default="", metavar="TIER", help="what speed-ups are against (default: the first)")
-    own.add_argument(
-        "--price_per_hour", action="append", default=[], metavar="TIER=USD", help="the price of all machines of a tier"
-    )
+    add_flags(own, "price_per_hour")
 
 
-def prices(given: Sequence[str]) -> dict[str, float]:
+def read_prices(given: Sequence[str]) -> dict[str, float]:
     """`["l4x1=0.71"]` -> {"l4x1": 0.71}, in USD an hour; UserError for anything else."""
     return numbers_by_tier("price_per_hour", given)
 
@@ -64,10 +61,15 @@ def numbers_by_tier(flag: str, given: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def write_report(folders: Sequence[str], out: str, baseline: str = "", prices: dict[str, float] | None = None) -> None:
-    """Prints the table and the verdict, and writes report.html, table.md, table.csv and table.json into `out`."""
+def write_report(
+    folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: dict[str, float] | None = None
+) -> None:
+    """Prints the table and the verdict, and writes report.html, table.md, table.csv and table.json into `out`.
+
+    report.html is the last: a UserError for want of matplotlib leaves the tables printed and written.
+    """
     collection = collect(folders)
-    rows = measure(collection, baseline, prices)
+    rows = measure(collection, baseline, usd_by_tier)
     words, said = verdict(collection, rows, baseline), notes(rows, collection)
     target = local_path(out, "out")
     make_writable(target, "out")

@@ -51,7 +51,6 @@ class Run:
     steps_per_epoch: int | None
     steps: int | None
     startup_seconds: float | None  # start of the process to the end of its first step
-    training_seconds: float | None
     wall_seconds: float | None  # of all processes
     restarts: int
     peak_memory_gib: float | None
@@ -215,7 +214,6 @@ def read_run(folder: Path) -> Run:
         steps_per_epoch=_whole(data.get("steps_per_epoch")),
         steps=max((window.step for window in (*reports, *epochs)), default=None) if steps is None else steps,
         startup_seconds=_number(result.get("startup_seconds")),
-        training_seconds=_number(result.get("training_seconds")),
         restarts=_whole(result.get("restarts")) or 0,
         wall_seconds=_number(result.get("wall_seconds")),
         peak_memory_gib=_number(result.get("peak_memory_gib")),

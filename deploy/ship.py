@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from deploy.arguments import parser
+from deploy.arguments import add_flags, parser
 from deploy.backends import Backend
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import explained
-from deploy.package import Package, build, own_package, user_package
+from deploy.package import Package, build, packages_with
 from deploy.patience import Clock, patiently
 from deploy.place import Place, checked_address, needed_project, read_project
 from trainer.errors import DONE
@@ -25,13 +25,11 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     own = parser(
         "package", "Builds the trainer, and a package of yours, and stores them in a bucket.", "--bucket=gs://…"
     )
-    own.add_argument("--bucket", default="", metavar="gs://NAME[/PREFIX]", help="where the packages go")
-    own.add_argument("--package", default="", metavar="DIR", help="a Python package of yours that goes along")
-    own.add_argument("--project", default="", metavar="ID", help="Google Cloud project (default: gcloud's)")
+    add_flags(own, "bucket", "package", "project")
     add_backend(own)
     asked = own.parse_args(arguments)
     place = Place(needed_project(read_project(asked.project)), "", checked_address("bucket", asked.bucket))
-    packages = [*([user_package(asked.package)] if asked.package else []), own_package()]
+    packages = packages_with(asked.package)
     with explained(place):
         ship(packages, place.bucket, desk.open(asked.backend, place.project, place.region), desk.clock)
     return DONE

@@ -175,7 +175,7 @@ def create(job: Job, record: Record, backend: Backend, clock: Clock) -> str:
         attempt.error = str(error)
         record.write()
         raise Lost(error.code, f"{error}: {look}") from None
-    except ApiError as error:
+    except (ApiError, UserError) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
         raise

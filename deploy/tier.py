@@ -124,12 +124,12 @@ class Tier:
         return self.given_price is None and any(pool.price.inferred for pool in self.pools)
 
 
-def load_tier(name: str, prices: str = "") -> Tier:
+def load_tier(name: str, price_file: str = "") -> Tier:
     """The tier of a YAML file, or of job_configs/ by its bare name; UserError for one that Vertex AI could not run."""
     path = find_tier(name)
     spec = read_yaml(path, path.name)
     check_shape(spec, "CustomJobSpec", path.name)
-    machines = load_machines(prices)
+    machines = load_machines(price_file)
     pools = tuple(_pools(spec, path.name, machines))
     _check_pools(pools, path.name)
     _check_scheduling(spec.get("scheduling", {}), path.name)

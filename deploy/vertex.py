@@ -61,7 +61,12 @@ class VertexRunner:
         self._submissions = (f"{new_submission()}-{number}" for number in itertools.count(1))
 
     def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
-        """UserError for a job that `submit` would refuse."""
+        """UserError for a job that `submit` would refuse, or whose output is that of every other run."""
+        if self._tiers[tier.name].spec.get("baseOutputDirectory"):
+            raise UserError(
+                f"{tier.name}: its baseOutputDirectory would be the job directory of every run: drop it from the tier: "
+                "each run has a folder of its own in --bucket"
+            )
         self._job(tier, flags, "check")
 
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
@@ -194,9 +199,15 @@ def _read(job_dir: Path) -> _Sent | None:
 
 
 def _fetch(sent: _Sent, status: JobStatus, job_dir: Path, say: Say) -> None:
-    """Brings what a report reads into `job_dir`; why a job failed is kept there where the trainer did not say it."""
+    """Brings what a report reads into `job_dir`; why a job failed is kept there where the trainer did not say it.
+
+    result.json comes last, for it says that all is there.
+    """
     try:
-        shutil.copytree(fetched(sent.output, "output"), job_dir, dirs_exist_ok=True)
+        found = fetched(sent.output, "output")
+        shutil.copytree(found, job_dir, ignore=shutil.ignore_patterns("result.json"), dirs_exist_ok=True)
+        if (found / "result.json").is_file():
+            write_whole(job_dir / "result.json", (found / "result.json").read_bytes())
     except UserError as error:
         if status.state == "SUCCEEDED":
             raise

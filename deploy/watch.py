@@ -122,9 +122,9 @@ def watch_job(backend: Backend, name: str, place: Place, clock: Clock) -> JobSta
     return status
 
 
-def duration(whole_seconds: float) -> str:
-    """H:MM:SS."""
-    minutes, left = divmod(round(whole_seconds), 60)
+def duration(length_s: float) -> str:
+    """H:MM:SS, rounded to whole seconds."""
+    minutes, left = divmod(round(length_s), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{left:02}"
 
 

@@ -2,7 +2,8 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +28,12 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line."""
+    """argparse whose errors are one line, and whose flags take `-` for `_`."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which parse_args calls too."""
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args([underscored(argument) for argument in given], namespace)
 
     def error(self, message: str) -> NoReturn:
         """As argparse asks, but a UserError."""
@@ -40,7 +46,7 @@ def parse_flags(
 ) -> dict[str, str]:
     """The text of each flag given. UserError for an unknown one, with the nearest name; --help prints and exits."""
     parser = _parser(fields, description, epilog)
-    found, unknown = parser.parse_known_args([underscored(argument) for argument in arguments])
+    found, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0].lstrip("-")
         if not unknown[0].startswith("--"):

@@ -87,7 +87,7 @@ def open_job_dir(
     outside = job_dir.root.parent if remote else job_dir.root  # what a scratch folder holds is about to be removed
     make_writable(outside, "cache_dir" if remote else "job_dir")
     if lock:
-        keep_others_out(outside, f"job_dir={job_dir.mirror.where(job_dir.root)}")
+        keep_others_out(outside, "job_dir", str(job_dir.mirror.where(job_dir.root)))
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)

@@ -40,6 +40,15 @@ class ApiError(Exception):
         return self.code == 0 or self.code >= 500
 
 
+class Broken(ApiError):
+    """The program that makes the calls fails here, whatever it is asked; the text says what to do."""
+
+    @property
+    def transient(self) -> bool:
+        """Asking again does not mend it."""
+        return False
+
+
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
     """A job as its service tells it. `state` is without JOB_STATE_; times are in seconds since 1970, None before."""
@@ -91,8 +100,8 @@ class Backend(Protocol):
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Log entries of all workers from the time `since` (RFC 3339, or empty: all), oldest first."""
 
-    def jobs(self, submission: str = "") -> Sequence[JobStatus]:
-        """Jobs of ours, or those of one submission."""
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
+        """Jobs of ours, or those whose LABEL is `label`."""
 
     def cancel(self, name: str) -> None:
         """Asks the job to stop; its state says when it has."""

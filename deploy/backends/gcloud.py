@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.backends import LABEL, ApiError, JobStatus, LogEntry, Request, log_filter, read_entry, read_status
+from deploy.backends import LABEL, ApiError, Broken, JobStatus, LogEntry, Request, log_filter, read_entry, read_status
 from deploy.jobspec import to_yaml
 from trainer.errors import UserError
 
@@ -21,6 +21,8 @@ _CODES = {
     "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
 }  # fmt: skip
+# Of connections that fail in a way it does not know it says that it crashed too, as (ConnectTimeout): those may mend.
+_BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
 
 
 class Gcloud:
@@ -75,9 +77,9 @@ class Gcloud:
         found = self._json("logging", "read", log_filter(name, since), *self._project, "--order=asc")
         return [read_entry(entry) for entry in found]
 
-    def jobs(self, submission: str = "") -> Sequence[JobStatus]:
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """`gcloud ai custom-jobs list`."""
-        wanted = f"labels.{LABEL}={submission}" if submission else f"labels.{LABEL}:*"
+        wanted = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         found = self._json("ai", "custom-jobs", "list", *self._region, f"--filter={wanted}")
         return [read_status(job) for job in found]
 
@@ -125,24 +127,20 @@ class Gcloud:
 
 
 def _run(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise _missing() from None
-    except subprocess.TimeoutExpired:
-        raise ApiError(0, f"no answer within {TIMEOUT_S:.0f} s: {shlex.join(command)}") from None
-    if done.returncode:
-        raise _error(done.returncode, done.stderr)
-    return done.stdout
+    with _started(command) as process, _deadline(process):
+        output, said = process.communicate()
+    if process.returncode:
+        raise _error(process.returncode, said)
+    return output
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[str]:
-    """In a session of its own: gcloud is a shell script, and what it started has to end with it."""
+    """In a session of its own: gcloud may be a shell script, and what it started has to end with it."""
     pipe = subprocess.PIPE
     try:
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     except FileNotFoundError:
-        raise _missing() from None
+        raise not_installed(", or say --backend=sdk") from None
 
 
 @contextlib.contextmanager
@@ -163,14 +161,20 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _missing() -> UserError:
-    return UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, or say --backend=sdk")
+def not_installed(otherwise: str = "") -> UserError:
+    """The error for a gcloud that is not there. `otherwise`: what a user may do instead."""
+    return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{otherwise}")
 
 
 def _error(code: int, stderr: str) -> ApiError:
     """What gcloud's last words mean."""
+    if code < 0:  # what it said may be cut off anywhere
+        return ApiError(0, f"gcloud was ended by signal {-code}; it has {TIMEOUT_S:.0f} s to answer")
     said = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
     text = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", said.strip())
+    if _BROKEN.match(text):
+        cure = "reinstall it (https://cloud.google.com/sdk/docs/install), or say --backend=sdk"
+        return Broken(0, f"{text.splitlines()[0]}: {cure}")
     name = re.match(r"([A-Z_]+):", text)
     if name and name[1] in _CODES:
         return ApiError(_CODES[name[1]], text)

@@ -68,8 +68,10 @@ class LocalJob:
 
     def run(self) -> Outcome:
         """Waits for the job's end; no process is left."""
-        running = [self._start(worker) for worker in self.workers]
+        running: list[_Process] = []
         try:
+            for worker in self.workers:
+                running.append(self._start(worker))
             return self._watch(running)
         finally:
             self._end(running)
@@ -89,7 +91,7 @@ class LocalJob:
             errors="replace",
             start_new_session=True,  # Ctrl-C is for us, who pass it on once
         )
-        with contextlib.suppress(AttributeError, ProcessLookupError):  # no affinity on this system; gone already
+        with contextlib.suppress(AttributeError, OSError):  # no affinity on this system, or not of these; gone already
             os.sched_setaffinity(process.pid, worker.cores)
         lines: deque[str] = deque(maxlen=_LAST_LINES) if last is None else last
         assert process.stdout is not None
@@ -102,7 +104,12 @@ class LocalJob:
             for line in output:
                 text = plain(line)
                 last.append(text)
-                self.say(name, text)
+                self._say(name, text)
+
+    def _say(self, name: str, line: str) -> None:
+        """Says it where that can be done: a full disk or a closed terminal must not cost the worker its pipe."""
+        with contextlib.suppress(OSError, ValueError):
+            self.say(name, line)
 
     def _watch(self, running: list[_Process]) -> Outcome:
         while True:
@@ -123,7 +130,7 @@ class LocalJob:
         if one.restarts >= self.restarts:
             return False
         one.reader.join(LEAVE_SECONDS)
-        self.say(
+        self._say(
             one.worker.name, f"exited with status {_status(one.code)}: restart {one.restarts + 1} of {self.restarts}"
         )
         fresh = self._start(one.worker, one.last)
@@ -151,7 +158,7 @@ class LocalJob:
         """Kills the worker that is to be lost, once."""
         if self.loss and reported_step(self.job_dir) >= self.loss.step:
             one = running[self.loss.worker]
-            self.say(one.worker.name, f"killed at step {reported_step(self.job_dir)}, as --kill asks")
+            self._say(one.worker.name, f"killed at step {reported_step(self.job_dir)}, as --kill asks")
             one.process.kill()
             self.loss = None
 

@@ -60,12 +60,13 @@ class Sdk:
 
     def submit(self, request: Request) -> str:
         """One POST, never repeated by the client."""
+        client = self._client  # says what to install where it is missing
         from google.cloud.aiplatform_v1.types import CustomJob
 
         content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
         with _translated():
             job = CustomJob.from_json(json.dumps(content))
-            made = self._client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
+            made = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
             return str(made.name)
 
     def state(self, name: str) -> JobStatus:
@@ -90,9 +91,9 @@ class Sdk:
                     return entries
                 body["pageToken"] = page["nextPageToken"]
 
-    def jobs(self, submission: str = "") -> Sequence[JobStatus]:
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """GET of the list, with a filter by label."""
-        wanted = f"labels.{LABEL}={submission}" if submission else f"labels.{LABEL}:*"
+        wanted = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         request = {"parent": self._parent, "filter": wanted}
         with _translated():
             return [_status(job) for job in self._client.list_custom_jobs(request, retry=None, timeout=TIMEOUT_S)]

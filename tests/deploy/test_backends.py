@@ -1,5 +1,7 @@
 """gcloud and the SDK do the same, against the same service; each makes a job at most once a call."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,9 @@ import pytest
 from deploy.backends import ApiError, Backend, Request
 from deploy.backends.gcloud import Gcloud
 from deploy.desk import Desk
+from deploy.explain import meaning
 from deploy.patience import Clock
+from deploy.place import Place
 from deploy.submit import create_once
 from tests.deploy.conftest import FlyingClock, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
@@ -178,3 +182,57 @@ def test_without_gcloud_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch)
     for call in (lambda gcloud: gcloud.jobs(), lambda gcloud: gcloud.submit(REQUEST)):
         with pytest.raises(UserError, match="gcloud is not installed"):
             call(Gcloud("my-proj", "us-central1"))
+
+
+def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gcloud, first on the PATH: the real one does not fail when it is asked to."""
+    (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "gcloud").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_gcloud_that_does_not_answer_ends_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has said until then means nothing."""
+    stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
+    monkeypatch.setattr("deploy.backends.gcloud.TIMEOUT_S", 1.0)
+    with pytest.raises(ApiError, match="gcloud was ended by signal 9") as caught:
+        Gcloud("my-proj", "us-central1").jobs()
+    assert (caught.value.code, caught.value.transient) == (0, True)
+    child = (tmp_path / "child").read_text().strip()
+    for _ in range(200):
+        if not is_alive(child):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {child} was left")
+
+
+def is_alive(process: str) -> bool:
+    """Whether it runs: what nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("said", "asked_again"),
+    [
+        ("gcloud failed to load (gcloud.ai): No module named 'yaml'\n\nThis usually indicates corruption", False),
+        ("gcloud failed to load. You are running gcloud with Python 3.8", False),
+        ("gcloud crashed (TypeError): 'NoneType' object is not iterable", False),
+        ("gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='oauth2.googleapis.com', port=443)", True),
+    ],
+)
+def test_a_gcloud_that_is_broken_is_not_asked_again(
+    said: str, asked_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """https://github.com/XX-net/XX-Net/issues/13999: it also says that it crashed where it is offline."""
+    stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {said}\nEND\nexit 1", monkeypatch)
+    with pytest.raises(ApiError) as caught:
+        Gcloud("my-proj", "us-central1").jobs()
+    assert caught.value.transient == asked_again
+    line = meaning(caught.value, Place("my-proj", "us-central1", ""))
+    assert line.startswith(said.splitlines()[0])
+    assert ("reinstall it" in line) != asked_again

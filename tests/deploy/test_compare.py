@@ -1,5 +1,6 @@
 """A comparison: what it asks of each tier, in which order, and how it goes on after whatever happened."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -123,7 +124,16 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None
             said.append(process.communicate(timeout=60)[1])
 
     assert compare(Plan((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
-    assert said == [f"error: {tmp_path}/out: another comparison runs in this folder: wait for it, or give --out\n"]
+    line = f"error: out={tmp_path}/out: another run writes there now: wait for it, or give another --out\n"
+    assert said == [line]
+
+
+def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert compare(Plan((ONE,), FLAGS), tmp_path, Planting()) == 0
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_the_batch_per_replica(tmp_path: Path) -> None:

@@ -118,6 +118,10 @@ def test_max_cost_sets_the_timeout_by_the_price() -> None:
     assert job("l4x4", max_cost=1e5).tier.timeout_s == load_tier("l4x4").timeout_s  # never longer than the tier's own
 
 
+def test_a_tier_that_ends_soon_by_itself_is_no_lack_of_money() -> None:
+    assert job(tier_with("scheduling", {"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
+
+
 def test_disable_retries_is_said_in_the_spec() -> None:
     assert job("l4x4", disable_retries=True).spec["scheduling"] == {"timeout": "86400s", "disableRetries": True}
 
@@ -147,7 +151,7 @@ REFUSED = [
     ("l4x4", [DIGITS, "--print_config"], "--print_config trains nothing"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines do not see this disk"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=folder:gs://BUCKET/photos"),
-    ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "an address looks like gs://bucket"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "did you mean gs://my-bucket/photos?"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
     ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: an address looks like gs://bucket"),
     ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines do not"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,34 @@ def test_one_workers_failure_fails_the_job_with_its_last_lines(
     assert (outcome.code, outcome.state) == (code, "FAILED")
     assert f"The replica workerpool1-0 exited with a non-zero status of {codes}." in outcome.error
     assert "start 1" in outcome.error
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), ValueError("I/O operation on closed file.")])
+def test_what_cannot_be_said_does_not_end_the_worker(tmp_path: Path, script: Path, error: Exception) -> None:
+    """A full disk, a closed terminal: else the next line that it prints would."""
+
+    def say(name: str, line: str) -> None:
+        raise error
+
+    made, _ = job(tmp_path, script, [("0.2", "1,0")], restarts=1)
+    made.say = say
+    outcome = made.run()
+    assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 1)
+
+
+def test_no_worker_is_left_where_another_cannot_start(tmp_path: Path, script: Path) -> None:
+    started = []
+
+    class Watched(LocalJob):
+        def _start(self, worker: Worker, last: Any = None) -> Any:
+            started.append(super()._start(worker, last))
+            return started[-1]
+
+    first = worker("workerpool0-0", script, "60", str(tmp_path / "starts"), "0")
+    second = replace(first, name="workerpool1-0", environment={"A": "\0"})  # no system takes that
+    with pytest.raises(ValueError, match="null"):
+        Watched([first, second], tmp_path, lambda name, line: None).run()
+    assert [one.process.returncode is None for one in started] == [False]
 
 
 @pytest.mark.skipif(not RANGE.exists(), reason="this system does not tell its ephemeral ports")

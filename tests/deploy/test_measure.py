@@ -265,7 +265,7 @@ def test_prices_are_called_estimates(tmp_path: Path) -> None:
     plant(tmp_path / "l4x1", noisy(0.1))
     collection = collect([str(tmp_path)])
     for prices, told in (({"l4x1": 2.0}, True), ({}, False)):
-        said = notes(measure(collection, prices=prices), collection)
+        said = notes(measure(collection, usd_by_tier=prices), collection)
         assert any(line.startswith("Prices are estimates of 20") for line in said) == told
 
 
@@ -280,7 +280,7 @@ def test_a_tier_that_was_not_run_has_an_empty_column(tmp_path: Path) -> None:
 
 def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
     plant(tmp_path / "l4x1", noisy(0.1))
-    for given in ({"baseline": "l4x2"}, {"prices": {"l4x2": 1.0}}):
+    for given in ({"baseline": "l4x2"}, {"usd_by_tier": {"l4x2": 1.0}}):
         with pytest.raises(UserError, match="l4x2: no such tier; did you mean 'l4x1'"):
             measure(collect([str(tmp_path)]), **given)
 
@@ -289,7 +289,7 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     plant(tmp_path / "a|b", noisy(0.1))
     plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"))
     collection = collect([str(tmp_path)])
-    rows = measure(collection, prices={"c": 2.0})
+    rows = measure(collection, usd_by_tier={"c": 2.0})
     said = notes(rows, collection)
     records = list(csv.DictReader(io.StringIO(to_csv(rows))))
     content = json.loads(to_json(rows, said, ["words"]))

@@ -21,11 +21,11 @@ from trainer.errors import UserError
 ROOT = Path(__file__).parents[2]
 
 
-def mine(folder: Path, code: str = "X = 1\n") -> Path:
+def mine(folder: Path, code: str = "X = 1\n", name: str = "my_models") -> Path:
     """A package of a user's own."""
-    path = folder / "my_models"
-    (path / "inner").mkdir(parents=True)
-    for file in ("__init__.py", "inner/__init__.py"):
+    path = folder / name
+    for file in ("__init__.py", "inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py"):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
         (path / file).write_text("")
     (path / "gan.py").write_text(code)
     (path / "table.json").write_text("{}")
@@ -78,16 +78,18 @@ def test_every_dist_folder_holds_the_same_bytes_of_the_same_sources(
 
 
 def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path) -> None:
-    folder = mine(tmp_path)
+    """Whatever its spelling; pip wants small letters in the wheel's name."""
+    folder = mine(tmp_path, name="My_Models")
     (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")
     wheel = build(user_package(str(folder)))
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         about = archive.read("my_models-0.dist-info/METADATA").decode()
-    held = {name for name in names if name.startswith("my_models/")}
-    assert held == {
-        f"my_models/{name}" for name in ("__init__.py", "inner/__init__.py", "gan.py", "table.json", "requirements.txt")
-    }
+    inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
+    top = ("__init__.py", "gan.py", "table.json", "requirements.txt")
+    assert {name for name in names if ".dist-info" not in name} == {f"My_Models/{name}" for name in (*top, *inner)}
+    where = ["--project=p", "--region=us-central1", "--bucket=gs://my-bucket", f"--package={folder}"]
+    assert main(["render", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
     assert user_package(str(folder)).digest != user_package(str(mine(tmp_path / "b", "X = 2\n"))).digest
 
@@ -191,7 +193,7 @@ def versions(python: str, environment: dict[str, str]) -> str:
 def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri = "us-docker.pkg.dev/my-proj/repo/trainer:1"
     flags = ["--tensorflow=tensorflow[and-cuda]>=2.17,<2.22", "--project=my-proj", f"--package={mine(tmp_path)}"]
-    assert main(["image", f"--image={uri}", "--dry_run", *flags]) == 0
+    assert main(["image", f"--image={uri}", "--dry-run", *flags]) == 0
     context = Path("dist/image")
     assert capsys.readouterr().out.strip() == (
         f"gcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "

@@ -17,7 +17,7 @@ from deploy.report import numbers_by_tier
 from deploy.runs import collect
 from deploy.table import to_terminal
 from tests.deploy.conftest import put
-from tests.deploy.planted import noisy, plant, sample
+from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.errors import UserError
 from trainer.storage.address import Address
 
@@ -142,6 +142,15 @@ def test_figures_fall_back_to_steps_and_leave_out_what_is_not_known(tmp_path: Pa
     assert draw(empty, measure(empty)) == []
 
 
+def test_epochs_of_unknown_length_are_not_drawn(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        plant(tmp_path / name, noisy(0.1), epochs=True)
+    edit(tmp_path / "b" / "run.json", data=None)
+    collection = collect([str(tmp_path)])
+    titles = [figure.title for figure in draw(collection, measure(collection))]
+    assert titles[:2] == ["Time of each epoch", "How epoch times are spread"]
+
+
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> None:
     put(runs, bucket / "runs")
@@ -157,6 +166,16 @@ def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
     lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
     tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
     assert len(set(tiers)) == 10
+
+
+def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
+    names = ["_old", r"a$\x$b", "$5"]
+    for name in names:
+        plant(tmp_path / name, noisy(0.1))
+    collection = collect([str(tmp_path)])
+    for figure in draw(collection, measure(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
+        words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
+        assert [name for name in names if name not in words] == [], figure.title
 
 
 def test_the_pareto_front() -> None:

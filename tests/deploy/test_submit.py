@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,14 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, desk: Desk, dist: Pat
 def test_a_missing_project_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="project is missing: say --project=ID"):
         submit.main(["cpu", *WHERE, *JOB])
+
+
+def test_without_the_sdk_it_says_how_to_get_it(cloud: Emulator, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match="google-cloud-aiplatform is not installed"):
+        submit.main(["cpu", *SDK, "--image=us-docker.pkg.dev/p/r/x:1"], desk)
+    assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
 
 
 def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import threading
 import time
@@ -322,6 +323,29 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     assert command("l4x1", "l4x2")[0] == 0
     assert len(cloud.jobs) == 2
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
+
+
+def test_a_run_that_was_fetched_in_part_is_fetched_again(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    job_dir = tmp_path / "out" / "cpu" / "repeat-1"
+    (job_dir / "stats.jsonl" / "stats.jsonl").mkdir(parents=True)  # in the way of the file
+    assert command("cpu")[0] == 1
+    assert not (job_dir / "result.json").exists()
+    shutil.rmtree(job_dir / "stats.jsonl")
+    assert command("cpu")[0] == 0
+    assert (len(cloud.jobs), rows(tmp_path)[0].step_seconds is None) == (1, False)
+
+
+def test_an_output_for_all_runs_of_a_tier_is_refused(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    tier = tmp_path / "mine.yaml"
+    into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
+    tier.write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
+    with pytest.raises(UserError, match="its baseOutputDirectory would be the job directory of every run: drop it"):
+        command(str(tier), "--repeats=2")
+    assert cloud.requests == []
 
 
 def test_a_result_that_is_gone_is_said(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:

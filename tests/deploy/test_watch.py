@@ -1,5 +1,6 @@
 """Watching, listing and cancelling jobs that are there."""
 
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from deploy import cancel, jobs, submit, watch
 from deploy.backends import JobStatus, seconds
 from deploy.desk import Desk, find_target
 from deploy.explain import LOST, stocked_out
+from deploy.patience import PATIENCE_S
 from deploy.watch import Tail, duration
 from tests.deploy.conftest import FlyingClock, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
@@ -109,7 +111,9 @@ def test_ten_minutes_of_failures_are_survived(
     flying.asleep = mend
     assert watch.main([job["name"], *SDK], desk) == 0
     assert len(cloud.requests) < 40  # it does not hammer
-    assert capsys.readouterr().err == ""
+    (line,) = capsys.readouterr().err.splitlines()
+    until = time.strftime("%H:%M", time.gmtime(began + PATIENCE_S))
+    assert line.endswith(f" ({'no answer' if kind == 'cut' else kind}): asking again until {until} UTC; Ctrl-C stops")
 
 
 def test_a_slow_answer_is_waited_for(cloud: Emulator, desk: Desk, job: dict[str, Any]) -> None:
@@ -160,6 +164,14 @@ def test_the_logs_are_those_of_the_jobs_own_project(cloud: Emulator, desk: Desk)
     assert [project(""), project(made["name"]), project("", "third-proj")] == ["other-proj", "other-proj", "third-proj"]
     elsewhere = "locations/us-central1/customJobs/7"
     assert [project(f"projects/{name}/{elsewhere}") for name in ("named", "123")] == ["named", "my-proj"]
+
+
+def test_a_number_is_looked_for_in_gclouds_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of ai before that of compute, as `submit` does."""
+    for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
+        monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
+        asked = Namespace(job="1000", project="my-proj", region="", backend="sdk")
+        assert find_target(asked).job == f"projects/my-proj/locations/{region}/customJobs/1000"
 
 
 def test_logs_that_may_not_be_read_do_not_end_the_watching(

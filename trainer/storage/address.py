@@ -9,8 +9,6 @@ from trainer.errors import UserError
 
 MOUNT = "/gcs/"  # where Vertex AI mounts buckets: https://cloud.google.com/vertex-ai/docs/training/cloud-storage-fuse
 
-# https://cloud.google.com/storage/docs/buckets#naming
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _MEANT = re.compile(
     r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE
 )
@@ -50,12 +48,19 @@ def parse(path: str, name: str) -> Address | None:
             raise UserError(f"{name}={path}: not an address: did you mean gs://{meant[1] or 'BUCKET/…'}?")
         raise UserError(f"{name}={path}: only local paths, gs://BUCKET/… and /gcs/BUCKET/… can be reached")
     bucket, _, rest = path.removeprefix("gs://").partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise UserError(
-            f"{name}={path}: {bucket!r} cannot be a bucket: 3 or more small letters, digits and .-_ are needed, "
-            "as in gs://my-bucket/photos"
-        )
+    rule = _broken_rule(bucket)
+    if rule:
+        raise UserError(f"{name}={path}: {bucket!r} cannot be a bucket: {rule}, as in gs://my-bucket/photos")
     return Address(bucket, rest.rstrip("/"))
+
+
+def _broken_rule(bucket: str) -> str:
+    """https://cloud.google.com/storage/docs/buckets#naming"""
+    if not 3 <= len(bucket) <= (222 if "." in bucket else 63):
+        return "a name has 3 to 63 characters"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*[a-z0-9]", bucket):
+        return "lower-case letters, digits, - _ and . only, a letter or a digit first and last"
+    return "a name is not an IP address" if re.fullmatch(r"\d+(\.\d+){3}", bucket) else ""
 
 
 def output_address(path: str, name: str) -> Address | None:

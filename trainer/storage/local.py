@@ -32,10 +32,11 @@ def make_writable(folder: Path, name: str) -> None:
         ) from None
 
 
-def keep_others_out(folder: Path, place: str) -> None:
-    """Locks `folder` as long as this process lives; UserError where another process has. `place`: what a user calls it.
+def keep_others_out(folder: Path, flag: str, place: str) -> None:
+    """Locks `folder` as long as this process lives; UserError where another process has. A kill ends the lock too.
 
-    A kill ends the lock too. Where the file system has none, as in some network folders, nobody is kept out.
+    `flag`, `place`: what names the folder, and what the user calls it. Where the file system has no locks, as in some
+    network folders, nobody is kept out.
     """
     with writing(folder / ".lock"):
         descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -47,7 +48,9 @@ def keep_others_out(folder: Path, place: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(f"{place}: another run writes there now: wait for it, or give another --job_dir") from None
+        raise UserError(
+            f"{flag}={place}: another run writes there now: wait for it, or give another --{flag}"
+        ) from None
     except OSError:
         os.close(descriptor)
     else:
