@@ -109,5 +109,5 @@ def refuse_hopeless_restart(config: TrainConfig, before: Mapping[str, Any]) -> N
 
 
 def settings_digest(config: TrainConfig) -> str:
-    """Changes with any setting."""
+    """Changes with any setting; the recipe's name is none."""
     return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ from keras.src.utils import naming
 from trainer.config import TrainConfig
 from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Dataset, closed_on_failure
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas
 from trainer.models import build_model
@@ -38,11 +38,11 @@ class Assembly:
         return StepRunner(self.model, self.replicas, self.config.seed, augmentation(self.config))
 
 
-def assemble(config: TrainConfig, replicas: Replicas, dataset: Dataset | None = None) -> Assembly:
-    """Loads the data (unless they are given) and builds the model with the precision and the seed of `config`."""
+def assemble(config: TrainConfig, replicas: Replicas) -> Assembly:
+    """Loads the data and builds the model with the precision and the seed of `config`."""
     set_precision_and_seed(config)
-    dataset = dataset or load_dataset(config)
-    with replicas.strategy.scope():
+    dataset = load_dataset(config)
+    with closed_on_failure(dataset.close), replicas.strategy.scope():
         model = build_model(config, dataset)
     per_step = getattr(model, "batches_per_step", 1)
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)

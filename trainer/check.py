@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+from trainer.command import run_command
 from trainer.config import TrainConfig, resolve
-from trainer.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.log import log, start_logging
+from trainer.errors import DONE, USER_MUST_CHANGE
+from trainer.log import log
 from trainer.quiet import quiet_start
 
 STEPS = 5
@@ -20,19 +21,19 @@ TOLERANCE = 1e-10  # relative L2 norm of a weight tensor: float64 rounding stays
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Says whether the steps agree; returns the exit code."""
-    start_logging()
-    try:
-        config = resolve(list(sys.argv[1:] if arguments is None else arguments)).config
-        config.rows_per_replica(2)
-        with quiet_start():
-            import tensorflow as tf
-        tf.config.set_visible_devices([], "GPU")
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        problems = compare(config)
-    except (UserError, PlatformFault) as error:
-        log.error("%s", error)
-        return error.exit_code
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _check(given), "begins anew")
+
+
+def _check(given: Sequence[str]) -> int:
+    config = resolve(given).config
+    config.rows_per_replica(2)
+    with quiet_start():
+        import tensorflow as tf
+    tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    problems = compare(config)
     if not problems:
         log.info(f"{config.model}: {STEPS} steps on 1 and on 2 replicas give the same weights and losses")
         return DONE

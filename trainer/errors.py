@@ -8,6 +8,11 @@ INTERRUPTED = 75  # state saved: the same command again goes on
 _LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
 
 
+def reason(error: BaseException) -> str:
+    """What a library says in `error`, to stand in a line of ours: at most 300 characters; its type where it is mute."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class _OneLine(Exception):
     """An error whose text is one line, whatever names and values stand in it."""
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer.disk import tensorflow_writing
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 from trainer.log import log
 from trainer.storage import whole_folder
 
@@ -55,8 +55,7 @@ def _weights_of(path: Path) -> list[Any]:
     try:
         return list(keras.models.load_model(path, compile=False, safe_mode=True).get_weights())
     except Exception as error:  # whatever Keras makes of a file that is not a model
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"initial_model={path}: cannot be loaded as a model.keras: {reason}") from error
+        raise UserError(f"initial_model={path}: cannot be loaded as a model.keras: {reason(error)}") from error
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:

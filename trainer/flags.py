@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 from trainer.settings import nearest, value_type
 
 # What a file of settings, machines or prices may hold.
@@ -47,13 +47,18 @@ def parse_flags(
     """The text of each flag given. UserError for an unknown one, with the nearest name; --help prints and exits."""
     parser = _parser(fields, description, epilog)
     found, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        name = unknown[0].split("=")[0].lstrip("-")
-        if not unknown[0].startswith("--"):
-            raise UserError(f"{unknown[0]!r} is not a flag: write --name=value")
-        known = [*(field.name for field in fields), "help"]
-        raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
+    refuse_unknown(unknown, [*(field.name for field in fields), "help"])
     return vars(found)
+
+
+def refuse_unknown(arguments: Sequence[str], known: Sequence[str]) -> None:
+    """UserError for the first of `arguments` that is no flag, or whose name is not `known`."""
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--")
+        if not argument.startswith("--"):
+            raise UserError(f"{argument!r} is not a flag: write --name=value")
+        if name not in known:
+            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
 
 
 def read_yaml(path: Path, name: str) -> dict[str, Any]:
@@ -70,7 +75,7 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
     try:
         content = yaml.load(text, _Plain)  # noqa: S506 (it is a SafeLoader)
     except Exception as error:  # its constructors raise whatever a tag such as !!int before other text lets them
-        raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise UserError(f"{name}: not valid YAML: {reason(error)}") from None
     if not isinstance(content, dict):
         found = "it is empty" if content is None else f"this is {type(content).__name__}"
         raise UserError(f"{name}: 'setting: value' lines are needed, {found}")
@@ -111,7 +116,7 @@ def _written_out(node: Any, known: dict[int, int]) -> int:
 
 
 def underscored(argument: str) -> str:
-    """`--job-dir=a-b` -> `--job_dir=a-b`."""
+    """`--job-dir=a-b` -> `--job_dir=a-b`, as Parser reads it."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DONE, PlatformFault, UserError
+from trainer.command import run_command
+from trainer.errors import DONE, UserError, reason
 from trainer.flags import Parser, whole
-from trainer.log import log, start_logging
+from trainer.log import log
 from trainer.quiet import quiet_start
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
@@ -16,23 +17,22 @@ from trainer.storage.initial import fetch_model
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Loads the model, draws noise from the seed, writes one PNG. Returns the exit code."""
-    start_logging()
-    try:
-        options = _parse(arguments)
-        out = local_path(options.out, "out")
-        if out.suffix != ".png":
-            raise UserError(f"out={out}: a PNG is written: give a name that ends in .png")
-        make_writable(out.parent, "out")  # before the model is loaded
-        model = fetch_model(options.model, "model")
-        with quiet_start():
-            from trainer import images
+    return run_command(lambda: _generate(arguments), "begins anew")
 
-        generate, latent_dim, dtype = load_generator(model)
-        pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
-        write_whole(out, images.encode_png(images.grid(pictures)))
-    except (UserError, PlatformFault) as error:
-        log.error("%s", error)
-        return error.exit_code
+
+def _generate(arguments: Sequence[str] | None) -> int:
+    options = _parse(arguments)
+    out = local_path(options.out, "out")
+    if out.suffix != ".png":
+        raise UserError(f"out={out}: a PNG is written: give a name that ends in .png")
+    make_writable(out.parent, "out")  # before the model is loaded
+    model = fetch_model(options.model, "model")
+    with quiet_start():
+        from trainer import images
+
+    generate, latent_dim, dtype = load_generator(model)
+    pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
+    write_whole(out, images.encode_png(images.grid(pictures)))
     log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {out}")
     return DONE
 
@@ -40,11 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
     """The generator saved at `path` as a function noise -> uint8 images, its latent_dim and its noise's dtype.
 
-    `path`: a .keras or .h5 file, a SavedModel folder, or a model/ or job directory that holds model.keras.
+    `path`: a .keras or .h5 file, or a SavedModel folder, as `fetch_model` finds it. UserError where it is none.
     """
-    for found in (path / "model.keras", path / "model" / "model.keras"):
-        if found.is_file():
-            path = found
     if (path / "run.json").is_file():
         raise UserError(f"{path}: this run has no model yet: let it come to its end")
     if not path.exists():
@@ -52,8 +49,7 @@ def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
     try:
         return _load_saved_model(path) if path.is_dir() else _load_keras(path)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: not a generator that can be loaded: {reason}") from error
+        raise UserError(f"{path}: not a generator that can be loaded: {reason(error)}") from error
 
 
 def _load_keras(path: Path) -> tuple[Callable[[Any], Any], int, Any]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 
 
 def load_function(path: str, setting: str) -> Callable[..., Any]:
@@ -19,7 +19,7 @@ def load_function(path: str, setting: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, TypeError, ValueError) as error:  # TypeError: a relative name, as `.models`
-        raise UserError(f"{setting}={path}: cannot import {module_name} ({' '.join(str(error).split())})") from error
+        raise UserError(f"{setting}={path}: cannot import {module_name} ({reason(error)})") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")

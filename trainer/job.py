@@ -14,7 +14,7 @@ from trainer.account import Account, refuse_hopeless_restart
 from trainer.assembly import Assembly, assemble
 from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
-from trainer.data.dataset import failures_of_reading
+from trainer.data.dataset import closed_on_failure, failures_of_reading
 from trainer.distribution.peers import Peers, meet
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, PlatformFault, UserError
@@ -161,13 +161,14 @@ def _attempt(
 ) -> int:
     """The run from its newest checkpoint on; NotFinite where it has to go back to it."""
     job = prepare(config, replicas, job_dir, account, peers)
-    ended = replicas.from_chief(_ended_before(job))
-    if ended:
-        log.info(ended)
-        return DONE
-    if job.is_chief:
-        _describe(job, command)
-    return _train_and_export(job)
+    with closing(job.assembly.dataset):
+        ended = replicas.from_chief(_ended_before(job))
+        if ended:
+            log.info(ended)
+            return DONE
+        if job.is_chief:
+            _describe(job, command)
+        return _train_and_export(job)
 
 
 def prepare(
@@ -176,22 +177,25 @@ def prepare(
     """Callbacks, data, model, and the state to go on from."""
     callbacks = load_callbacks(config)
     assembly = assemble(_with_lower_rates(config, account.rollbacks), replicas)
-    for reason in depends_on_replicas(assembly.model, replicas.count):
-        log.warning(f"the result depends on the number of replicas: {reason}")
-    checkpoints = Checkpoints(assembly.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
-    count, shape = assembly.dataset.train.count, assembly.dataset.image_shape
-    log.info(f"trains {config.model} on {count:,} examples of {config.data}, {'x'.join(map(str, shape))}")
-    restored = _initialise(config, assembly, checkpoints)
-    schedule = assembly.schedule
-    total = schedule.total_steps(config.steps, config.epochs)
-    progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
-    best = Best(config)
-    if restored:
-        with _understood(checkpoints):
-            progress.resume(restored)
-            best.resume(restored["best"])
-    account.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
-    return Job(config, job_dir, account, peers, assembly, callbacks, checkpoints, progress, restored, best)
+    with closed_on_failure(assembly.dataset.close):
+        for reason in depends_on_replicas(assembly.model, replicas.count):
+            log.warning(f"the result depends on the number of replicas: {reason}")
+        checkpoints = Checkpoints(
+            assembly.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror
+        )
+        count, shape = assembly.dataset.train.count, assembly.dataset.image_shape
+        log.info(f"trains {config.model} on {count:,} examples of {config.data}, {'x'.join(map(str, shape))}")
+        restored = _initialise(config, assembly, checkpoints)
+        schedule = assembly.schedule
+        total = schedule.total_steps(config.steps, config.epochs)
+        progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
+        best = Best(config)
+        if restored:
+            with _understood(checkpoints):
+                progress.resume(restored)
+                best.resume(restored["best"])
+        account.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
+        return Job(config, job_dir, account, peers, assembly, callbacks, checkpoints, progress, restored, best)
 
 
 @contextmanager
@@ -270,8 +274,8 @@ def _train_and_export(job: Job) -> int:
     if job.is_chief and job.owed:
         drop_past(job.job_dir.stats_file, progress.step - 1)  # as far as it was told, it is told again
     reporter = Reporter(job.config, job.job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
-    job.write_result("running", reporter)
     try:
+        job.write_result("running", reporter)
         with failures_of_reading(), stop_on_signals() as stop:
             control = _train(job, reporter, stop)
             interrupted = control.signal is not None
@@ -287,7 +291,6 @@ def _train_and_export(job: Job) -> int:
             raise UserError(_out_of_memory(job.config, job.replicas)) from error
         raise
     finally:
-        job.assembly.dataset.close()
         reporter.close()
     if interrupted:
         job.write_result("interrupted", reporter)

@@ -42,7 +42,7 @@ class JobDir:
 
     @property
     def stats_file(self) -> Path:
-        """One JSON object a report and an epoch."""
+        """One JSON object a report, an epoch, an evaluation and a measurement of quality."""
         return self.root / "stats.jsonl"
 
     @property
@@ -83,7 +83,7 @@ def open_job_dir(
     job_dir = _locate(config, environment, make=make)
     if not make:
         return job_dir
-    remote = isinstance(job_dir.mirror, BucketMirror)
+    remote = job_dir.mirror.where(job_dir.root) != str(job_dir.root)
     outside = job_dir.root.parent if remote else job_dir.root  # what a scratch folder holds is about to be removed
     make_writable(outside, "cache_dir" if remote else "job_dir")
     if lock:

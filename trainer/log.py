@@ -19,7 +19,9 @@ class _Print(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         to_stderr = record.levelno >= logging.ERROR and not on_vertex()
-        print(self.format(record), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+        stream = sys.stderr if to_stderr else sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"  # in which a file's name need not be writable
+        print(self.format(record).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 class _CloudFormatter(logging.Formatter):

@@ -9,10 +9,10 @@ import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 
 from trainer.cluster import read_cluster  # noqa: E402
+from trainer.command import run_command  # noqa: E402
 from trainer.config import resolve, to_yaml  # noqa: E402
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError  # noqa: E402
+from trainer.errors import DONE  # noqa: E402
 from trainer.jobdir import open_job_dir, outputs  # noqa: E402
-from trainer.log import log, start_logging  # noqa: E402
 from trainer.quiet import quiet_start  # noqa: E402
 from trainer.storage.preflight import preflight  # noqa: E402
 
@@ -20,31 +20,21 @@ from trainer.storage.preflight import preflight  # noqa: E402
 def main(arguments: Sequence[str] | None = None) -> int:
     """Resolves the settings, then prints them or runs the job. Returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    start_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training begins, as Ctrl-C: nothing to save yet
-    try:
-        request = resolve(given)
-        if request.print_config:
-            print(to_yaml(request.config), end="")
-            return DONE
-        is_chief = read_cluster().is_chief  # the others write nothing
-        preflight(request.config.inputs, outputs(request.config) if is_chief else {})
-        job_dir = open_job_dir(request.config, make=is_chief)  # refuses what can be refused before TensorFlow
-        with quiet_start():
-            from trainer import job  # TensorFlow from here on
-        return job.run(request.config, [sys.executable, "-m", "trainer.task", *given], _BEGAN, job_dir)
-    except UserError as error:
-        log.error("%s", error)
-        return USER_MUST_CHANGE
-    except PlatformFault as error:
-        log.error("%s: the same command again goes on", error)
-        return FAULT
-    except KeyboardInterrupt:
-        log.warning("stopped at once: the same command again goes on from the last checkpoint")
-        return INTERRUPTED
-    except Exception:
-        log.exception("a fault of ours or of the platform, not of your settings")
-        return FAULT
+    return run_command(lambda: _run(given), "goes on from the last checkpoint")
+
+
+def _run(given: Sequence[str]) -> int:
+    request = resolve(given)
+    if request.print_config:
+        print(to_yaml(request.config), end="")
+        return DONE
+    is_chief = read_cluster().is_chief  # the others write nothing
+    preflight(request.config.inputs, outputs(request.config) if is_chief else {})
+    job_dir = open_job_dir(request.config, make=is_chief)  # refuses what can be refused before TensorFlow
+    with quiet_start():
+        from trainer import job  # TensorFlow from here on
+    return job.run(request.config, [sys.executable, "-m", "trainer.task", *given], _BEGAN, job_dir)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.export import export, plain_copy
 from trainer.images import noise
+from trainer.storage.initial import fetch_model
 
 READER = """
 import json, sys
@@ -132,6 +133,11 @@ def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -
     assert pictures[0].shape == (2 * 66 + 2, 3 * 66 + 2, 1)
     for picture in pictures[1:]:
         assert np.abs(picture.astype(int) - pictures[0]).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
+def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str) -> None:
+    assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"
 
 
 def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:

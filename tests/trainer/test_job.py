@@ -20,6 +20,7 @@ from trainer.config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.jobdir import open_job_dir
+from trainer.reporting.reporter import Reporter
 from trainer.training.checkpoint import whole_checkpoints
 
 Make = Callable[..., TrainConfig]
@@ -43,6 +44,21 @@ def read(path: Path) -> Any:
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     entries = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     return [entry for entry in entries if entry["kind"] == kind]
+
+
+def test_a_result_that_cannot_be_written_leaves_no_bar_behind(
+    small_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Reporter] = []
+    close = Reporter.close
+    monkeypatch.setattr(Reporter, "close", lambda self: closed.append(self) or close(self))
+    config = small_config()
+    job_dir = open_job_dir(config)
+    job_dir.result_file.mkdir()
+    monkeypatch.setattr(type(job_dir), "read_result", lambda self: {})
+    with pytest.raises(UserError, match=r"result\.json cannot be written"):
+        job.run(config, [], 0.0, job_dir)
+    assert len(closed) == 1
 
 
 def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:

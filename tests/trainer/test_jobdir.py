@@ -125,6 +125,34 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
     with pytest.raises(UserError, match=r"result\.json cannot be written: No space left on device: free or mend"):
         write_whole(file, "new")
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_processes_that_write_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sync = tmp_path / "x.json", os.fsync
+
+    def other_writes_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            write_whole(file, "of the other")
+        assert file.read_text() == "of the other"
+
+    monkeypatch.setattr(os, "fsync", other_writes_meanwhile)
+    write_whole(file, "ours")
+    assert file.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_parts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here, file = os.uname().nodename, tmp_path / "x.json"
+    parts = [f".x.json.{host}-{process}.part" for host, process in ((here, ended.pid), (here, 1), ("elsewhere", 1))]
+    for part in parts:
+        (tmp_path / part).write_text("half")
+    write_whole(file, "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", *parts[1:]}
 
 
 def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Prepared shards: made once from any source, whole or not at all, and read with flat memory."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.test_sources import png, write_tfrecord
+from tests.trainer.test_sources import png, write_idx, write_tfrecord
 from trainer.config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.dataset import Arrays, failures_of_reading
@@ -120,6 +122,53 @@ def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
         prepare(config(photos), destination, 64, quiet)
 
 
+@pytest.mark.parametrize("kind", ["npz", "idx", "tfrecord", "folder"])
+def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path: Path, kind: str) -> None:
+    """A folder and TFRecord files of which a part is held back: read as a whole, as the other kinds."""
+    source = tmp_path / "source"
+
+    def write(level: int) -> None:
+        images = np.full((4, SIZE, SIZE), level, np.uint8)
+        for number in range(4):
+            (source / str(number)).mkdir(parents=True, exist_ok=True)
+            if kind == "folder":
+                (source / str(number) / "0.png").write_bytes(png(level))
+        if kind == "npz":
+            np.savez(source / "x.npz", images=images)
+        if kind == "idx":
+            write_idx(source / "train-images-idx3-ubyte", images)
+        if kind == "tfrecord":
+            write_tfrecord(source / "r.tfrecord", [{"image": png(level)}] * 4)
+
+    write(7)
+    given = config(source / "x.npz" if kind == "npz" else source, evaluation_fraction=0.25)
+    index = prepare(given, tmp_path / "shards", 64, quiet)
+    assert prepare(given, tmp_path / "shards", 64, quiet) == index
+    write(8)
+    with pytest.raises(UserError, match="holds shards of other data or settings"):
+        prepare(given, tmp_path / "shards", 64, quiet)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_no_shard_stays_open(photos: Path, tmp_path: Path, memory: int) -> None:
+    destination = tmp_path / "shards"
+    prepare(config(photos), destination, 64, quiet)
+    dataset = load_dataset(config(destination, data_memory_mib=memory))
+    assert len(levels_of(dataset.train)) == 50
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [file for file in opened if file.startswith(str(destination))]
+
+
+def test_a_fraction_of_prepared_shards_is_refused(photos: Path, tmp_path: Path) -> None:
+    shutil.rmtree(photos / "val")
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    with pytest.raises(UserError, match=r"evaluation_fraction=0\.2: .* has no evaluation part"):
+        load_dataset(config(tmp_path / "shards", evaluation_fraction=0.2))
+    prepare(config(photos, evaluation_fraction=0.2), tmp_path / "parts", 64, quiet)
+    assert load_dataset(config(tmp_path / "parts", evaluation_fraction=0.2)).evaluation is not None
+
+
 def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
     with pytest.raises(UserError, match="1 image files cannot be decoded"):
@@ -131,7 +180,7 @@ def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("memory", [4096, 0])
 def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, memory: int) -> None:
-    (photos / "val").rename(photos / "other")
+    (photos / "val").rename(tmp_path / "other")
     (photos / "test").mkdir()
     (photos / "test" / "7.png").write_bytes(png(7))
     prepare(config(photos), tmp_path / "shards", 64, quiet)
@@ -158,7 +207,7 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
     for name, count in (("x.npz", 20), ("r.tfrecord", 7), ("digits", 1797)):
         source = name if name == "digits" else str(tmp_path / name)
         destination = tmp_path / f"{name}-shards"
-        assert main([source, str(destination), f"--image_size={SIZE}"]) == 0
+        assert main([source, str(destination), f"--image-size={SIZE}", "--shard-mib", "1"]) == 0
         given = load_dataset(TrainConfig(data=source, image_size=SIZE, global_batch_size=1))
         found = load_dataset(config(destination))
         assert found.train.count == given.train.count == count
@@ -170,6 +219,11 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
 def test_prepare_says_what_is_wrong(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nothing"), str(tmp_path / "shards"), *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_setting_without_its_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["digits", str(tmp_path / "shards"), "--image_size", "16"]) == 2
+    assert capsys.readouterr().err == "error: '16' is not a flag: write --name=value\n"
 
 
 Damage = Callable[[Path], object]

@@ -1,6 +1,7 @@
 """Every kind of data: the same small dataset object, one clear line for what does not fit."""
 
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from tests.support import real_data
 from trainer.config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
+from trainer.data.tfrecord import is_held
 from trainer.errors import UserError
+from trainer.log import start_logging
+from trainer.storage import write_whole
 
 
 def load(data: Path | str, **settings: Any) -> Dataset:
@@ -129,6 +133,51 @@ def test_evaluation_fraction_holds_back_the_same_rows_each_time(tmp_path: Path) 
     assert sorted(both.tolist()) == list(range(50))
 
 
+def own(monkeypatch: pytest.MonkeyPatch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
+    """What --data names for a function of a user's own that returns such labels."""
+    images = np.zeros((2, 8, 8, 1), np.uint8)
+    dataset = Dataset("own", Arrays(images, np.array(labels)), Arrays(images, np.array(held)), names)
+    monkeypatch.setitem(globals(), "returned", lambda config: dataset)
+    return f"{__name__}:returned"
+
+
+def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load(own(monkeypatch, [0, 3], held=np.array([4, 1], np.uint64)))
+    assert dataset.class_names == ("0", "1", "2", "3", "4")
+    for part, labels in ((dataset.train, [0, 3]), (dataset.evaluation, [4, 1])):
+        found = arrays(part).labels
+        assert found is not None
+        assert (found.tolist(), found.dtype) == (labels, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "line"),
+    [
+        ([0, 2], ("a", "b"), "labels from 0 to 2: they count from 0 to at most 1"),
+        ([-1, 0], (), "labels from -1 to 0"),
+        ([0.0, 1.0], (), "labels of type float64: whole numbers are needed"),
+        ([0, 2**40], (), "labels from 0 to 1099511627776"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(
+    labels: Any, names: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given in ({"labels": labels}, {"labels": [0, 1], "held": labels}):
+        with pytest.raises(UserError) as caught:
+            load(own(monkeypatch, names=names, **given))
+        assert line in str(caught.value)
+
+
+def test_flags_that_a_source_does_not_heed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Dataset("own", Arrays(np.zeros((9, 8, 8, 1), np.uint8)))
+    monkeypatch.setitem(globals(), "returned", lambda config: dataset)
+    with pytest.raises(UserError, match=r"evaluation_fraction=0\.5: .*:returned has no evaluation part"):
+        load(f"{__name__}:returned", evaluation_fraction=0.5)
+    for data in (f"{__name__}:returned", "digits"):
+        with pytest.raises(UserError, match=r"only what lies at gs:// is streamed"):
+            load(data, stream=True)
+
+
 def save(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (20, 12)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
@@ -149,6 +198,16 @@ def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 4
     assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
+
+
+def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    for name in ("bus", "car", "train"):
+        save(tmp_path / name / "0.png", (1, 1, 1))
+    with pytest.raises(UserError, match="train is taken for the training part, but bus beside it holds images too"):
+        load(tmp_path)
+    for name in ("bus", "car"):
+        (tmp_path / name / "0.png").unlink()
+    assert load(tmp_path).train.count == 1
 
 
 def test_an_evaluation_part_and_a_fraction_contradict_each_other(tmp_path: Path) -> None:
@@ -207,6 +266,16 @@ def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     assert len(dataset.notes["skipped"]) == 12
 
 
+def test_a_name_that_is_no_utf8_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "good.png", (9, 9, 9))
+    (tmp_path / os.fsdecode(b"bad \xff.png")).write_bytes(b"<html>")
+    start_logging()
+    skipped = load(tmp_path, skip_bad_images=True).notes["skipped"]
+    assert "bad \\udcff.png: " in capsys.readouterr().out
+    write_whole(tmp_path / "skipped", "\n".join(skipped))
+    assert b"bad \xff.png: " in (tmp_path / "skipped").read_bytes()
+
+
 def write_tfrecord(path: Path, examples: list[dict[str, Any]], compression: str = "") -> None:
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for example in examples:
@@ -233,6 +302,19 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("val-00.tfrecord", True),
+        ("2024/Val-00.tfrecord", True),
+        ("validation/0.tfrecord", True),
+        ("a/latest.tfrecord", False),
+    ],
+)
+def test_which_files_are_for_evaluation(name: str, held: bool) -> None:
+    assert is_held(name) == held
 
 
 def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:

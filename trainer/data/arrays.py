@@ -27,19 +27,23 @@ def arrays_dataset(
     """A dataset of arrays, resized and converted to the settings.
 
     images: (examples, height, width) or (examples, height, width, channels) uint8; labels: (examples,) or
-    (examples, 1) whole numbers, or None. Without test arrays, `evaluation_fraction` of the examples is held back.
-    UserError where shapes or values do not fit.
+    (examples, 1) whole numbers, or None. Without test arrays, `evaluation_fraction` of the examples is held back;
+    without class names `load_dataset` takes the labels' numbers. UserError where shapes or values do not fit.
     """
     train = _arrays(config, images, labels)
     evaluation = None if test_images is None else _arrays(config, test_images, test_labels)
     train, evaluation = with_evaluation(config, train, evaluation)
-    return Dataset(config.data, train, evaluation, class_names or numbered_classes(train, evaluation))
+    return Dataset(config.data, train, evaluation, class_names)
 
 
-def numbered_classes(*parts: Arrays | None) -> tuple[str, ...]:
-    """ "0", "1" and so on to the largest label; none where there are no labels."""
-    most = max((int(part.labels.max()) for part in parts if part and part.labels is not None), default=-1)
-    return tuple(str(label) for label in range(most + 1))
+def largest_label(*parts: Arrays | None) -> int:
+    """Over all of `parts`; -1 where there are no labels."""
+    return max((int(part.labels.max()) for part in parts if part and part.labels is not None), default=-1)
+
+
+def numbered_classes(largest: int) -> tuple[str, ...]:
+    """ "0", "1" and so on to the largest label, for classes without names; none for -1."""
+    return tuple(str(label) for label in range(largest + 1))
 
 
 def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
@@ -103,21 +107,22 @@ def _labels(config: TrainConfig, labels: Any, count: int) -> npt.NDArray[np.int3
     labels = np.asarray(labels)
     if labels.shape == (count, 1):
         labels = labels[:, 0]
-    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+    if labels.shape != (count,):
         raise UserError(
-            f"data={config.data}: labels of shape {labels.shape} and type {labels.dtype} for {count} images: "
-            "one whole number each is needed"
+            f"data={config.data}: labels of shape {labels.shape} for {count} images: one whole number each is needed"
         )
     return checked_labels(labels, f"data={config.data}")
 
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
-    """Whole numbers as class numbers; UserError, naming `origin`, where they do not count from 0 to below `classes`."""
+    """Labels as int32; UserError, naming `origin`, unless they are whole numbers from 0 to below `classes`."""
+    if labels.dtype.kind not in "iu":
+        raise UserError(f"{origin}: labels of type {labels.dtype}: whole numbers are needed")
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"{origin}: labels from {labels.min()} to {labels.max()}: they count from 0 to at most {classes - 1:,}"
         )
-    return labels.astype(np.int32)
+    return labels.astype(np.int32, copy=False)
 
 
 def _to_channels(images: Array, channels: int) -> Array:

@@ -36,7 +36,11 @@ class Examples(Protocol):
         ...
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        """(images, labels), or (images,), of these rows (int32 tensor of any shape), as TensorFlow operations."""
+        """(images, labels), or (images,), of these rows, as TensorFlow operations.
+
+        rows: an int32 tensor of any shape, numbers from 0 to below `count`. images: (*rows.shape, *image_shape), of any
+        type, 0 to 255, uint8 as a rule; labels: rows.shape, int32, from 0 to below the number of classes.
+        """
         ...
 
 
@@ -78,6 +82,7 @@ class Arrays:
         return self.labels is not None
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
+        """As Examples. TensorFlow refuses a row number out of range on a CPU, and gives zeros for it on a GPU."""
         return tuple(tf.gather(part, rows) for part in self._tensors)
 
     @cached_property
@@ -120,9 +125,22 @@ def failures_of_reading() -> Iterator[None]:
         raise cause from error
 
 
+@contextmanager
+def closed_on_failure(close: Callable[[], object]) -> Iterator[None]:
+    """Calls `close` where the block does not come to its end."""
+    try:
+        yield
+    except BaseException:
+        close()
+        raise
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """What a source gives. `notes` goes to run.json: what was converted, left out, held back."""
+    """What a source gives. `notes` goes to run.json: what was converted, left out, held back.
+
+    Of a function of your own: `class_names` may be left out for labels in Arrays (load_dataset takes their numbers).
+    """
 
     name: str
     train: Examples

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from trainer.errors import reason
+
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # by content; others of Pillow run programs
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 MOST_PIXELS = 100_000_000  # 100 megapixels: a larger claim is taken for a decompression bomb
@@ -33,7 +35,7 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
     except MemoryError as error:
         raise BadImage("it does not fit into memory") from error
     except Exception as error:  # Pillow's plug-ins raise whatever a damaged file makes them stumble over
-        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+        raise BadImage(reason(error)) from error
 
 
 def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:

@@ -4,9 +4,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from trainer.data.shards import sha256
 from trainer.storage import Address, make_writable, write_whole
-from trainer.storage.checksum import crc32c_of
+from trainer.storage.checksum import crc32c_of, sha256_of
 from trainer.storage.gcs import connect
 from trainer.storage.preflight import preflight
 
@@ -19,11 +18,11 @@ class Destination(Protocol):
         ...
 
     def write(self, name: str, content: bytes) -> dict[str, str]:
-        """Writes a file whole; returns its checksums, as `holds` wants them."""
+        """Writes a file whole; returns what `holds` will want to know beside its "sha256"."""
         ...
 
     def holds(self, name: str, checksums: dict[str, Any]) -> bool:
-        """Whether the file is there with this content."""
+        """Whether the file is there with this content; `checksums`: "sha256", and what `write` returned."""
         ...
 
     def remove(self, name: str) -> None:
@@ -51,7 +50,7 @@ class LocalFolder:
     def holds(self, name: str, checksums: dict[str, Any]) -> bool:
         """As Destination."""
         file = self._folder / name
-        return file.is_file() and sha256(file) == checksums["sha256"]
+        return file.is_file() and sha256_of(file) == checksums["sha256"]
 
     def remove(self, name: str) -> None:
         """As Destination."""

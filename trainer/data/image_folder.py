@@ -42,6 +42,11 @@ class Bad:
     files: list[tuple[Path, str]] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def notes(self) -> dict[str, Any]:
+        """As Dataset.notes has them."""
+        return {"converted": dict(self.converted), "skipped": [f"{file}: {why}" for file, why in self.files]}
+
 
 def load(config: TrainConfig, path: Path) -> Dataset:
     """All images, decoded once. UserError where there are none, or some cannot be decoded and may not be skipped."""
@@ -53,14 +58,15 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     if examples is None:
         raise UserError(f"data={path}: none of its {len(train.files):,} image files could be decoded")
     examples, held = with_evaluation(config, examples, held)
-    notes = {"converted": dict(bad.converted), "skipped": [f"{file}: {why}" for file, why in bad.files]}
-    return Dataset(config.data, examples, held, train.class_names, notes)
+    return Dataset(config.data, examples, held, train.class_names, bad.notes)
 
 
 def find(path: Path) -> tuple[Folder, Folder | None]:
     """The training and the evaluation files below `path`; UserError where there are none."""
     below = {child.name.lower(): child for child in _children(path) if child.is_dir()}
     train = next((below[name] for name in _TRAIN if name in below), path)
+    if train is not path:
+        _refuse_classes_beside(train, below)
     others = [below[name] for name in _EVALUATION if name in below] if train is not path else []
     evaluation = others[0] if others else None
     for unused in others[1:]:
@@ -69,6 +75,17 @@ def find(path: Path) -> tuple[Folder, Folder | None]:
     if not folder.files:
         raise UserError(f"data={path}: no image files here (known by {' '.join(sorted(SUFFIXES))})")
     return folder, _folder(evaluation, folder.class_names) if evaluation else None
+
+
+def _refuse_classes_beside(train: Path, below: dict[str, Path]) -> None:
+    """UserError where `train` may be a class, not a split: other folders that are no splits hold images too."""
+    for name, folder in below.items():
+        if name not in _TRAIN + _EVALUATION and _images_below(folder):
+            raise UserError(
+                f"data={train.parent}: {train.name} is taken for the training part, but {folder.name} beside it holds "
+                f"images too: if {train.name} is a class, move all class folders into one folder train; else move "
+                f"{folder.name} elsewhere"
+            )
 
 
 def refuse_or_skip(config: TrainConfig, bad: Bad) -> None:

@@ -7,7 +7,7 @@ import keras
 from trainer.config import TrainConfig
 from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 
 _CLASSES = {
     "fashion_mnist": "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot",
@@ -21,9 +21,8 @@ def load(config: TrainConfig) -> Dataset:
     try:
         (images, labels), (test_images, test_labels) = module.load_data()
     except Exception as error:  # urllib, ssl, zip: whatever keeps a download from ending well
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"data={config.data}: cannot be downloaded here ({reason}): give --data=FOLDER with the files"
+            f"data={config.data}: cannot be downloaded here ({reason(error)}): give --data=FOLDER with the files"
         ) from None
     class_names = tuple(_CLASSES.get(config.data, "").split())
     return arrays_dataset(config, images, labels, test_images, test_labels, class_names)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from trainer.config import TrainConfig
 from trainer.data.arrays import DEFLATE, MOST_BYTES, arrays_dataset
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 
 _NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))
 
@@ -25,8 +25,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
             held = content.namelist()
             found = [_first(content, held, names, path.stat().st_size) for names in _NAMES]
     except Exception as error:  # readers of zip files and of numpy's headers raise whatever they stumble over
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"data={path}: cannot be read as .npz: {reason}") from None
+        raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
     images, labels, test_images, test_labels = found
     if images is None:
         listed = ", ".join(name.removesuffix(".npy") for name in held[:20]) or "nothing"

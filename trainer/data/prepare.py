@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.command import run_command
 from trainer.config import TrainConfig, resolve, said_kind
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.flags import Parser, whole
-from trainer.log import log, start_logging
+from trainer.errors import DONE, UserError
+from trainer.flags import Parser, refuse_unknown, whole
+from trainer.log import log
 from trainer.quiet import quiet_start
-from trainer.settings import nearest
 
 with quiet_start():
     from trainer.data import image_folder, sources, tfrecord
+    from trainer.data.arrays import numbered_classes
     from trainer.data.dataset import Arrays, Examples
     from trainer.data.destination import Destination, LocalFolder, RemoteFolder
     from trainer.data.image_folder import Bad
@@ -139,12 +140,11 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "format": FORMAT,
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
-        "class_names": list(source.class_names or _numbered(entries)),
+        "class_names": list(source.class_names or numbered_classes(max(entry["most_label"] for entry in entries))),
         "labelled": {split: _labelled(config, some) for split, some in written.items()},
         "splits": splits,
         "source": config.data,
-        "converted": dict(bad.converted),
-        "skipped": [f"{file}: {why}" for file, why in bad.files],
+        **bad.notes,
     }
 
 
@@ -156,21 +156,17 @@ def _labelled(config: TrainConfig, entries: list[dict[str, Any]]) -> bool:
     return found == {True}
 
 
-def _numbered(entries: list[dict[str, Any]]) -> list[str]:
-    """The labels' numbers as names, where the source has no names for them."""
-    return [str(label) for label in range(max(entry["most_label"] for entry in entries) + 1)]
-
-
 def _source(config: TrainConfig, per_shard: int) -> Source:
     kind, path, present = _located(config)
     if kind == "folder" and not config.evaluation_fraction:
         return _folder_source(config, path, per_shard, present)
     if kind == "tfrecord" and not config.evaluation_fraction:
         return _tfrecord_source(config, path, present)
+    fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))  # before they are read: of nothing newer
     dataset = sources.load_dataset(config)
     parts = {"train": dataset.train, "evaluation": dataset.evaluation}
     splits = {name: _slices(part, per_shard) for name, part in parts.items() if part is not None}
-    return Source(splits, dataset.class_names, _fingerprint(config, per_shard, Path(), []))
+    return Source(splits, dataset.class_names, fingerprint)
 
 
 def _located(config: TrainConfig) -> tuple[str, Path, Present]:
@@ -184,6 +180,19 @@ def _located(config: TrainConfig) -> tuple[str, Path, Present]:
     staged = Staged(address, "SRC", config.cache_dir)
     path = staged.outline()
     return said or sources.recognise(config.data, path), path, staged.present
+
+
+def _files(kind: str, path: Path) -> list[Path]:
+    """What a source at `path` is read from; nothing for a name or a user's own function."""
+    if not kind:
+        return []
+    if kind == "folder":
+        return [file for part in image_folder.find(path) if part for file in part.files]
+    if kind == "tfrecord":
+        return [file for files in tfrecord.find(path) for file in files]
+    if not path.is_dir():
+        return [path]
+    return [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
 
 
 def _folder_source(config: TrainConfig, path: Path, per_shard: int, present: Present) -> Source:
@@ -241,29 +250,19 @@ def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequenc
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    start_logging()
+    return run_command(lambda: _prepare(arguments), "goes on after the last whole shard")
+
+
+def _prepare(arguments: Sequence[str] | None) -> int:
     parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", metavar="SRC", help="what --data takes: a folder, a file, a name")
     parser.add_argument("destination", metavar="DST", help="the folder that the shards go to, here or at gs://")
     parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
     parser.epilog = f"And of the trainer's settings: {' '.join(f'--{name}' for name in _SETTINGS)}"
-    try:
-        options, flags = parser.parse_known_args(arguments)
-        for flag in flags:
-            name = flag.lstrip("-").partition("=")[0].replace("-", "_")
-            if name not in _SETTINGS:
-                raise UserError(f"unknown flag --{name}{nearest(name, _SETTINGS)} --help lists them all")
-        config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
-        index = _with_bar(config, _destination(options.destination), options.shard_mib)
-    except UserError as error:
-        log.error("%s", error)
-        return USER_MUST_CHANGE
-    except KeyboardInterrupt:
-        log.warning("interrupted: the same command goes on after the last whole shard")
-        return INTERRUPTED
-    except PlatformFault as error:
-        log.error("%s: the same command goes on after the last whole shard", error)
-        return FAULT
+    options, flags = parser.parse_known_args(arguments)
+    refuse_unknown(flags, [*_SETTINGS, "shard_mib"])
+    config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
+    index = _with_bar(config, _destination(options.destination), options.shard_mib)
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
     shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)
     log.info(f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x width x channels)")

@@ -9,8 +9,10 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardRows:
-    """Examples read from their files by row number when they are asked for: memory holds labels and one batch."""
+    """Examples read from their files by row number when they are asked for: memory holds labels and one batch.
+
+    A file is open only while rows of it are read: there may be more of them than a process may have open.
+    """
 
     shards: tuple[Shard, ...]
     image_shape: tuple[int, int, int]
@@ -49,9 +54,11 @@ class ShardRows:
 
     @property
     def count(self) -> int:
+        """Examples of all shards."""
         return int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
+        """As Examples; a row number out of range is an error of TensorFlow."""
         return gathered(self.read, rows, self.image_shape, self.labelled)
 
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
@@ -62,15 +69,9 @@ class ShardRows:
         flat = rows.ravel()
         images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
-        shard = 0
-        try:
-            for place, (shard, row) in enumerate(zip(which.tolist(), flat.tolist(), strict=True)):
-                offset = (row - int(self._starts[shard])) * images.shape[1]
-                if os.preadv(self._files[shard], [images[place]], offset) != images.shape[1]:
-                    raise OSError("it became shorter")
-        except OSError as error:
-            file = error.filename or self.shards[shard].path
-            raise PlatformFault(f"data: {file} cannot be read any more ({error.strerror or error})") from error
+        offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
+        for shard, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
+            _read_into(images, places, offsets, self.shards[shard].path)
         found = images.reshape(*rows.shape, *self.image_shape)
         return (found, self.labels[rows]) if self.labelled else (found,)
 
@@ -79,14 +80,24 @@ class ShardRows:
         return np.cumsum([0] + [shard.examples for shard in self.shards])
 
     @cached_property
-    def _files(self) -> list[int]:
-        return [os.open(shard.path, os.O_RDONLY) for shard in self.shards]
-
-    @cached_property
     def labels(self) -> npt.NDArray[np.int32]:
         """(examples,); UserError where they are not those of its classes."""
         labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
         return checked_labels(labels, f"data: {self.shards[0].path.parent}", self.classes)
+
+
+def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: Path) -> None:
+    """Fills these rows of `images`, each from its own offset in the file: two system calls beside those that read."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            for place in places:
+                if os.preadv(descriptor, [images[place]], offsets[place]) != images.shape[1]:
+                    raise OSError("it became shorter")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise PlatformFault(f"data: {file} cannot be read any more ({error.strerror or error})") from error
 
 
 def is_shards(path: Path) -> bool:
@@ -169,15 +180,6 @@ def parse_index(content: bytes, path: object) -> dict[str, Any]:
     return index
 
 
-def sha256(path: Path) -> str:
-    """The checksum of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def _shards(folder: Path, entries: list[dict[str, Any]]) -> tuple[Shard, ...]:
     shards = []
     for entry in entries:
@@ -205,8 +207,14 @@ def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
 
 
 def _in_memory(part: ShardRows) -> Arrays:
+    images, end = np.empty((part.count, *part.image_shape), np.uint8), 0
     for shard in part.shards:
-        if sha256(shard.path) != shard.sha256:
+        start, end = end, end + shard.examples
+        own = images[start:end].reshape(-1).data
+        with open(shard.path, "rb") as file:
+            file.readinto(own)
+            digest = hashlib.sha256(own)
+            digest.update(file.read())  # the labels
+        if digest.hexdigest() != shard.sha256:
             raise UserError(f"data: {shard.path} is damaged: its checksum is not that of the index: prepare it anew")
-    found = part.read(np.arange(part.count, dtype=np.int32))
-    return Arrays(*found)
+    return Arrays(images, part.labels if part.labelled else None)

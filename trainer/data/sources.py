@@ -1,5 +1,6 @@
 """What `--data` names -> the dataset: a source by name, a path whose kind is recognised or said, or the user's own."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 from trainer.config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
 from trainer.data import idx, image_folder, npz, shards, streaming, tfrecord
-from trainer.data.dataset import Dataset
+from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
+from trainer.data.dataset import Arrays, Dataset, closed_on_failure
 from trainer.errors import UserError
 from trainer.imports import load_function
 from trainer.settings import nearest
@@ -36,6 +38,12 @@ def load_dataset(config: TrainConfig) -> Dataset:
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
     if not isinstance(dataset, Dataset):
         raise UserError(f"data={config.data}: it returned {type(dataset).__name__}, not a trainer.data.dataset.Dataset")
+    with closed_on_failure(dataset.close):
+        _refuse_what_does_not_fit(config, dataset)
+        return _with_classes(config, dataset)
+
+
+def _refuse_what_does_not_fit(config: TrainConfig, dataset: Dataset) -> None:
     expected = (config.image_size, config.image_size, config.channels)
     for part in filter(None, (dataset.train, dataset.evaluation)):
         if part.image_shape != expected:
@@ -48,7 +56,27 @@ def load_dataset(config: TrainConfig) -> Dataset:
             f"data={config.data}: {dataset.train.count} examples are fewer than global_batch_size="
             f"{config.global_batch_size}: take at most {dataset.train.count}"
         )
-    return dataset
+    if config.evaluation_fraction and dataset.evaluation is None:
+        raise UserError(
+            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and none is held "
+            "back of prepared shards or of what a function of your own returns: drop the flag, prepare the data anew "
+            "with it, or let the function return such a part"
+        )
+
+
+def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
+    """`dataset` with labels in memory as int32, each below the number of classes; numbers for names where none are."""
+
+    def checked(part: Any) -> Any:
+        if not isinstance(part, Arrays) or part.labels is None:
+            return part
+        labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
+        return part if labels is part.labels else dataclasses.replace(part, labels=labels)
+
+    train, evaluation = checked(dataset.train), checked(dataset.evaluation)
+    in_memory = [part for part in (train, evaluation) if isinstance(part, Arrays)]
+    names = dataset.class_names or numbered_classes(largest_label(*in_memory))
+    return dataclasses.replace(dataset, train=train, evaluation=evaluation, class_names=names)
 
 
 def is_named(data: str) -> bool:
@@ -87,10 +115,10 @@ def beside_data(data: str, otherwise: Path) -> Path:
 
 def _load(config: TrainConfig) -> Any:
     data = config.data
-    if is_named(data):
-        return load_function(DATA_SOURCES.get(data, data), "data")(config)
     if config.stream:
         return streaming.load(config, parse(said_kind(data)[1], "data"))
+    if is_named(data):
+        return load_function(DATA_SOURCES.get(data, data), "data")(config)
     kind, path = kind_and_path(data, config.cache_dir)
     return KINDS[kind](config, path)
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.data import shards, tfrecord
-from trainer.data.dataset import Arrays, Dataset, Examples, gathered
+from trainer.data.arrays import largest_label, numbered_classes
+from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered
 from trainer.data.image_folder import Bad, refuse_or_skip
 from trainer.data.streamed_files import Facts, File, Parts, PreparedFile, RecordFile
 from trainer.errors import UserError
@@ -123,7 +124,8 @@ def _load_shards(config: TrainConfig, staged: Staged) -> Dataset:
         lambda number, file: PreparedFile(file, train[number].examples, contents),
     )  # fmt: skip
     streamed = Streamed(files, [shard.examples for shard in train], shape, contents.labelled["train"])
-    evaluation: Examples | None = shards.open_split(contents, "evaluation", in_memory=False) if held else None
+    with closed_on_failure(files.close):
+        evaluation: Examples | None = shards.open_split(contents, "evaluation", in_memory=False) if held else None
     return Dataset(config.data, streamed, evaluation, contents.class_names, {"streamed": True}, files.close)
 
 
@@ -138,20 +140,17 @@ def _load_records(config: TrainConfig, staged: Staged, records: dict[str, Remote
     files = _rolling(
         config, staged, objects, lambda number, file: RecordFile(config, str(objects[number].address), file)
     )
-    facts = Facts(staged.home / "records.json")
-    found = facts.of_all(objects, files)
-    if len({has_labels for _, _, has_labels in found}) > 1:
-        raise UserError(f"data={config.data}: some files have labels and some have none")
-    evaluation = None
-    if held:
-        folder, bad = staged.fetch(lambda name: name in held), Bad()
-        evaluation = tfrecord.read(config, [folder / name for name in held], bad)
-        refuse_or_skip(config, bad)
+    with closed_on_failure(files.close):
+        found = Facts(staged.home / "records.json").of_all(objects, files)
+        labelled = {has_labels for count, _, has_labels in found if count}
+        if len(labelled) > 1:
+            raise UserError(f"data={config.data}: some files have labels and some have none")
+        evaluation = None
+        if held:
+            folder, bad = staged.fetch(lambda name: name in held), Bad()
+            evaluation = tfrecord.read(config, [folder / name for name in held], bad)
+            refuse_or_skip(config, bad)
     shape = (config.image_size, config.image_size, config.channels)
-    most = max([most for _, most, _ in found] + _labels_of(evaluation))
-    streamed = Streamed(files, [count for count, _, _ in found], shape, found[0][2])
-    return Dataset(config.data, streamed, evaluation, tuple(map(str, range(most + 1))), {"streamed": True}, files.close)
-
-
-def _labels_of(part: Arrays | None) -> list[int]:
-    return [] if part is None or part.labels is None else [int(part.labels.max())]
+    streamed = Streamed(files, [count for count, _, _ in found], shape, labelled == {True})
+    names = numbered_classes(max(largest_label(evaluation), *(most for _, most, _ in found)))
+    return Dataset(config.data, streamed, evaluation, names, {"streamed": True}, files.close)

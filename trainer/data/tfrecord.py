@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import TrainConfig
-from trainer.data.arrays import MOST_BYTES, checked_labels, numbered_classes, with_evaluation
+from trainer.data.arrays import MOST_BYTES, checked_labels, with_evaluation
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
@@ -35,8 +35,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     if train is None:
         raise UserError(f"data={path}: no image in its TFRecord files")
     train, held = with_evaluation(config, train, held)
-    notes = {"converted": dict(bad.converted), "skipped": [f"{file}: {why}" for file, why in bad.files]}
-    return Dataset(config.data, train, held, numbered_classes(train, held), notes)
+    return Dataset(config.data, train, held, notes=bad.notes)
 
 
 def find(path: Path) -> tuple[list[Path], list[Path]]:
@@ -47,8 +46,8 @@ def find(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def is_held(name: str) -> bool:
-    """Whether a file of that name is for evaluation."""
-    return name.lower().startswith(_EVALUATION)
+    """Whether a file of that name, with the folders before it, is for evaluation."""
+    return any(part.startswith(_EVALUATION) for part in name.lower().split("/"))
 
 
 def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
@@ -84,7 +83,7 @@ def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
     except UserError:
         raise
     except Exception as error:  # a damaged record: TensorFlow's DataLossError
-        raise _damaged(file, str(error)) from None
+        raise _damaged(file, reason(error)) from None
 
 
 def _check_lengths(file: Path) -> None:
@@ -98,8 +97,8 @@ def _check_lengths(file: Path) -> None:
                 raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {most:,}")
 
 
-def _damaged(file: Path, reason: str) -> UserError:
-    return UserError(f"{file}: damaged, or not a TFRecord file: {' '.join(reason.split())[:200]}")
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(f"{file}: damaged, or not a TFRecord file: {why}")
 
 
 def parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
@@ -107,7 +106,7 @@ def parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
     try:
         feature = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # protobuf's DecodeError
-        raise _damaged(file, str(error)) from None
+        raise _damaged(file, reason(error)) from None
     content = _first(feature, _IMAGE_KEYS, "bytes_list")
     if content is None:
         raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")

@@ -33,6 +33,8 @@ def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
             f"model={config.model}: {config.data} has no labels: a classifier needs them (class folders, say)"
         )
     classes = len(dataset.class_names)
+    if not classes:
+        raise UserError(f"model={config.model}: {config.data} has labels but no class_names: say them in its Dataset")
     if classes < 2:
         raise UserError(
             f"model={config.model}: {config.data} has one class only ({dataset.class_names[0]}): two are needed"

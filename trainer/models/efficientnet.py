@@ -15,7 +15,7 @@ from keras import layers
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.layers import StepDropout, batch_norm, synchronized
 from trainer.models.optimizers import FusedAdam
@@ -75,10 +75,9 @@ def _backbone(config: TrainConfig) -> keras.Model:
             pooling="avg",
         )
     except Exception as error:  # no network, a checksum, a file of other shapes: Keras raises what it meets
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"weights={config.weights}: cannot be had for EfficientNet{config.variant} ({reason}): give the path of "
-            "its weights file (made with include_top=False), or --weights=none"
+            f"weights={config.weights}: cannot be had for EfficientNet{config.variant} ({reason(error)}): give the "
+            "path of its weights file (made with include_top=False), or --weights=none"
         ) from error
 
 

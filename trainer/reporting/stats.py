@@ -1,4 +1,4 @@
-"""stats.jsonl: one JSON object a report and one an epoch, for programs."""
+"""stats.jsonl, for programs: one JSON object a report, an epoch, an evaluation and a measurement of quality."""
 
 import json
 from collections.abc import Mapping

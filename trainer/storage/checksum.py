@@ -1,6 +1,7 @@
-"""CRC32C, as Cloud Storage writes it (base64 of the big-endian number), of what is read and written."""
+"""Of what is read and written: SHA-256, and CRC32C as Cloud Storage writes it (base64 of the big-endian number)."""
 
 import base64
+import hashlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,11 +43,19 @@ class Counted(io.RawIOBase):
 
 def crc32c_of(file: Path) -> str:
     """The checksum of a local file, as Cloud Storage writes it: base64 of big-endian CRC32C."""
-    total = _checksum()
+    return _text(_sum_of(file, _checksum()))
+
+
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a local file, in hexadecimal digits."""
+    return str(_sum_of(file, hashlib.sha256()).hexdigest())
+
+
+def _sum_of(file: Path, total: Any) -> Any:
     with open(file, "rb") as content:
         while piece := content.read(2**20):
             total.update(piece)
-    return _text(total)
+    return total
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The one door to google-cloud-storage, every limit on retries and waiting, and what each failure means.
+"""The one door to google-cloud-storage, and every limit on retries and waiting; failures.py says what a failure means.
 
 The SDK repeats a request by itself; what it leaves to its caller is done here: a long object is read in pieces, so that
 no reset comes too late to be mended; every byte read is counted into a checksum, and a wrong one is fetched again; an
@@ -34,11 +34,6 @@ class Limits:
     tries: int = 3  # of an object that arrives with a wrong checksum, or of an upload that another one overtook
     workers: int = 16  # objects under way at the same time
     piece: int = 32 * 2**20  # bytes of one read request
-
-    @property
-    def longest(self) -> float:
-        """When the last attempt of a request is over, at the latest."""
-        return self.retry + self.pause + self.connect + self.silence
 
 
 LIMITS = Limits()

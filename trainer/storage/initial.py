@@ -8,6 +8,7 @@ from trainer.storage.address import Address, expanded, parse
 from trainer.storage.gcs import connect
 from trainer.storage.staging import Staged, stage
 
+_MODEL_FILES = ("", "model.keras", "model/model.keras")  # below what is named, the first that is there
 _MANIFEST = re.compile(r"(?:checkpoints/)?(?:step-(\d+)/)?manifest\.json")
 
 
@@ -30,12 +31,13 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     """A local file or folder for a saved model: a file, a SavedModel folder, or a model or job directory.
 
-    A file comes with those of its kind beside it: a GAN has several. A local path is returned as it is.
+    A file comes with those of its kind beside it: a GAN has several. Where none is found, the folder is returned.
     """
     address = parse(path, name)
     if address is None:
-        return expanded(path)
-    for file in (address, address / "model.keras", address / "model/model.keras"):
+        local = expanded(path)
+        return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
+    for file in (address / below if below else address for below in _MODEL_FILES):
         if file.name and connect().get(file):
             return _with_its_kind(file, name, cache_dir)
     return Staged(address, name, cache_dir).fetch(lambda below: not below.startswith("checkpoints/"))

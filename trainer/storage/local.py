@@ -2,11 +2,12 @@
 
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer.errors import UserError
@@ -80,12 +81,36 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes beside, then renames: a reader sees the old file or the new one, never a part. UserError: see writing."""
-    beside = path.with_name(f".{path.name}.part")
+    """Writes beside, then renames: a reader sees the old file or the new one, never a part. UserError: see writing.
+
+    Processes that write the same file at a time do not meet: the last one counts. In text, what stands for bytes of a
+    file's name that are no UTF-8 becomes those bytes again.
+    """
+    begin = f".{path.name}.{os.uname().nodename}-"
+    beside = path.with_name(f"{begin}{os.getpid()}.part")
     with writing(path):
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        sync(beside)
-        os.replace(beside, path)
+        try:
+            beside.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+            sync(beside)
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    with suppress(OSError):
+        for left_behind in path.parent.glob(f"{glob.escape(begin)}*.part"):  # by processes that were killed
+            if not is_running(left_behind.name.removeprefix(begin).removesuffix(".part")):
+                left_behind.unlink(missing_ok=True)
+
+
+def is_running(process: str) -> bool:
+    """Whether a process of this machine has that number; False for what is no number."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
 
 
 def sync(path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from trainer.storage.gcs import Remote, connect
+from trainer.storage.local import is_running
 
 Opened = TypeVar("Opened")
 
@@ -29,7 +30,7 @@ class Rolling(Generic[Opened]):
         self._pool = ThreadPoolExecutor(min(keep, connect().limits.workers), thread_name_prefix="rolling")
         folder.mkdir(parents=True, exist_ok=True)
         for left_behind in folder.iterdir():  # by a process that was killed
-            if not _is_running(left_behind.name.partition("-")[0]):
+            if not is_running(left_behind.name.partition("-")[0]):
                 left_behind.unlink(missing_ok=True)
 
     def get(self, number: int) -> Opened:
@@ -63,13 +64,3 @@ class Rolling(Generic[Opened]):
             return self._opener(number, file)
         finally:
             file.unlink()
-
-
-def _is_running(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True

@@ -9,10 +9,11 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
 from trainer.errors import UserError
@@ -68,39 +69,49 @@ class Staged:
     def fetch(self, wanted: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
         """The local copy, with all of the `wanted` objects in it; whatever no object stands for is removed from it."""
         chosen = {below: remote for below, remote in self.objects.items() if wanted(below)}
-        with explained(self._what), self._alone(), ThreadPoolExecutor(self._gcs.limits.workers) as pool:
-            if not self._cleared:
-                _clear(self.local, self.objects.keys())
-                self._cleared = True
-            same = pool.map(lambda item: _is_same(self.local / item[0], item[1]), chosen.items())
-            missing = {below: chosen[below] for below, whole in zip(chosen, list(same), strict=True) if not whole}
-            total, size = len(chosen), sum(remote.size for remote in chosen.values())
-            if missing:
-                self._fetch(pool, missing, quiet)
-            elif not quiet:
-                log.info(f"{self._what}: {total:,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
+        with self._alone():
+            fetched = self._complete(chosen, quiet=quiet)
+        if not (fetched or quiet):
+            size = sum(remote.size for remote in chosen.values())
+            log.info(f"{self._what}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
         return self.local
 
     def outline(self) -> Path:
         """The local copy without contents: files of the right names, sizes and times that take no space.
 
-        What was fetched before stays as it is.
+        What was fetched before, and has not changed in the bucket since, stays as it is.
         """
-        with explained(self._what), self._alone():
+        with self._alone(), explained(self._what):
             _clear(self.local, self.objects.keys())
             for below, remote in self.objects.items():
-                if not (self.local / below).exists():
+                if not _looks_the_same(self.local / below, remote):
                     self._empty(below, remote)
         return self.local
 
     @contextmanager
     def present(self, files: Iterable[Path]) -> Iterator[None]:
-        """These files of the outline are whole within the block, and empty again after it."""
+        """These files of the outline are whole within the block; those that had to be fetched are empty after it.
+
+        Other processes fetch from this address before or afterwards: none takes for its own what will be empty.
+        """
         names = {"" if file == self.local else file.relative_to(self.local).as_posix() for file in files}
-        self.fetch(names.__contains__, quiet=True)
-        yield
-        for below in names:
-            self._empty(below, self.objects[below])
+        with self._alone():
+            fetched = self._complete({below: self.objects[below] for below in names}, quiet=True)
+            yield
+            for below in fetched:
+                self._empty(below, self.objects[below])
+
+    def _complete(self, chosen: dict[str, Remote], *, quiet: bool) -> list[str]:
+        """Fetches those of `chosen` that are not here whole, and returns their names."""
+        with explained(self._what), ThreadPoolExecutor(self._gcs.limits.workers) as pool:
+            if not self._cleared:
+                _clear(self.local, self.objects.keys())
+                self._cleared = True
+            same = pool.map(lambda item: _is_same(self.local / item[0], item[1]), chosen.items())
+            missing = {below: chosen[below] for below, whole in zip(chosen, list(same), strict=True) if not whole}
+            if missing:
+                self._fetch(pool, missing, quiet)
+            return list(missing)
 
     def _empty(self, below: str, remote: Remote) -> None:
         file = self.local / below
@@ -142,13 +153,14 @@ class Staged:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process fetches this address within the block; parts that one left behind are removed."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        with open(self.home / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            parts = self.home / "parts"
-            shutil.rmtree(parts, ignore_errors=True)
-            parts.mkdir()
-            self.local.parent.mkdir(exist_ok=True)
+        with ExitStack() as held:
+            with explained(self._what):
+                self.home.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(held.enter_context(open(self.home / "lock", "w")), fcntl.LOCK_EX)
+                parts = self.home / "parts"
+                shutil.rmtree(parts, ignore_errors=True)
+                parts.mkdir()
+                self.local.parent.mkdir(exist_ok=True)
             yield
 
 
@@ -187,9 +199,22 @@ def _is_same(file: Path, remote: Remote) -> bool:
         return False
 
 
+def _looks_the_same(file: Path, remote: Remote) -> bool:
+    """By size and time alone: whether it has its contents is another question."""
+    try:
+        found = file.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (remote.size, _time_of(remote))
+
+
+def _time_of(remote: Remote) -> int:
+    """The time of change, in nanoseconds: the generation, in microseconds, is the same wherever it is fetched."""
+    return remote.generation * 1000
+
+
 def _set_time(file: Path, remote: Remote) -> None:
-    """The time of change is the generation, in microseconds: it is the same wherever the object is fetched."""
-    os.utime(file, ns=(remote.generation * 1000, remote.generation * 1000))
+    os.utime(file, ns=(_time_of(remote), _time_of(remote)))
 
 
 def _clear(local: Path, names: Iterable[str]) -> None:

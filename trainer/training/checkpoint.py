@@ -8,7 +8,6 @@ Training waits for a snapshot only; a thread writes it. Only the chief reads and
 
 import hashlib
 import json
-import os
 import shutil
 import threading
 import time
@@ -21,10 +20,11 @@ import tensorflow as tf
 
 from trainer.disk import tensorflow_writing
 from trainer.distribution.strategy import Replicas
-from trainer.errors import NotFinite, UserError
+from trainer.errors import NotFinite, UserError, reason
 from trainer.jobdir import finite, write_json
 from trainer.log import log
 from trainer.storage import sync, whole_folder
+from trainer.storage.checksum import sha256_of
 from trainer.storage.mirror import MANIFEST as _MANIFEST
 from trainer.storage.mirror import Mirror
 from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
@@ -88,8 +88,8 @@ class Checkpoints:
 
         Once only for the same step; again where its ["owed"] was true, and what was owed is done.
 
-        `state`: what goes beside the variables; its ["best"]["step"], where there is one, is kept too. An earlier write
-        that failed is raised here.
+        `state`: what goes beside the variables; its ["best"]["step"], where there is one, is kept too. Raises as `wait`
+        does where an earlier write failed.
         """
         saved = (step, bool(state.get("owed")))
         if saved == self._saved or not self._replicas.cluster.is_chief:
@@ -106,7 +106,11 @@ class Checkpoints:
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Returns when what was saved is kept; raises what hindered it."""
+        """Returns when what was saved is kept; raises what hindered it.
+
+        UserError where the disk or the bucket refuses it; for weights with NaN NotFinite, or UserError with several
+        workers.
+        """
         began = time.monotonic()
         if self._writer:
             self._writer.join()
@@ -205,7 +209,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         reader = tf.train.load_checkpoint(str(folder / _PREFIX))
         return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise Damaged(f"{folder.name}/{_PREFIX}: {' '.join(str(error).split())[:200]}") from None
+        raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 
 def _is_step(value: Any) -> bool:
@@ -234,11 +238,7 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

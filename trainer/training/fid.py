@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from trainer.data.dataset import Examples
 from trainer.distribution.strategy import Replicas
-from trainer.errors import PlatformFault, UserError
+from trainer.errors import PlatformFault, UserError, reason
 from trainer.images import noise, to_uint8
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
@@ -97,10 +97,9 @@ def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
     except (UserError, PlatformFault):
         raise
     except Exception as error:  # no network, or a file of another network
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"fid_features=inception: its weights cannot be had ({reason}): give their file with --fid_weights=PATH, "
-            "or a classifier of yours with --fid_features=PATH/model.keras"
+            f"fid_features=inception: its weights cannot be had ({reason(error)}): give their file with "
+            "--fid_weights=PATH, or a classifier of yours with --fid_features=PATH/model.keras"
         ) from error
     images = keras.Input(shape)
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
@@ -114,8 +113,9 @@ def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
     except (UserError, PlatformFault):
         raise
     except Exception as error:  # whatever Keras makes of a file that is not a model
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"fid_features={path}: cannot be loaded as a classifier's model.keras: {reason}") from error
+        raise UserError(
+            f"fid_features={path}: cannot be loaded as a classifier's model.keras: {reason(error)}"
+        ) from error
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise UserError(f"fid_features={path}: it takes {shape}: a classifier of square images is needed")
     return keras.Model(model.inputs, features), shape[1], shape[3]

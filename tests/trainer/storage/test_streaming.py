@@ -190,6 +190,40 @@ def test_a_damaged_image_ends_the_run_by_its_name_and_all_fetching_with_it(
     assert not any(thread.is_alive() for thread in fetching)
 
 
+def records(bucket: Bucket, tmp_path: Path, name: str, images: list[tuple[int, int]]) -> None:
+    """A TFRecord file in the bucket, of images of such (level, label)."""
+    write_tfrecord(tmp_path / "part.tfrecord", [{"image": png(level), "label": label} for level, label in images])
+    bucket.put(name, (tmp_path / "part.tfrecord").read_bytes())
+
+
+def test_evaluation_files_in_folders_and_an_empty_file(bucket: Bucket, tmp_path: Path) -> None:
+    for number in range(2):
+        records(bucket, tmp_path, f"d/2024/train-{number}.tfrecord", [(number, number)])
+    records(bucket, tmp_path, "d/2024/val-0.tfrecord", [(7, 1)])
+    bucket.put("d/2024/train-2.tfrecord", b"")
+    dataset = load_dataset(config(bucket.url("d"), tmp_path / "cache", stream=True))
+    assert (dataset.train.count, dataset.train.labelled, dataset.class_names) == (2, True, ("0", "1"))
+    assert [content(part)[1] for part in (dataset.train, dataset.evaluation)] == [[0, 1], [1]]
+    dataset.close()
+
+
+@pytest.mark.parametrize("labels", [[0, -1], [0, 0]], ids=["a wrong label", "one class only"])
+def test_what_is_refused_ends_all_fetching(
+    bucket: Bucket, tmp_path: Path, small_config: Callable[..., TrainConfig], labels: list[int]
+) -> None:
+    for number in range(4):
+        records(bucket, tmp_path, f"d/{number}.tfrecord", [(level, label) for level, label in enumerate(labels)] * 2)
+    flags = ["--model=mlp", f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--stream"]
+    before = set(threading.enumerate())
+    with pytest.raises(UserError, match=r"they count from 0|has one class only") as caught:
+        job.run(small_config(*flags), [], 0.0)
+    fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
+    for thread in fetching:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in fetching)
+    assert caught  # with it lives what it went through
+
+
 def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None:
     filled(bucket, tmp_path / "d", "npz")
     with pytest.raises(UserError, match="neither TFRecord files nor prepared shards lie there"):

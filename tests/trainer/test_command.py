@@ -1,0 +1,35 @@
+"""How commands end: exit codes, and one line."""
+
+import pytest
+
+from trainer import check, generate, task
+from trainer.command import run_command
+from trainer.data import prepare
+from trainer.errors import PlatformFault, UserError
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
+        (PlatformFault("no answer"), 1, "error: no answer: the same command again begins anew\n"),
+        (KeyboardInterrupt(), 75, "warning: stopped at once: the same command again begins anew\n"),
+        (ZeroDivisionError("x"), 1, "error: a fault of ours or of the platform, not of your settings\nTraceback "),
+    ],
+)
+def test_what_is_raised_becomes_a_line_and_an_exit_code(
+    raised: BaseException, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> int:
+        raise raised
+
+    assert run_command(work, "begins anew") == code
+    found = capsys.readouterr()
+    assert (found.out + found.err).startswith(told)
+
+
+@pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])
+def test_every_command_ends_so(main: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert callable(main)
+    assert main(["--no-such-flag=1", "digits", "x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
