@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('__version__ = "')[1].split('"')[0]
 
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
-TEST = ["pytest", "pytest-xdist", "hypothesis", "matplotlib", *DEPLOY]
+TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "matplotlib", *DEPLOY]
 
 setup(
     name="vertex-trainer",

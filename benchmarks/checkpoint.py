@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.measure import alternate, keep, table
+from benchmarks.measure import alternate, base_parser, keep, run_main, table
 from benchmarks.startup import seconds_until
 from trainer.assembly import Assembly, assemble
 from trainer.config import resolve
@@ -71,11 +71,14 @@ def first_step(begin: Path | None) -> Callable[[], float]:
     return measure
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__, repeats=7)
+
+
 def main() -> None:
     """Prints both tables and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    repeats = make_parser().parse_args().repeats
     with tempfile.TemporaryDirectory() as folder:
         config = resolve(SETTINGS).config
         training = Training(assemble(config, make_replicas(config)), Path(folder) / "checkpoints")
@@ -100,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

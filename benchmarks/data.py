@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from benchmarks.measure import alternate, images_per_second, keep, table
+from benchmarks.measure import alternate, base_parser, images_per_second, keep, run_main, table
 from trainer.config import TrainConfig
 from trainer.data import image_folder
 from trainer.data.batches import Schedule, batches
@@ -68,12 +68,16 @@ def input_side(config: TrainConfig) -> dict[str, float]:
     return found
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__, repeats=5)
+    parser.add_argument("folder", type=Path)
+    return parser
+
+
 def main() -> None:
     """Prints the tables and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    options = make_parser().parse_args()
     config = TrainConfig(data=f"folder:{options.folder}", image_size=SIZE, channels=3)
     files = [file for part in image_folder.find(options.folder) if part for file in part.files]
     raw = alternate({"prepare": lambda: ours(config), "plain Pillow": lambda: plain_pillow(files)}, options.repeats)
@@ -86,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

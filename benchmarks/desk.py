@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.measure import alternate, keep, table
+from benchmarks.measure import alternate, base_parser, keep, run_main, table
 
 WHERE = ["--project=p", "--region=us-central1", "--bucket=gs://my-bucket"]
 DRY_RUN = ["submit", "l4x4", "--dry_run", "--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos", *WHERE]
@@ -23,10 +23,13 @@ def seconds(*arguments: str) -> float:
     return time.perf_counter() - began
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__, repeats=10)
+
+
 def main() -> None:
     """Prints the table and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=10)
     deploy = partial(seconds, "-m", "deploy")
     contenders: dict[str, Callable[[], float]] = {
         "deploy submit --dry_run": partial(deploy, *DRY_RUN),
@@ -35,10 +38,10 @@ def main() -> None:
         "deploy --help": partial(deploy, "--help"),
         "python -c pass": partial(seconds, "-c", "pass"),
     }
-    raw = alternate(contenders, parser.parse_args().repeats)
+    raw = alternate(contenders, make_parser().parse_args().repeats)
     print("\n".join(["\nCommands of the desk", "", *table(raw, "deploy submit --dry_run", "seconds")]))
     keep("desk", {"command": "python -m benchmarks.desk", "seconds": raw})
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import keras
 
-from benchmarks.measure import alternate, keep, table
+from benchmarks.measure import alternate, base_parser, keep, run_main, table
 from trainer.assembly import assemble
 from trainer.config import resolve
 from trainer.distribution.strategy import make_replicas
@@ -39,11 +39,14 @@ def keras_alone(model: keras.Model, folder: Path) -> None:
     model.export(str(folder / "saved_model"))
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__, repeats=5)
+
+
 def main() -> None:
     """Prints one table a case and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    repeats = make_parser().parse_args().repeats
     raw = {}
     for recipe, networks in CASES.items():
         config = resolve([f"--recipe={recipe}", "--data=digits", "--replicas=1"]).config
@@ -61,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

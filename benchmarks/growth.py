@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.flops import step_flops
-from benchmarks.measure import alternate, keep
+from benchmarks.measure import alternate, base_parser, keep, run_main
+from benchmarks.ours import fresh_collectives
 from benchmarks.report import report_seconds
 from trainer.assembly import Assembly, assemble
 from trainer.config import TrainConfig, resolve
@@ -60,7 +61,7 @@ def step(assembly: Assembly) -> Callable[[], float]:
 
 def assembled(*flags: str) -> Assembly:
     """A small WGAN-GP."""
-    tf.distribute.MirroredStrategy._collective_key_base += 1_000  # so that strategies of several sizes live together
+    fresh_collectives()  # strategies of several sizes live together
     config = resolve([*WGAN_GP, *flags]).config
     return assemble(config, make_replicas(config))
 
@@ -126,11 +127,14 @@ def show(axis: Axis, found: Mapping[str, list[float]]) -> list[str]:
     return [*lines, "", f"{axis.explained}."]
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__, repeats=5)
+
+
 def main() -> None:
     """Prints a table an axis and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    repeats = make_parser().parse_args().repeats
     make_replicas(resolve([*WGAN_GP, f"--replicas={max(REPLICAS)}"]).config)  # logical devices: before all else
     raw = {}
     for axis in axes():
@@ -141,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.flops import operations, step_graph
-from benchmarks.measure import keep, possible
+from benchmarks.measure import base_parser, keep, possible, run_main, some_of
 from benchmarks.profile import kind, seconds_by_kind
 from trainer.assembly import assemble
-from trainer.config import resolve
+from trainer.config import recipe_names, resolve
 from trainer.distribution.strategy import make_replicas
 
 RECIPES = "cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist"
@@ -118,24 +118,27 @@ def _shares_table(shares: Sequence[Mapping[str, tuple[float, float]]], flops: Co
     return lines
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__, repeats=5, seconds=1.5)
+    parser.add_argument("--recipes", type=some_of(recipe_names()), default=RECIPES, help="default: %(default)s")
+    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
+    return parser
+
+
 def main() -> None:
     """Prints the tables and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipes", default=RECIPES, help="names, with commas (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each call to the device")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
-    options = parser.parse_args()
+    options = make_parser().parse_args()
     trainings = {
         f"{recipe} {precision}": Training(recipe, precision, options.seconds)
-        for recipe in options.recipes.split(",")
+        for recipe in options.recipes
         for precision in possible(DTYPES)
     }
     measure, name = (profiles, "profile") if options.profile else (fractions, "limit")
     raw = measure(trainings, options.repeats)
-    command = f"python -m benchmarks.limit --recipes={options.recipes}" + " --profile" * options.profile
+    command = f"python -m benchmarks.limit --recipes={','.join(options.recipes)}" + " --profile" * options.profile
     keep(name, {"command": command, "tensorflow": tf.__version__, **raw})
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

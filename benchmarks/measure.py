@@ -3,17 +3,74 @@
 import argparse
 import importlib.util
 import json
+import math
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer.errors import PlatformFault, UserError
+
 Item = TypeVar("Item")
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def base_parser(doc: str | None, repeats: int = 0, seconds: float = 0.0) -> argparse.ArgumentParser:
+    """The parser of the benchmark that `doc` describes: with --repeats and --seconds where a default is given."""
+    parser = argparse.ArgumentParser(description=doc)
+    if repeats:
+        parser.add_argument("--repeats", type=count, default=repeats, help="rounds, each contender once in each")
+    if seconds:
+        parser.add_argument("--seconds", type=positive, default=seconds, help="of each measurement")
+    return parser
+
+
+def count(given: str) -> int:
+    """The value of a flag: a whole number from 1 on."""
+    number = int(given)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too few: take 1 or more")
+    return number
+
+
+def counts(given: str) -> list[int]:
+    """The value of a flag: whole numbers from 1 on, with commas."""
+    return [count(part) for part in given.split(",")]
+
+
+def positive(given: str) -> float:
+    """The value of a flag: a finite number above 0."""
+    number = float(given)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{given} is out of range: take more than 0")
+    return number
+
+
+def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """The value of a flag: some of these names, with commas."""
+
+    def names(given: str) -> list[str]:
+        found = given.split(",")
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"there is no {name!r}: take some of {','.join(known)}")
+        return found
+
+    return names
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a benchmark as a program: what its user has to change is told in one line, without a traceback."""
+    try:
+        main()
+    except (UserError, PlatformFault) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def alternate(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -38,15 +95,6 @@ def possible(contenders: Mapping[str, Item]) -> dict[str, Item]:
     return {name: item for name, item in contenders.items() if not any(part in name for part in missing)}
 
 
-def refuse_unknown(parser: argparse.ArgumentParser, flag: str, given: str, known: Collection[str]) -> list[str]:
-    """The names in `given`, which commas separate; ends with a usage error where one is not known."""
-    names = given.split(",")
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        parser.error(f"{flag}={given}: there is no {unknown[0]!r}: take some of {','.join(known)}")
-    return names
-
-
 def images_per_second(run: Callable[[int], int], seconds: float) -> Callable[[], float]:
     """A measurement: calls `run(steps)`, which returns the images it read, for about `seconds`."""
 
@@ -60,8 +108,8 @@ def images_per_second(run: Callable[[int], int], seconds: float) -> Callable[[],
 
 
 def table(found: Mapping[str, list[float]], against: str, unit: str) -> list[str]:
-    """Lines of Markdown: median, spread, and the median of the ratios to `against` in the same round."""
-    lines = [f"| | {unit} (median) | lowest to highest | ours is |", "|---|--:|--:|--:|"]
+    """Lines of Markdown: median, spread, and the median of the ratios of `against` to it in the same round."""
+    lines = [f"| | {unit} (median) | lowest to highest | {against} is |", "|---|--:|--:|--:|"]
     for name, values in found.items():
         ratios = [mine / other for mine, other in zip(found[against], values, strict=True)]
         spread = f"{min(values):,.4g} - {max(values):,.4g}"

@@ -7,14 +7,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.measure import keep
+from benchmarks.measure import base_parser, count, keep, run_main
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__)
+    parser.add_argument("--epochs", type=count, default=400)
+    return parser
 
 
 def main() -> None:
     """Trains a small WGAN-GP for many epochs and prints the memory at a few of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=400)
-    epochs = parser.parse_args().epochs
+    epochs = make_parser().parse_args().epochs
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--recipe=wgan_gp_digits", f"--epochs={epochs}", "--width=8", "--sample_every_steps=100"]
         command = [sys.executable, "-m", "trainer.task", f"--job_dir={folder}", *flags]
@@ -29,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import version
 
 from benchmarks.digits import images_a_step, on_digits
-from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
+from benchmarks.measure import alternate, base_parser, keep, possible, run_main, some_of, table
 from benchmarks.turns import Contender, started
 from trainer.config import TrainConfig
 
@@ -53,18 +53,20 @@ def compare(config: TrainConfig, flags: Sequence[str], repeats: int, seconds: fl
         return alternate(contenders, repeats)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__, repeats=5, seconds=3.0)
+    parser.add_argument("--cases", type=some_of(CASES), default=",".join(CASES), help="default: %(default)s")
+    return parser
+
+
 def main() -> None:
     """Prints one table a case and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    options = parser.parse_args()
-    cases = refuse_unknown(parser, "--cases", options.cases, CASES)
+    options = make_parser().parse_args()
     packages = {name: version(name) for name in ("tensorflow", "keras", "torch") if importlib.util.find_spec(name)}
     command = " ".join(["python -m benchmarks.models", *sys.argv[1:]])
     raw, began = {}, time.monotonic()
-    for case in cases:
+    for case in options.cases:
         with on_digits(CASES[case]) as (config, flags):
             raw[case] = compare(config, flags, options.repeats, options.seconds)
         size = f"{config.image_size}x{config.image_size}x{config.channels}"
@@ -75,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

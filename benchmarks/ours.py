@@ -29,6 +29,14 @@ def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
     return timed(run), work_of(networks(assembly.model), optimizers(assembly.model))
 
 
+def fresh_collectives() -> None:
+    """Lets the next MirroredStrategy of this process have another number of devices than the last.
+
+    TensorFlow keys groups of devices by a number that each strategy counts from the same base, made to be set in tests.
+    """
+    tf.distribute.MirroredStrategy._collective_key_base += 1_000
+
+
 def networks(model: keras.Model) -> list[keras.Model]:
     """What a step trains: generator and critic, or the one network."""
     return [model.generator, model.critic] if hasattr(model, "critic") else [model]

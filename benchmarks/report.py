@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import keep
+from benchmarks.measure import base_parser, count, keep, run_main
 from deploy.compare import Plan, compare
 from deploy.report import write_report
 from deploy.runs import repeat_folder
@@ -65,13 +65,17 @@ def harness_seconds(runs: int) -> float:
         return (time.perf_counter() - began) / runs
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__, repeats=5)
+    parser.add_argument("--tiers", type=count, default=8)
+    parser.add_argument("--epochs", type=count, default=1000)
+    return parser
+
+
 def main() -> None:
     """Prints both and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiers", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    given = make_parser().parse_args()
     reports = [report_seconds(given.tiers, given.epochs) for _ in range(given.repeats)]
     added = [harness_seconds(100) for _ in range(given.repeats)]
     print(f"report of {given.tiers} tiers x {given.epochs:,} epochs: {statistics.median(reports):.2f} s")
@@ -80,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from benchmarks.flops import Operation, operations, step_graph
 from benchmarks.limit import EXTRA
-from benchmarks.measure import keep
+from benchmarks.measure import base_parser, keep, run_main
+from benchmarks.ours import fresh_collectives
 from trainer.assembly import assemble
 from trainer.config import resolve
 from trainer.distribution.strategy import make_replicas
@@ -73,7 +74,7 @@ def counted(flags: Sequence[str]) -> Step:
 
 
 def _operations(*flags: str) -> list[Operation]:
-    tf.distribute.MirroredStrategy._collective_key_base += 1_000  # a group of devices anew
+    fresh_collectives()
     config = resolve([*flags, "--data=digits"]).config
     with patch("trainer.models.image_layers._has_gpu", return_value=True):  # the layers that a GPU would get
         graph = step_graph(assemble(config, make_replicas(config)))
@@ -107,9 +108,14 @@ def step_seconds(step: Step, machine: Machine, devices: int) -> float:
     return work_seconds(step, machine, devices) + all_reduce_seconds(step, machine, devices)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__)
+
+
 def main() -> None:
     """Prints the tables and keeps the counts."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    make_parser().parse_args()
     make_replicas(resolve(["--replicas=2"]).config)  # two logical devices, before TensorFlow starts
     steps = {name: counted(flags) for name, flags in CASES.items()}
     raw = {}
@@ -134,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

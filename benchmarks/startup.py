@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import alternate, keep, table
+from benchmarks.measure import alternate, base_parser, keep, run_main, table
+from benchmarks.turns import Failed, last_line
 from tests.trainer.storage.emulator import fake_gcs
 from trainer.data import digits
 from trainer.storage import Address
@@ -41,11 +42,14 @@ print("stepped", flush=True)
 
 
 def seconds_until(line_begins: str, command: list[str]) -> float:
-    """From the start of the process to the first line of its output that begins so."""
-    began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        found = [time.perf_counter() - began for line in process.stdout if line.startswith(line_begins)]
+    """From the start of the process to the first line of its output that begins so; Failed where the process does."""
+    with tempfile.TemporaryFile("w+") as errors:
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            found = [time.perf_counter() - began for line in process.stdout if line.startswith(line_begins)]
+        if process.returncode or not found:
+            raise Failed(last_line(errors))
     return found[0]
 
 
@@ -69,11 +73,14 @@ def put_digits(bucket: str) -> str:
     return f"--data=gs://{bucket}/digits.npz"
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__, repeats=5)
+
+
 def main() -> None:
     """Prints the table and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    repeats = make_parser().parse_args().repeats
     with fake_gcs() as url, tempfile.TemporaryDirectory() as name:
         os.environ["STORAGE_EMULATOR_HOST"] = url
         data, folder = put_digits(f"b-{uuid.uuid4().hex}"), Path(name)
@@ -90,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

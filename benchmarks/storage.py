@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import alternate, keep, table
+from benchmarks.measure import alternate, base_parser, keep, run_main, table
 from tests.trainer.storage.emulator import fake_gcs
 from trainer.assembly import assemble
 from trainer.config import TrainConfig, resolve
@@ -119,11 +119,14 @@ def warm_contenders(bucket: str, folder: Path) -> dict[str, Callable[[], float]]
     return {f"load and train 1,000 steps from {name}": start(data) for name, data in sources.items()}
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    return base_parser(__doc__, repeats=5)
+
+
 def main() -> None:
     """Prints the tables and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    repeats = make_parser().parse_args().repeats
     bucket = f"b-{uuid.uuid4().hex}"
     with fake_gcs() as url, tempfile.TemporaryDirectory() as name:
         os.environ["STORAGE_EMULATOR_HOST"] = url
@@ -161,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -5,11 +5,9 @@ Every contender is two workers of one core each on wgan_gp; one differs from our
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,11 +15,11 @@ import keras
 import tensorflow as tf
 
 from benchmarks import ours
-from benchmarks.digits import write_digits
-from benchmarks.measure import alternate, keep, table
+from benchmarks.digits import images_a_step, on_digits
+from benchmarks.measure import alternate, base_parser, counts, keep, run_main, table
 from benchmarks.turns import Contender, Run, Work, started
 from trainer.assembly import Assembly
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.data.batches import batches
 from trainer.distribution import gradients
 from trainer.models import layers
@@ -82,21 +80,21 @@ def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
     return ours.contender(config)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__, repeats=5, seconds=3.0)
+    parser.add_argument("--batches", type=counts, default="64,256", help="global batch sizes (default: %(default)s)")
+    return parser
+
+
 def main() -> None:
     """Prints one table a batch and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", default="64,256", help="global batch sizes")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    options = parser.parse_args()
+    options = make_parser().parse_args()
     raw, began = {}, time.monotonic()
-    for batch in map(int, options.batches.split(",")):
-        with tempfile.TemporaryDirectory() as folder:
-            flags = [*RECIPE, f"--data={Path(folder) / 'digits.npz'}", f"--global_batch_size={batch}"]
-            config = resolve(flags).config
-            write_digits(config)
+    for batch in options.batches:
+        with on_digits([*RECIPE, f"--global_batch_size={batch}"]) as (config, given):
             makers: dict[str, Callable[[], Contender]] = {
-                name: partial(Contender, f"talk:{what}", [*flags, flag], batch * config.critic_steps, 2, joined=True)
+                name: partial(Contender, f"talk:{what}", [*given, flag], images_a_step(config), 2, joined=True)
                 for name, (what, flag) in CONTENDERS.items()
             }
             with started(makers, options.seconds) as contenders:
@@ -108,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

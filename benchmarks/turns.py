@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from deploy.rehearsal import free_addresses
 
@@ -48,6 +48,12 @@ def wait_for_turns(start: Callable[[], tuple[Run, Work]]) -> None:
 
 class Failed(RuntimeError):
     """A process of a contender has ended; the last line that it wrote."""
+
+
+def last_line(file: IO[str]) -> str:
+    """What a process wrote last to its `file`."""
+    file.seek(0)
+    return next(reversed(file.read().strip().splitlines()), "no reason was given")
 
 
 class Contender:
@@ -128,8 +134,7 @@ class Contender:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                self._errors.seek(0)
-                raise Failed(next(reversed(self._errors.read().strip().splitlines()), "no reason was given"))
+                raise Failed(last_line(self._errors))
             yield line
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.digits import images_a_step, on_digits
-from benchmarks.measure import alternate, keep, possible, refuse_unknown, table
+from benchmarks.measure import alternate, base_parser, counts, keep, possible, run_main, some_of, table
 from benchmarks.turns import Contender, started
 
 CASES = {"wgan_gp": ["--recipe=wgan_gp_mnist"], "dcgan": ["--recipe=dcgan_mnist"]}
@@ -57,22 +57,26 @@ def ratio(found: dict[str, list[float]], against: str) -> float:
     return statistics.median(a / b for a, b in zip(found[OURS], found[against], strict=True))
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = base_parser(__doc__, repeats=5, seconds=3.0)
+    parser.add_argument("--models", type=some_of(CASES), default=",".join(CASES), help="default: %(default)s")
+    parser.add_argument(
+        "--batches", type=counts, default="64,256,1024", help="global batch sizes; of one worker where weak"
+    )
+    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong", help="what one worker alone does")
+    return parser
+
+
 def main() -> None:
     """Prints the tables and keeps the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(CASES))
-    parser.add_argument("--batches", default="64,256,1024", help="global batch sizes; of one worker where weak")
-    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong", help="what one worker alone does")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    options = parser.parse_args()
-    models = refuse_unknown(parser, "--models", options.models, CASES)
+    options = make_parser().parse_args()
     kept = "workers" if options.scaling == "strong" else "workers_weak"
     command = " ".join(["python -m benchmarks.workers", *sys.argv[1:]])
     raw, began = {}, time.monotonic()
-    for model in models:
-        for given in options.batches.split(","):
-            batch = int(given) * (2 if options.scaling == "weak" else 1)
+    for model in options.models:
+        for given in options.batches:
+            batch = given * (2 if options.scaling == "weak" else 1)
             title = f"{model} 32x32, global batch {batch}, {options.scaling} scaling"
             raw[title] = found = measure(model, batch, options)
             print("\n".join([f"\n{title}", "", *table(found, OURS, "images/s")]))
@@ -82,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.storage.emulator import fake_gcs, find_binary
 from trainer.config import TrainConfig, resolve
+from trainer.errors import UserError
 from trainer.quiet import quiet_start
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
@@ -26,6 +28,17 @@ def _float32_again() -> Iterator[None]:
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[str]:
+    """The address of a stand-in for Cloud Storage."""
+    try:
+        find_binary()
+    except UserError as missing:
+        pytest.skip(str(missing))
+    with fake_gcs() as url:
+        yield url
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """The interruption drill: one run, killed again and again at random moments and started anew with the same command."""
 
 import json
-import os
 import random
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from deploy.rehearsal import free_addresses
+from tests import workers
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
-ROOT = Path(__file__).parents[1]
 RUN = [
     "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
     "--checkpoint_every_steps=5", "--report_every_steps=3", "--sample_every_steps=50", "--tensorboard=false",
@@ -27,34 +25,15 @@ MOMENTS = ("starting, SIGKILL", "starting, SIGTERM", "training, SIGKILL", "train
 _LONGEST_SECONDS = 600.0  # of anything that is waited for
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def start(flags: Sequence[str], workers: int, log: Path) -> list[subprocess.Popen[bytes]]:
+def start(flags: Sequence[str], count: int, log: Path) -> list[subprocess.Popen[bytes]]:
     """The processes of one run, the chief first; all write to `log`."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
-    processes = []
-    for index in range(workers):
-        environment = dict(os.environ)
-        if workers > 1:
-            task = {"type": "worker", "index": index}
-            environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        with open(log, "ab") as out:
-            command = [sys.executable, "-m", "trainer.task", *flags]
-            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out))
-    return processes
+    addresses = free_addresses(count) if count > 1 else []
+    return [workers.start(addresses, index, flags, log) for index in range(count)]
 
 
-def finish(flags: Sequence[str], log: Path, workers: int = 1) -> None:
-    """Runs to the end, undisturbed."""
-    processes = start(flags, workers, log)
-    assert [process.wait(_LONGEST_SECONDS) for process in processes] == [0] * workers, log.read_text()
+def finish(flags: Sequence[str], log: Path, count: int = 1) -> None:
+    """Runs to the end, undisturbed, in `count` processes."""
+    assert workers.end(start(flags, count, log), _LONGEST_SECONDS) == [0] * count, log.read_text()
 
 
 @dataclass

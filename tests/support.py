@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.ours import fresh_collectives
 from trainer import job
 from trainer.assembly import assemble
 from trainer.config import TrainConfig, resolve
@@ -26,14 +27,6 @@ def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
     fresh_collectives()
     assembly = assemble(config, make_replicas(config))
     return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, steps)
-
-
-def fresh_collectives() -> None:
-    """Lets the next MirroredStrategy of this process have another number of devices than the last.
-
-    TensorFlow keys groups of devices by a number that each strategy counts from the same base, made to be set in tests.
-    """
-    tf.distribute.MirroredStrategy._collective_key_base += 1_000
 
 
 class Signals:

@@ -10,24 +10,27 @@ from pathlib import Path
 
 from deploy.rehearsal import free_addresses
 
+ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 
 
 def start(addresses: Sequence[str], index: int, flags: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    """Worker `index` of the cluster; its output goes to `log`."""
-    task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
-    config = {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
-    environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
+    """Worker `index` of the cluster, or the one process of a job without a cluster; its output goes to `log`."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if addresses:
+        task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
+        config = {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
+        environment["TF_CONFIG"] = json.dumps(config)
     with open(log, "ab") as output:
         command = [sys.executable, "-m", "trainer.task", *flags]
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
-def end(processes: Sequence["subprocess.Popen[bytes]"]) -> list[int]:
-    """Waits for all and returns their exit codes; whatever hangs is killed, and fails the test by its code."""
+def end(processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_SECONDS) -> list[int]:
+    """Waits `seconds` for each and returns the exit codes; whatever hangs is killed, and fails the test by its code."""
     try:
         for process in processes:
-            process.wait(LIMIT_SECONDS)
+            process.wait(seconds)
     except subprocess.TimeoutExpired:
         pass
     finally:

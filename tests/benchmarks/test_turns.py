@@ -1,14 +1,18 @@
-"""Contenders that start, and that do not."""
+"""Contenders that start, and that do not; what is told of both."""
 
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.digits import write_digits
+from benchmarks.measure import run_main, table
+from benchmarks.startup import seconds_until
 from benchmarks.talk import CONTENDERS
 from benchmarks.turns import Contender, Failed, started
 from trainer.config import resolve
+from trainer.errors import UserError
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +24,34 @@ def test_a_peer_that_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFix
 def test_ours_must_not_fail() -> None:
     with pytest.raises(Failed, match="nothing"), started({"ours": partial(Contender, "nothing", [], 1)}, 0.1):
         pass
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; print('step 1', flush=True); sys.exit('the disk is full')", "the disk is full"),
+        ("import sys; print('no such line'); print('why', file=sys.stderr)", "why"),
+        ("pass", "no reason was given"),
+    ],
+)
+def test_a_process_that_does_not_get_there_says_why(program: str, reason: str) -> None:
+    with pytest.raises(Failed, match=f"^{reason}$"):
+        seconds_until("step 1", [sys.executable, "-c", program])
+
+
+def test_what_the_user_has_to_change_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise UserError("not like this")
+
+    with pytest.raises(SystemExit) as caught:
+        run_main(refuse)
+    assert (caught.value.code, capsys.readouterr().err) == (2, "error: not like this\n")
+
+
+def test_the_table_names_what_the_others_are_compared_with() -> None:
+    lines = table({"plain": [2.0, 2.0, 4.0], "saved": [4.0, 1.0, 16.0]}, "plain", "seconds")
+    assert lines[0] == "| | seconds (median) | lowest to highest | plain is |"
+    assert lines[2:] == ["| plain | 2 | 2 - 4 |  |", "| saved | 4 | 1 - 16 | 0.50 x |"]
 
 
 @pytest.mark.slow

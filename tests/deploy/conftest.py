@@ -17,7 +17,6 @@ from deploy.backends.sdk import Sdk
 from deploy.desk import Desk
 from deploy.patience import Clock
 from tests.deploy.emulator import Emulator
-from tests.trainer.storage.emulator import fake_gcs
 from trainer.storage import gcs, staging
 from trainer.storage.address import Address
 
@@ -46,17 +45,11 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return _built
 
 
-@pytest.fixture(scope="session")
-def _storage() -> Iterator[str]:
-    with fake_gcs() as url:
-        yield url
-
-
 @pytest.fixture
-def bucket(_storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
     """A new, empty bucket of a server that the trainer's client takes for Google's; copies of it lie in tmp_path."""
     monkeypatch.setattr(staging, "cache_home", lambda cache_dir="": tmp_path / "cache")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _storage)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     gcs._connect.cache_clear()
     client = gcs.connect()._client
     yield Address(client.create_bucket(f"b-{uuid.uuid4().hex}").name, "")

@@ -11,7 +11,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,10 +42,15 @@ class Fault:
     times: int = 1
     after: bool = False
     message: str = "injected"
+    struck: bool = dataclasses.field(default=False, init=False)
 
 
 class Emulator:
-    """`with Emulator() as google:`; `google.url` is its address, `google.requests` what came, as "METHOD /path"."""
+    """`with Emulator() as google:`; `google.url` is its address, `google.requests` what came, as "METHOD /path".
+
+    The block ends with an AssertionError where a fault never struck, and where the emulator itself failed: its client
+    took that for a fault of Google's.
+    """
 
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
         self.run = run
@@ -55,6 +61,7 @@ class Emulator:
         self.lists_nothing = 0  # so many lists come before what was made shows in one
         self.faults: list[Fault] = []
         self.requests: list[str] = []
+        self.errors: list[str] = []  # the emulator's own
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self}))
@@ -66,12 +73,17 @@ class Emulator:
         self.serving.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for thread in self.threads:
             thread.join(timeout=120)
+        self.errors += [f"{thread.name} still runs" for thread in self.threads if thread.is_alive()]
         self.server.shutdown()
         self.serving.join()
         self.server.server_close()
+        if kind is None:
+            unmet = [fault for fault in self.faults if not fault.struck]
+            assert not self.errors, self.errors
+            assert not unmet, f"nothing met {unmet}"
 
     def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
         """A new job, PENDING, or RUNNING whatever `run` makes of it."""
@@ -86,10 +98,23 @@ class Emulator:
             }
             self.jobs[number] = job
         if self.run:
-            thread = threading.Thread(target=self.run, args=(self, job))
+            thread = threading.Thread(target=self.run_job, args=(self.run, job), name=job["name"], daemon=True)
             self.threads.append(thread)
             thread.start()
         return job
+
+    def run_job(self, run: Callable[["Emulator", dict[str, Any]], None], job: dict[str, Any]) -> None:
+        """A job's thread."""
+        with self.noted(job["name"]):
+            run(self, job)
+
+    @contextmanager
+    def noted(self, what: str) -> Iterator[None]:
+        """An exception of the block is kept in `errors`, and goes no further."""
+        try:
+            yield
+        except Exception as error:
+            self.errors.append(f"{what}: {error!r}")
 
     def begin(self, job: dict[str, Any]) -> None:
         """PENDING -> RUNNING."""
@@ -122,8 +147,15 @@ class Emulator:
             for fault in self.faults:
                 if fault.times > 0 and re.search(fault.match, request):
                     fault.times -= 1
+                    fault.struck = True
                     return fault
         return None
+
+    def heal(self) -> None:
+        """No fault strikes any more."""
+        with self.lock:
+            for fault in self.faults:
+                fault.times = 0
 
 
 def now() -> str:
@@ -148,11 +180,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault and fault.kind == "slow":
             time.sleep(0.5)
-        try:
-            query = {key: values[0] for key, values in parse_qs(address.query).items()}
+        query = {key: values[0] for key, values in parse_qs(address.query).items()}
+        status, answer = 500, _error(500, "the emulator failed")
+        with self.google.noted(request):
             status, answer = self.answer(address.path, query, body)
-        except ParseError as error:
-            status, answer = 400, _error(400, str(error))
         if fault and fault.after:
             self.fail(fault)
             return
@@ -179,7 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
         for pattern, method in _ROUTES.items():
             match = re.fullmatch(pattern, f"{self.command} {path}")
             if match:
-                return method(self.google, match, query, body)
+                try:
+                    return method(self.google, match, query, body)
+                except ParseError as error:
+                    return 400, _error(400, str(error))
         return 404, _error(404, f"no such address in the emulator: {self.command} {path}")
 
 
@@ -221,8 +255,11 @@ def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> A
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
-    google.end(google.jobs[match[1]], "CANCELLED")
-    return 200, {}
+    status, answer = _get(google, match, query, body)
+    if status == 200:
+        google.end(answer, "CANCELLED")
+        answer = {}
+    return status, answer
 
 
 def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:

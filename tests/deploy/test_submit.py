@@ -205,13 +205,15 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
 
 
-@pytest.mark.parametrize(("code", "said", "listed"), [(429, QUOTA, False), (400, "no", False), (429, QUOTA, True)])
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [(POSTS, 429, QUOTA), (POSTS, 400, "no"), ("GET .*/customJobs$", 403, "the list itself is refused")],
+)
 def test_no_other_tier_is_tried_beside_a_job_that_may_run(
-    code: int, said: str, listed: bool, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+    where: str, code: int, said: str, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever ends the asking; `listed`: or the list itself is refused."""
-    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, code, times=1000, message=said)]
-    cloud.faults += [Fault("GET .*/customJobs$", 403, times=9)] if listed else []
+    """Whatever ends the asking."""
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=said)]
     cloud.lists_nothing = 1000
     with pytest.raises(SystemExit) as caught:
         submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk)

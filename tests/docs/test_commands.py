@@ -104,8 +104,13 @@ def pytest_paths(command: Command, desk: Desk) -> None:
 
 
 def module_is_there(command: Command, desk: Desk) -> None:
-    """A measurement takes minutes of a calm machine; `make bench` runs them by hand."""
+    """Its own tests run it."""
     assert importlib.util.find_spec(command.words[2])
+
+
+def parse_benchmark(command: Command, desk: Desk) -> None:
+    """A measurement takes minutes of a calm machine; `make bench` runs them by hand."""
+    importlib.import_module(command.subject).make_parser().parse_args(command.arguments)
 
 
 def hooks(command: Command, desk: Desk) -> None:
@@ -172,7 +177,7 @@ RULES: Mapping[str, Rule] = {
 def rule_of(command: Command) -> Rule:
     """How the command is tried; KeyError where nothing is known of it."""
     if command.subject.startswith("benchmarks."):
-        return module_is_there
+        return parse_benchmark
     rule = RULES[command.subject]
     mentioned = command.subject.startswith("trainer.") and not command.arguments
     return module_is_there if mentioned else rule
@@ -240,3 +245,33 @@ def test_a_wrong_command_is_noticed(words: tuple[str, ...], desk: Desk) -> None:
     command = Command("README.md", words)
     with pytest.raises(Exception, match=r"stepz|assert|rule to make"):
         rule_of(command)(command, desk)
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--repeats=0", "argument --repeats: 0 is too few: take 1 or more"),
+        ("--seconds=0", "argument --seconds: 0 is out of range: take more than 0"),
+        ("--cases=cnn,resnet", "argument --cases: there is no 'resnet': take some of wgan_gp-32,"),
+        ("--nothing", "unrecognized arguments: --nothing"),
+    ],
+)
+def test_a_wrong_flag_of_a_benchmark_is_noticed(
+    flag: str, line: str, desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command("README.md", ("python", "-m", "benchmarks.models", flag))
+    with pytest.raises(SystemExit):
+        rule_of(command)(command, desk)
+    assert line in capsys.readouterr().err
+
+
+def test_make_bench_runs_every_benchmark(desk: Desk) -> None:
+    """But for one that needs a folder of photos."""
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.findall(r"^\t\$\(RUN\) (-m benchmarks\..*)$", recipe, re.MULTILINE)
+    commands = [Command("Makefile", ("python", *line.split())) for line in found]
+    for command in commands:
+        parse_benchmark(command, desk)
+    modules = (ROOT / "benchmarks").glob("*.py")
+    all_of_them = {f"benchmarks.{path.stem}" for path in modules if "\ndef make_parser" in path.read_text()}
+    assert {command.subject for command in commands} == all_of_them - {"benchmarks.data"}

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ def functions(source: str) -> Iterator[Function]:
 def too_long(source: str) -> list[str]:
     """What is longer than agreed: functions by name, and the file as `file`."""
     file = ["file"] if source.count("\n") > MOST_LINES else []
-    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(source)}
-    return file + [name for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES]
+    lengths = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions(source)]
+    return file + [name for name, lines in lengths if lines > MOST_FUNCTION_LINES]
 
 
 def test_no_file_and_no_function_is_too_long() -> None:
@@ -39,27 +39,39 @@ def test_what_is_too_long_is_found() -> None:
     body = "    pass\n" * MOST_FUNCTION_LINES
     assert too_long(f"def short() -> None:\n{body[:-9]}") == []
     assert too_long(f"def long() -> None:\n{body}") == ["long"]
+    assert too_long(f"def long() -> None:\n{body}\nclass One:\n    def long(self) -> None: ...") == ["long"]
     assert too_long("pass\n" * (MOST_LINES + 1)) == ["file"]
 
 
 def public(source: str) -> Iterator[tuple[str, bool]]:
-    """Public functions, classes and methods of a module, and whether each says what it is."""
+    """Public functions, classes and methods (`.name`) of a module, and whether each says what it is."""
     for node in ast.parse(source).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
-            parts = [node, *methods] if isinstance(node, ast.ClassDef) else [node]
-            yield from ((part.name, ast.get_docstring(part) is not None) for part in parts if part.name[0] != "_")
+            yield node.name, ast.get_docstring(node) is not None
+            methods = node.body if isinstance(node, ast.ClassDef) else []
+            for method in methods:
+                if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
+                    yield f".{method.name}", ast.get_docstring(method) is not None
+
+
+def undocumented(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """By module. A method that fulfils a protocol, or replaces another one, is documented there."""
+    found = {path: list(public(source)) for path, source in sources.items()}
+    said = {name for names in found.values() for name, documented in names if documented and name.startswith(".")}
+    left = {path: [name for name, own in names if not own and name not in said] for path, names in found.items()}
+    return {path: names for path, names in left.items() if names}
 
 
 def test_what_is_public_is_documented() -> None:
-    """A method that fulfils a protocol, or replaces another one, is documented there."""
-    sources = [path for path in FILES if path.relative_to(ROOT).parts[0] in ("trainer", "deploy")]
-    found = {path: list(public(path.read_text(encoding="utf-8"))) for path in sources}
-    said = {name for names in found.values() for name, documented in names if documented}
-    left = {
-        str(path.relative_to(ROOT)): [name for name, _ in names if name not in said] for path, names in found.items()
-    }
-    assert {path: names for path, names in left.items() if names} == {}
+    folders = ("trainer", "deploy", "benchmarks")
+    paths = [path for path in FILES if path.relative_to(ROOT).parts[0] in folders]
+    assert undocumented({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}) == {}
+
+
+def test_what_is_not_documented_is_found() -> None:
+    said = "def run():\n    'Runs.'\nclass A:\n    'One.'\n    def stop(self):\n        'Stops.'\n"
+    silent = "def run(): ...\ndef stop(): ...\nclass B:\n    def stop(self): ...\n    def run(self): ...\n"
+    assert undocumented({"a": said, "b": silent}) == {"b": ["run", "stop", "B", ".run"]}
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:

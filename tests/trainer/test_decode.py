@@ -57,10 +57,8 @@ def test_orientation_is_applied(orientation: int) -> None:
     upright[:6, :6] = 200
     stored = {
         1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],
-        5: upright.T, 6: np.rot90(upright, 1), 7: np.rot90(upright, 1).T[::-1, ::-1].T, 8: np.rot90(upright, -1),
+        5: upright.T, 6: np.rot90(upright, 1), 7: upright[::-1, ::-1].T, 8: np.rot90(upright, -1),
     }[orientation]  # fmt: skip
-    if orientation == 7:
-        stored = upright[::-1, ::-1].T
     exif = Image.Exif()
     exif[0x0112] = orientation
     array, converted = decode(encoded(Image.fromarray(np.ascontiguousarray(stored)), exif=exif), 16, 1)

@@ -47,7 +47,7 @@ def run(
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
     control = Control(make_replicas(TrainConfig()), StopRequest()) if control is None else control
-    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), control)  # type: ignore[arg-type]
+    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), control)
     return progress
 
 
@@ -56,7 +56,7 @@ def at(seen: list[int]) -> Callable[[Progress], None]:
 
 
 def test_events_come_at_their_steps_and_at_the_end() -> None:
-    seven, four, end, epochs = [], [], [], []  # type: ignore[var-annotated]
+    seven, four, end, epochs = [], [], [], []
     events = [Event(7, at(seven)), Event(4, at(four)), Event(0, at(end)), Event(10, at(epochs), at_end=False)]
     steps = Steps()
     run(steps, 25, events)
@@ -82,7 +82,7 @@ def test_calls_grow_by_doubling_until_they_last_as_long_as_they_may() -> None:
     for _ in range(10):
         sizes.append(size(10_000))
         size.learn(sizes[-1], sizes[-1] * seconds_a_step)
-    assert sizes == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30] or sizes[-1] in (29, 30)
+    assert sizes == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
     size.learn(30, 30 * 1.0)  # the machine became ten times slower
     assert size(10_000) == 3
 
@@ -108,14 +108,14 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
 
 
 def test_stop_training_ends_the_run_with_the_last_events_once() -> None:
-    every, end = [], []  # type: ignore[var-annotated]
+    every, end = [], []
     progress = run(Steps(stop_at=4), 100, [Event(2, at(every)), Event(0, at(end))], most_steps=1)
     assert (progress.step, progress.finished) == (4, True)
     assert (every, end) == ([2, 4], [4])
 
 
 def test_a_signal_in_the_midst_of_a_measurement_leaves_it_and_what_comes_after() -> None:
-    stop, seen, after = StopRequest(), [], []  # type: ignore[var-annotated]
+    stop, seen, after = StopRequest(), [], []
     control = Control(make_replicas(TrainConfig()), stop)
     watched = control.watched()
 
@@ -150,7 +150,7 @@ class Worker:
 
 def test_a_callback_that_stops_one_worker_stops_all_at_that_step() -> None:
     def worker(index: int) -> int:
-        control = Control(Worker(index), StopRequest())  # type: ignore[arg-type]
+        control = Control(Worker(index), StopRequest())
         steps = Steps(stop_at=4 if index == 1 else None)
         return run(steps, 100, [Event(0, at([]))], most_steps=1, control=control).step
 

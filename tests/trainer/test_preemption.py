@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import SMALL
-from tests.drill import ROOT, losses, numbers
+from tests.drill import losses, numbers
 from tests.support import Signals, fresh_collectives
+from tests.workers import ROOT
 from trainer import job
 from trainer.config import TrainConfig, resolve
 from trainer.distribution.strategy import make_replicas
@@ -44,7 +45,7 @@ def run(config: TrainConfig) -> Path:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "result.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((folder / "result.json").read_text())
 
 
 def eventually(true: Callable[[], Any]) -> None:

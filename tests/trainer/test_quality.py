@@ -78,7 +78,7 @@ def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
     assert Evaluation(model, on(1), Arrays(images, labels))()["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000, size: int = 3) -> np.ndarray:  # type: ignore[type-arg]
+def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000, size: int = 3) -> np.ndarray:
     drawn = np.random.default_rng(seed).standard_normal((count, size))
     drawn = (drawn - drawn.mean(axis=0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(drawn, rowvar=False))).T
     return mean + deviation * drawn  # mean and covariance exactly as asked for
@@ -113,7 +113,7 @@ def test_kid_is_the_unbiased_sum_written_out() -> None:
     draw = np.random.default_rng(3)
     one, other = draw.standard_normal((7, 4)), draw.standard_normal((5, 4)) + 1
 
-    def k(x: np.ndarray, y: np.ndarray) -> float:  # type: ignore[type-arg]
+    def k(x: np.ndarray, y: np.ndarray) -> float:
         return float((x @ y / 4 + 1) ** 3)
 
     within_one = sum(k(x, y) for i, x in enumerate(one) for j, y in enumerate(one) if i != j) / (7 * 6)

@@ -246,7 +246,7 @@ def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, 
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     damage(tmp_path / "shards")
     with pytest.raises(UserError) as caught:
-        load_dataset(config(f"shards:{tmp_path}/shards"))  # type: ignore[arg-type]
+        load_dataset(config(f"shards:{tmp_path}/shards"))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 

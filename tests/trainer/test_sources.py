@@ -49,7 +49,7 @@ def test_idx_folder(tmp_path: Path, suffix: str) -> None:
     dataset = load(tmp_path)
     assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
     assert arrays(dataset.train).labels is not None
-    assert arrays(dataset.evaluation).labels.tolist() == [2, 0]  # type: ignore[union-attr]
+    assert arrays(dataset.evaluation).labels.tolist() == [2, 0]
     assert dataset.class_names == ("0", "1", "2")
 
 
@@ -94,7 +94,7 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
     np.savez(file, x_train=levels(4), y_train=np.array([[0], [1], [1], [0]]), x_test=levels(2), y_test=np.array([1, 0]))
     dataset = load(file)
-    assert arrays(dataset.train).labels.tolist() == [0, 1, 1, 0]  # type: ignore[union-attr]
+    assert arrays(dataset.train).labels.tolist() == [0, 1, 1, 0]
     assert dataset.evaluation is not None
 
 
@@ -127,9 +127,9 @@ def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, 
 def test_evaluation_fraction_holds_back_the_same_rows_each_time(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=levels(50), labels=np.arange(50))
     first, again = (load(tmp_path / "x.npz", evaluation_fraction=0.2) for _ in range(2))
-    assert (first.train.count, first.evaluation.count) == (40, 10)  # type: ignore[union-attr]
+    assert (first.train.count, first.evaluation.count) == (40, 10)
     assert np.array_equal(arrays(first.evaluation).images, arrays(again.evaluation).images)
-    both = np.concatenate([arrays(first.train).labels, arrays(first.evaluation).labels])  # type: ignore[list-item]
+    both = np.concatenate([arrays(first.train).labels, arrays(first.evaluation).labels])
     assert sorted(both.tolist()) == list(range(50))
 
 
@@ -194,7 +194,7 @@ def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
     save(tmp_path / "train" / ".hidden" / "0.png", (1, 1, 1))
     dataset = load(tmp_path, channels=3)
     assert dataset.class_names == ("blue", "red")
-    assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]  # type: ignore[union-attr]
+    assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 4
     assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
@@ -299,7 +299,7 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     write_tfrecord(tmp_path / "val.tfrecord", [{image: png(7), label: 0}])
     dataset = load(tmp_path)
     assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 9]
-    assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]  # type: ignore[union-attr]
+    assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 1
 
@@ -376,14 +376,13 @@ def test_keras_data_is_converted(monkeypatch: pytest.MonkeyPatch, name: str) -> 
 @pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("fashion-mnist", 10)])
 def test_the_real_files(name: str, classes: int) -> None:
     dataset = load(real_data(name), image_size=28)
-    assert (dataset.train.count, dataset.evaluation.count) == (60_000, 10_000)  # type: ignore[union-attr]
+    assert (dataset.train.count, dataset.evaluation.count) == (60_000, 10_000)
     assert len(dataset.class_names) == classes
     assert dataset.train.image_shape == (28, 28, 1)
 
 
 def test_the_real_photos() -> None:
     dataset = load(real_data("grocery-store"), image_size=32, channels=3)
-    assert dataset.train.count + dataset.evaluation.count > 800  # type: ignore[union-attr]
+    assert dataset.train.count + dataset.evaluation.count > 800
     assert len(dataset.class_names) == 11
     assert 60 < arrays(dataset.train).images.mean() < 200
-    assert os.environ["TRAINER_TEST_DATA"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.storage.emulator import fake_gcs
 from tests.trainer.storage.fault_proxy import Proxy, fault_proxy
 from trainer.storage import gcs
 from trainer.storage.address import Address
@@ -24,11 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    with fake_gcs() as url:
-        gc.freeze()  # what was imported until here need not be looked through after each test
-        yield url
-        gc.unfreeze()
+def server(gcs_server: str) -> Iterator[str]:
+    gc.freeze()  # what was imported until here need not be looked through after each test
+    yield gcs_server
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -43,6 +41,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)
                 gc.collect()
+    assert [fault for fault in proxy.faults if not fault.struck] == []
 
 
 @pytest.fixture

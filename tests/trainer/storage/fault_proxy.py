@@ -34,6 +34,7 @@ class Fault:
     path: str = "alt=media"
     times: int = 1
     after: int = 0
+    struck: bool = field(default=False, init=False)
 
     def strikes(self, method: str, path: str) -> bool:
         if method != self.method or self.path not in path or self.times <= 0:
@@ -42,6 +43,7 @@ class Fault:
             self.after -= 1
             return False
         self.times -= 1
+        self.struck = True
         return True
 
 
@@ -53,6 +55,11 @@ class Proxy:
     faults: list[Fault] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
+
+    def heal(self) -> None:
+        """No fault strikes any more."""
+        for fault in self.faults:
+            fault.times = 0
 
     def count(self, method: str, path: str) -> int:
         return sum(request.startswith(method) and path in request for request in self.requests)

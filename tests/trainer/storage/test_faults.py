@@ -88,7 +88,7 @@ def test_what_the_user_must_change_is_said_at_once(
     assert len(str(caught.value).splitlines()) == 1
     whole = {CONTENT + bytes([number]) for number in range(6)}
     assert {file.read_bytes() for file in files(tmp_path)} <= whole
-    proxy.faults.clear()
+    proxy.heal()
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
 
 
@@ -98,7 +98,7 @@ def test_what_was_replaced_while_it_was_read_is_no_mistake_of_the_user(
     proxy.faults.append(Fault(404, times=FOREVER, after=3))
     with pytest.raises(PlatformFault, match=r"gone, or replaced while it was read$"):
         stage(filled.url("d"), "data", str(tmp_path))
-    proxy.faults.clear()
+    proxy.heal()
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
 
 

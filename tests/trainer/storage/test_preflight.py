@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.rehearsal import free_addresses
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.emulator import free_port
 from tests.trainer.storage.fault_proxy import Fault, Proxy
 from trainer.errors import PlatformFault, UserError
 from trainer.storage import gcs, preflight
@@ -90,7 +90,7 @@ def test_without_credentials(tmp_path: Path) -> None:
     """A process of its own, without the emulator, where no metadata server answers."""
     environment = {
         "PATH": "/usr/bin", "HOME": str(tmp_path), "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path),
-        "https_proxy": f"http://127.0.0.1:{free_port()}",
+        "https_proxy": f"http://{free_addresses(1)[0]}",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
