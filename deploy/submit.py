@@ -21,6 +21,7 @@ from deploy.render import add_job_flags, new_submission, read_job
 from deploy.ship import ship
 from deploy.tier import Tier, load_tier
 from deploy.watch import duration, note, watch_job
+from trainer.config import TrainConfig
 from trainer.errors import DONE, INTERRUPTED, UserError
 
 LOOK_AFTER_S = 5.0  # a job just made may take a moment to be listed
@@ -55,7 +56,7 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
     """Every tier in every region, in the order in which they are tried; each is checked before anything is sent."""
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: that there are no machines shows only later")
-    jobs, refused = [], None
+    jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
         with sent_to_the_cloud():
@@ -65,10 +66,11 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
             try:
                 jobs.append(read_job(asked, flags, place, tier, submission))
             except NoMachines as error:
-                refused = error
-                print(f"# left out: {name} in {region or place.region}: {error}")
-    if not jobs and refused:
-        raise refused
+                refused.append((f"{name} in {place.region}", error))
+    for what, error in refused if jobs else refused[:-1]:
+        print(f"# left out: {what}: {error}")
+    if not jobs:
+        raise refused[-1][1]
     needed_project(jobs[0].place.project)
     return jobs
 
@@ -77,7 +79,10 @@ def describe(job: Job) -> Iterator[str]:
     """What is submitted, what it costs, what happens when it fails: lines for people."""
     tier = job.tier
     yield f"{job.name}: {tier.facts.machine} in {job.place.region}, {tier.strategy}"
-    yield f"trains {job.config.model} on {job.config.data}, global batch {job.config.global_batch_size}"
+    config = job.config
+    by_default = not config.recipe and config.model == TrainConfig.model
+    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+    yield f"{trains} on {config.data}, global batch {config.global_batch_size}"
     yield f"writes to {job.output}"
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
