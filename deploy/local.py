@@ -18,7 +18,7 @@ from deploy.backends.local import LocalJob, Loss, kept_step, on_signals
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, load_tier
-from trainer.errors import UserError
+from trainer.errors import DONE, UserError
 from trainer.flags import whole
 from trainer.jobdir import open_job_dir
 from trainer.storage import local_path
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
-    if outcome.state == "CANCELLED":
+    if outcome.state == "CANCELLED" and outcome.code != DONE:
         print(f"{outcome.error or 'interrupted'}: {_goes_on(job_dir, named=bool(config.job_dir))}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)

@@ -67,8 +67,8 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
                 jobs.append(read_job(asked, flags, place, tier, submission))
             except NoMachines as error:
                 refused.append((f"{name} in {place.region}", error))
-    for what, error in refused if jobs else refused[:-1]:
-        print(f"# left out: {what}: {error}")
+    for what, why in refused if jobs else refused[:-1]:
+        print(f"# left out: {what}: {why}")
     if not jobs:
         raise refused[-1][1]
     needed_project(jobs[0].place.project)

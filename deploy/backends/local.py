@@ -146,7 +146,7 @@ class LocalJob:
         self._say("all", f"asked to save the state and end, within {LEAVE_SECONDS:.0f} s")
         self._end(running)
         codes = {one.process.returncode for one in running}
-        killed = f"ended after {LEAVE_SECONDS:.0f} s, its state not saved" if -signal.SIGKILL in codes else ""
+        killed = f"killed after {LEAVE_SECONDS:.0f} s" if -signal.SIGKILL in codes else ""
         return Outcome(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
 
     def _lose(self, running: Sequence[_Process]) -> None:

@@ -138,7 +138,7 @@ def test_what_cannot_save_its_state_in_time_is_ended(
     made.say = lambda name, line: made.stop() if line == "start 1" else None
     outcome = made.run()
     assert (outcome.code, outcome.state) == (75, "CANCELLED")
-    assert outcome.error == "ended after 0 s, its state not saved"
+    assert outcome.error == "killed after 0 s"
 
 
 def test_a_stopped_job_says_what_goes_on(tmp_path: Path) -> None:

@@ -29,8 +29,11 @@ PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
         (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
         (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
         (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: several tiers are separated by blanks: l4x1 l4x4"),
-        (["l4x4", *JOB, "--max_cost=-3"], "'-3' must be a number above 0, in USD, as --max_cost=5"),
-        (["l4x4", *JOB, "--early_stopping=critic"], "wgan_gp can stop by critic_loss, generator_loss"),
+        (
+            ["l4x4", *JOB, "--max_cost=-3"],
+            "argument --max_cost: '-3' must be a number above 0, in USD",
+        ),
+        (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
         (
             ["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
             "project=My Project: give its ID, of lower-case letters",

@@ -88,15 +88,14 @@ def prepare(
 
 
 def _about(config: TrainConfig) -> dict[str, Any]:
-    """The settings that an index keeps, to name what differs."""
-    names = ("image_size", "channels", "evaluation_fraction", "seed")
-    return {"SRC": config.data, **{name: getattr(config, name) for name in names}}
+    """The settings that an index keeps beside the source, to name what differs."""
+    return {name: getattr(config, name) for name in ("image_size", "channels", "evaluation_fraction", "seed")}
 
 
 def _differing(config: TrainConfig, index: Mapping[str, Any]) -> str:
     """Why these are not the shards of an index, as far as it tells."""
-    kept = index.get("settings")
-    there, here = kept if isinstance(kept, dict) else {}, _about(config)
+    kept, here = index.get("settings"), {"SRC": config.data, **_about(config)}
+    there = {"SRC": index.get("source"), **(kept if isinstance(kept, dict) else {})}
     shown = [f"{key}: {there[key]} there, {here[key]} here" for key in here if there.get(key, here[key]) != here[key]]
     return "; ".join(shown) or "its files changed, or the size of a shard"
 
