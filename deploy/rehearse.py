@@ -1,5 +1,6 @@
 """The runs of a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,9 @@ from deploy.backends.local import LocalJob
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, TierFacts
-from trainer.errors import INTERRUPTED
+from trainer.config import DATA_SOURCES, resolve, said_kind
+from trainer.errors import INTERRUPTED, UserError
+from trainer.storage import expanded
 
 
 class LocalRunner:
@@ -31,7 +34,12 @@ class LocalRunner:
         return iter(())
 
     def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """Nothing: this machine is there."""
+        """This machine is there; are the data?"""
+        for flags in tiers.values():
+            data = resolve(flags).config.data
+            path = said_kind(data)[1]
+            if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
+                raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""
