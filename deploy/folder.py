@@ -30,7 +30,8 @@ def check_folder(out: Path, asked: Mapping[str, Any]) -> None:
             f"{out / COMPARISON} is {what}, but runs lie here, and nothing says of what: give another --out, or look "
             f"at them: `python -m deploy report {out}`"
         )
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    tiers_of_one = {key for key in before.keys() ^ now.keys() if key.startswith("tier ")}  # their names are told
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in tiers_of_one]
     if differing:
         none = "not given"
         shown = (f"{key}: {before.get(key, none)} there, {now.get(key, none)} here" for key in differing[:_MOST_SHOWN])
@@ -63,10 +64,11 @@ def is_done(job_dir: Path) -> bool:
 
 def any_begun(out: Path) -> bool:
     """Whether anything came of a run in `out`, or may yet come of a job that was sent."""
-    return any(_is_begun(job_dir) for job_dir in out.glob("*/repeat-*"))
+    return any(is_begun(job_dir) for job_dir in out.glob("*/repeat-*"))
 
 
-def _is_begun(job_dir: Path) -> bool:
+def is_begun(job_dir: Path) -> bool:
+    """Whether anything came of the run, or may yet come of its job."""
     state = read_json(job_dir / "result.json")[0].get("state")
     sent = (job_dir / "vertex.json").exists() and state != "failed"
     reported = (job_dir / "stats.jsonl").is_file() or any((job_dir / "checkpoints").glob("*"))

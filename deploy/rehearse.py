@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.backends.local import LocalJob
+from deploy.folder import is_begun
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
+from deploy.render import new_submission
 from deploy.tier import Tier, TierFacts
 from trainer.config import DATA_SOURCES, resolve, said_kind
 from trainer.errors import INTERRUPTED, UserError
@@ -43,8 +45,11 @@ class LocalRunner:
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""
+        if not is_begun(job_dir):
+            (job_dir / "result.json").unlink(missing_ok=True)  # the time of what came to nothing is not the run's
         given = [*flags, f"--job_dir={job_dir.absolute()}"]
-        workers = workers_of(self._tiers[tier.name], given, job_dir.absolute(), f"compare-{tier.name}")
+        attempt = f"compare-{tier.name}-{new_submission()}"  # of its own: it is no restart by Vertex AI
+        workers = workers_of(self._tiers[tier.name], given, job_dir.absolute(), attempt)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:

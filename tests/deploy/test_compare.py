@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from deploy.__main__ import main
 from deploy.compare import Plan, compare
@@ -108,7 +109,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
             (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
         ): "steps: 40 there, 20 here; seed: not given there, 1 here",
         Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
-        Plan((ONE,), FLAGS): "tiers: one, two there, one here; tier two: {'name': 'two', .*} there, not given here",
+        Plan((ONE,), FLAGS): "tiers: one, two there, one here",
         Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",
         Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong there, weak here",
     }.items():
@@ -359,6 +360,26 @@ def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ..
     assert "Different final losses" not in out
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count('alt="samples of') == (3 if "wgan_gp" in recipe[0] else 0)
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> None:
+    """What came to nothing is no restart of the run, and no hopeless one."""
+    (tmp_path / "photos").mkdir()
+    flags = ["l4x1", *FLAGS, f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
+    with deploy("compare", *flags) as process:
+        _, error = process.communicate(timeout=120)
+    assert (process.returncode, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: data={tmp_path}/photos: no image files here")
+    assert not (tmp_path / "out" / "report.html").exists()
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir()
+        for shade in range(8):
+            Image.new("L", (16, 16), 16 * shade).save(tmp_path / "photos" / name / f"{shade}.png")
+    with deploy("compare", *flags) as process:
+        assert process.wait(timeout=300) == 0
+    run = read_run(tmp_path / "out" / "l4x1" / "repeat-1")
+    assert (run.state, run.restarts) == ("done", 0)
 
 
 @pytest.mark.slow
