@@ -50,7 +50,8 @@ def _identity(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     """What makes it another comparison where it differs, by names that a user knows; None where `asked` is damaged."""
     try:
         tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in asked["tiers"]}
-        flags = dict(flag.removeprefix("--").partition("=")[::2] for flag in asked["flags"])
+        parts = [flag.removeprefix("--").partition("=") for flag in asked["flags"]]
+        flags = {name: value if equals else "true" for name, equals, value in parts}
         about = {"on": asked["on"], "scaling": asked["scaling"], "tiers": ", ".join(tiers)}
     except (KeyError, TypeError, AttributeError):
         return None
