@@ -191,8 +191,8 @@ def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
     """The trainer's flags by tier, checked; says what is trained, and what the runs may cost that are not done yet."""
     flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
     check_folder(out, plan.asked(runner.name, 1))
-    shared = "" if plan.scaling == "strong" else f" on {plan.tiers[0].name}, as much a replica on the others"
-    print(f"{training(resolve(plan.flags).config)}{shared}", flush=True)
+    weak = f"; weak scaling: that is the batch of {plan.tiers[0].name}, the others have as many rows a replica"
+    print(f"{training(resolve(plan.flags).config)}{weak if plan.scaling == 'weak' else ''}", flush=True)
     for line in runner.costs([(tier, flags[tier.name], count) for tier, count in _left(plan, out).items()]):
         print(line, flush=True)
     return flags

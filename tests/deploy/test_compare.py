@@ -177,7 +177,7 @@ def test_what_is_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFix
     compare(Plan((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
     assert capsys.readouterr().out.startswith("trains mlp on digits, global batch 8, 40 steps\n")
     compare(Plan((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
-    line = "trains mlp on digits, global batch 8, 40 steps on two, as much a replica on the others\n"
+    line = "trains mlp on digits, global batch 8, 40 steps; weak scaling: that is the batch of two, the others have as "
     assert capsys.readouterr().out.startswith(line)
 
 
