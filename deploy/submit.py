@@ -12,7 +12,7 @@ from deploy.backends.gcloud import Gcloud
 from deploy.checks import NoMachines, check_continent, sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import Lost, exit_code, explained, stocked_out
-from deploy.jobspec import Job, settings_on
+from deploy.jobspec import Job, settings_on, training
 from deploy.machines import load_machines
 from deploy.patience import PATIENCE_S, Clock, patiently, waits
 from deploy.place import needed_project, read_place
@@ -77,7 +77,7 @@ def describe(job: Job) -> Iterator[str]:
     """What is submitted, what it costs, what happens when it fails: lines for people."""
     tier = job.tier
     yield f"{job.name}: {tier.facts.machine} in {job.place.region}, {tier.strategy}"
-    yield f"trains {job.config.model} on {job.config.data}, global batch {job.config.global_batch_size}"
+    yield training(job.config)
     yield f"writes to {job.output}"
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
