@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deploy.arguments import check_tiers
 from deploy.machines import accelerator_of
 from deploy.runs import Collection, Run, TierRuns
 from deploy.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
-from trainer.errors import UserError
-from trainer.settings import nearest
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run has
 ACCURACIES = ("val_accuracy", "accuracy")
@@ -60,9 +59,7 @@ def measure(collection: Collection, baseline: str = "", usd_by_tier: Mapping[str
     """
     groups = collection.tiers
     names = [group.name for group in groups]
-    for name in (*([baseline] if baseline else []), *(usd_by_tier or {})):
-        if name not in names:
-            raise UserError(f"{name}: no such tier{nearest(name, names)} Here are: {', '.join(names)}")
+    check_tiers([*([baseline] if baseline else []), *(usd_by_tier or {})], names)
     given = dict(usd_by_tier or {})
     known = {group.name: group.tier.price_per_hour for group in groups if group.tier} | given
     rows = [_measured(group, collection.at_desk) for group in groups]

@@ -16,6 +16,7 @@ from deploy.measure import measure
 from deploy.report import numbers_by_tier
 from deploy.runs import collect
 from deploy.table import to_terminal
+from docs.pictures import comparison
 from tests.deploy.conftest import put
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.errors import UserError
@@ -189,6 +190,14 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     for figure in draw(collection, measure(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
         words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
         assert [name for name in names if name not in words] == [], figure.title
+
+
+def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:
+    for name, devices in (("one", ["CPU:0"]), ("two", ["CPU:0", "CPU:1"])):
+        plant(tmp_path / name, noisy(0.1), devices=devices)
+    comparison(tmp_path, tmp_path / "tiers.png")
+    with Image.open(tmp_path / "tiers.png") as image:
+        assert image.width > 900
 
 
 def test_the_pareto_front() -> None:
