@@ -17,7 +17,7 @@ from keras import layers
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
-from trainer.distribution.gradients import prepare
+from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import current_step
 from trainer.models.layers import full_precision
 
@@ -40,7 +40,9 @@ class Denoiser(keras.Model):
         super().__init__()
         self.network = network
         # Built here, under the strategy's scope; it sums gradients over all replicas.
-        self.adam = prepare(keras.optimizers.Adam(config.learning_rate), network.trainable_variables, config.precision)
+        self.adam = sum_and_build(
+            keras.optimizers.Adam(config.learning_rate), network.trainable_variables, config.precision
+        )
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """data: this replica's rows, (rows, height, width, channels), 0 to 255. Returns sums over the global batch."""

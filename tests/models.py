@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer.cluster import read_cluster
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.distribution.gradients import prepare
+from trainer.distribution.gradients import sum_and_build
 from trainer.models.layers import StepDropout
 
 
@@ -112,7 +112,7 @@ class _MeanLoss(keras.Model):
     def __init__(self, dataset: Dataset) -> None:
         super().__init__()
         self.network = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Conv2D(1, 3, padding="same")])
-        self.adam = prepare(keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32")
+        self.adam = sum_and_build(keras.optimizers.Adam(1e-3), self.network.trainable_variables, "float32")
 
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:

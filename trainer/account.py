@@ -82,10 +82,10 @@ class Account:
             "step_seconds": rounded(progress.whole.step_seconds),
         }
 
-    def failed(self, error: str, exit_code: int) -> dict[str, Any]:
-        """The content of result.json for a run that stopped with `error`: what was known of it before stays."""
+    def failed(self, error: str, exit_code: int, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of result.json for a run that stopped with `error`: what is `known` there already stays."""
         why = {"exit_code": exit_code, "settings": self.settings, "vertex_job": os.environ.get("CLOUD_ML_JOB_ID")}
-        return {**self.before, **self.result("failed", error), **why}
+        return {**known, **self.result("failed", error), **why}
 
     def _over_restarts(self) -> dict[str, Any]:
         saving = self.before.get("saving_seconds", 0.0) + self.saving_seconds

@@ -383,6 +383,11 @@ def check(config: TrainConfig) -> None:
             f"replicas={config.replicas} and expect_devices={config.expect_devices} contradict each other: devices "
             "that are paid for would not be used"
         )
+    if config.fine_tune_after_steps and config.model in MODELS and config.model != "efficientnet":
+        raise UserError(
+            f"fine_tune_after_steps={config.fine_tune_after_steps}: {config.model} has no layers that learn later, "
+            "only efficientnet has: drop it, or say --fine_tune_after_steps=0 where a recipe sets it"
+        )
     if config.replicas:
         config.rows_per_replica(config.replicas)
     if config.model in MODEL_RULES:

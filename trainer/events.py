@@ -1,5 +1,7 @@
 """What happens between calls to the device, and in which order: reports, evaluation, FID, samples, checkpoints."""
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from trainer.config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
-from trainer.progress import Progress, larger_is_better
+from trainer.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.settings import nearest
 from trainer.training.evaluate import Evaluation
@@ -22,32 +24,43 @@ from trainer.training.preemption import Control
 
 
 class Best:
-    """The best value of one metric so far, and its step: `best_metric`, or else val_accuracy or FID."""
+    """The best value of one metric so far, and its step: `best_metric`, or else val_accuracy or FID.
+
+    It begins anew where values do not compare: with another metric, and of FID and KID with other features or another
+    number of images. NaN is never the best.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self._names = [config.best_metric] if config.best_metric else ["val_accuracy", "fid"]
+        self._features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
         self._state: dict[str, Any] = {}
         self.improved = False  # by the newest measurement
 
     def state(self) -> dict[str, Any]:
-        """{"metric", "value", "step"}; {} where nothing was measured yet."""
+        """{"metric", "features", "value", "step"}; {} where nothing was measured yet."""
         return self._state
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state()` gave."""
-        self._state = {
-            "metric": str(state["metric"]), "value": float(state["value"]), "step": int(state["step"])
-        } if state and state["value"] is not None else {}  # fmt: skip
+        if state and state["value"] is not None:
+            features = str(state.get("features", self._features))
+            self._state = self._measured(str(state["metric"]), features, float(state["value"]), int(state["step"]))
 
     def consider(self, found: Mapping[str, float], step: int) -> None:
         """Compares a measurement with the best so far; the first that is measured is the best."""
-        for name in self._names:
-            if name in found:
-                value, before = found[name], self._state.get("value")
-                better = before is None or (value > before if larger_is_better(name) else value < before)
-                if better:
-                    self._state, self.improved = {"metric": name, "value": value, "step": step}, True
-                return
+        name = next((name for name in self._names if name in found), None)
+        if name is None or math.isnan(found[name]):
+            return
+        now, before = self._measured(name, self._features, found[name], step), self._state
+        compares = all(before.get(part) == now[part] for part in ("metric", "features"))
+        better = operator.gt if name == "val_accuracy" else operator.lt
+        if not compares or better(now["value"], before["value"]):
+            self._state, self.improved = now, True
+
+    @staticmethod
+    def _measured(metric: str, features: str, value: float, step: int) -> dict[str, Any]:
+        of_images = metric in ("fid", "kid")
+        return {"metric": metric, "features": features if of_images else None, "value": value, "step": step}
 
 
 def events_of(
@@ -70,7 +83,7 @@ def events_of(
         means = reporter.epoch_end(progress)
         callbacks.on_epoch_end(int(progress.epoch) - 1, means)
         control.agree_to_stop(model)
-        if not (progress.finished or model.stop_training):
+        if not (progress.ends or model.stop_training):
             callbacks.on_epoch_begin(int(progress.epoch))
 
     def measured(tell: Callable[..., None], measure: Callable[[], dict[str, float]]) -> Callable[[Progress], None]:
@@ -110,8 +123,12 @@ def _check_best_metric(config: TrainConfig, known: Sequence[str]) -> None:
 def _fid(assembly: Assembly, job_dir: Path, replicas: Replicas) -> tuple[Fid, Path]:
     """What computes FID and KID, and where the real features are kept: beside the data, or in `job_dir`."""
     config, model = assembly.config, assembly.model
-    if not hasattr(model, "averaged_generator"):
-        raise UserError(f"fid_every_steps={config.fid_every_steps}: {config.model} generates no images: drop the flag")
+    missing = [name for name in ("averaged_generator", "latent_dim") if not hasattr(model, name)]
+    if missing:
+        raise UserError(
+            f"fid_every_steps={config.fid_every_steps}: {config.model} has no {' and no '.join(missing)}: FID needs a "
+            "generator of images: drop the flag, or give your model what trainer/models/__init__.py says"
+        )
     with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
     fid = Fid(model, replicas, extractor, assembly.dataset.train, config.fid_samples, config.seed)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer.disk import tensorflow_writing
 from trainer.errors import UserError, reason
 from trainer.log import log
+from trainer.models.layers import refresh_normalization
 from trainer.storage import whole_folder
 
 
@@ -75,6 +76,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     finally:
         model.compiled = compiled
     copy.set_weights(model.get_weights())
+    refresh_normalization(copy)
     return copy
 
 

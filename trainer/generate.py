@@ -14,6 +14,8 @@ from trainer.quiet import quiet_start
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
 
+_ROWS = 256  # images that are made at a time
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Loads the model, draws noise from the seed, writes one PNG. Returns the exit code."""
@@ -31,10 +33,17 @@ def _generate(arguments: Sequence[str] | None) -> int:
         from trainer import images
 
     generate, latent_dim, dtype = load_generator(model)
-    pictures = generate(images.noise(options.seed, options.count, latent_dim, dtype))
+    pictures = in_batches(generate, images.noise(options.seed, options.count, latent_dim, dtype))
     write_whole(out, images.encode_png(images.grid(pictures)))
     log.info(f"{options.count} image{'s' if options.count > 1 else ''} in {out}")
     return DONE
+
+
+def in_batches(generate: Callable[[Any], Any], noise: Any) -> Any:
+    """What `generate` makes of all rows of `noise`, a few hundred at a time: (count, height, width, channels) uint8."""
+    import numpy as np
+
+    return np.concatenate([generate(noise[first : first + _ROWS]) for first in range(0, len(noise), _ROWS)])
 
 
 def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:

@@ -15,7 +15,8 @@ from trainer.assembly import Assembly, assemble
 from trainer.cluster import Cluster, read_cluster
 from trainer.config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading
-from trainer.distribution.peers import Peers, meet
+from trainer.distribution.meeting import meet
+from trainer.distribution.peers import Peers
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, PlatformFault, UserError
 from trainer.events import Best, events_of
@@ -23,6 +24,7 @@ from trainer.export import export, load_template_weights
 from trainer.jobdir import JobDir, open_job_dir, write_json
 from trainer.log import log
 from trainer.models import depends_on_replicas
+from trainer.models.layers import refresh_normalization
 from trainer.progress import Progress
 from trainer.record import describe, versions
 from trainer.reporting.reporter import Reporter
@@ -128,8 +130,9 @@ def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: Acco
 
     def write_failure(error: str, code: int) -> None:
         with suppress(UserError):  # where result.json cannot be written either, the first error is the one to tell
-            if cluster.is_chief and job_dir.read_result().get("state") != "done":
-                job_dir.write_result(account.failed(error, code))
+            known = job_dir.read_result() if cluster.is_chief else {}
+            if cluster.is_chief and known.get("state") != "done":
+                job_dir.write_result(account.failed(error, code, known))
         job_dir.mirror.leave()
 
     peers = None
@@ -235,6 +238,7 @@ def _initialise(config: TrainConfig, assembly: Assembly, checkpoints: Checkpoint
         log.info(f"starts from the weights of {config.initial_model}")
     else:
         log.info("starts from scratch")
+    refresh_normalization(assembly.model)
     return restored
 
 
@@ -246,6 +250,9 @@ def _ended_before(job: Job) -> str | None:
     if not job.job_dir.mirror.holds(job.job_dir.model):
         return None
     asked, done = progress.asked_steps, progress.step
+    if result.get("state") == "done" and progress.finished and progress.total_steps < asked:
+        more = "more steps and a larger --patience" if job.config.early_stopping else "more steps"
+        return f"finished already: stopped early after {done:,} of {asked:,} steps: give {more} to go on"
     if result.get("state") == "done" and (progress.finished or result.get("asked_steps") == asked):
         return f"finished already: {done:,} steps are done, {asked:,} were asked for: give more to go on"
     minutes = job.config.max_minutes

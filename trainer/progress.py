@@ -96,6 +96,7 @@ class Progress:
     training_seconds: float = 0.0  # in calls to the device: saving and sampling left out
     call_seconds: float = 0.0  # of the newest call
     call_timed: bool = False  # whether the newest call says something of speed
+    budget_spent: bool = False  # this process ends here; another one may go on
     whole: Window = field(init=False)
     asked_steps: int = field(init=False)  # total_steps as given: early stopping lowers that
 
@@ -139,6 +140,11 @@ class Progress:
         return self.step >= self.total_steps
 
     @property
+    def ends(self) -> bool:
+        """Whether the newest call was the last, of the run or of its budget."""
+        return self.finished or self.budget_spent
+
+    @property
     def seconds(self) -> float:
         """Since the run began to train."""
         return self.seconds_before + time.monotonic() - self.began
@@ -151,14 +157,14 @@ class Progress:
 
 
 def by_kind(means: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Scalars as {"losses": …, "metrics": …}: a loss has `loss` or `penalty` in its name."""
-    losses = {name: value for name, value in means.items() if "loss" in name or "penalty" in name}
+    """Scalars as {"losses": …, "metrics": …}."""
+    losses = {name: value for name, value in means.items() if is_loss(name)}
     return {"losses": losses, "metrics": {name: value for name, value in means.items() if name not in losses}}
 
 
-def larger_is_better(name: str) -> bool:
-    """Whether a larger value of that name is a better one: of an accuracy; not of a loss, FID or KID."""
-    return "accuracy" in name
+def is_loss(name: str) -> bool:
+    """Whether a value of that name is a loss: it has `loss` or `penalty` in it."""
+    return "loss" in name or "penalty" in name
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -47,14 +47,15 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failure_keeps_what_was_known() -> None:
-    before = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
-    failed = Account.of(CONFIG, before, 0.0).failed("no such folder", USER_MUST_CHANGE)
+    """Also what this very process wrote: when it began there was nothing."""
+    known = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
+    failed = Account.of(CONFIG, {}, 0.0).failed("no such folder", USER_MUST_CHANGE, known)
     assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
     assert (failed["steps"], failed["final"]) == (50, {"losses": {"loss": 1.0}})
 
 
 def failed_before(**other: Any) -> dict[str, Any]:
-    return {**Account.of(CONFIG, {}, 0.0).failed("step 3: loss is NaN", USER_MUST_CHANGE), **other}
+    return {**Account.of(CONFIG, {}, 0.0).failed("step 3: loss is NaN", USER_MUST_CHANGE, {}), **other}
 
 
 def test_on_vertex_the_same_job_with_the_same_settings_leaves_with_the_old_line(

@@ -38,3 +38,10 @@ def test_as_keras_does(precision: str, shape: tuple[int, ...]) -> None:
         np.testing.assert_allclose(
             one, other, rtol=TOLERANCE[precision], atol=TOLERANCE[precision] * np.abs(other).max()
         )
+
+
+def test_frozen_it_keeps_its_statistics_in_training_too() -> None:
+    layer = FusedBatchNormalization(trainable=False)
+    inputs = tf.constant(RANDOM.normal(2.0, 3.0, (8, 6, 6, 5)), tf.float32)
+    np.testing.assert_array_equal(layer(inputs, training=True), layer(inputs))
+    np.testing.assert_array_equal(layer.moving_mean, np.zeros(5))

@@ -71,6 +71,7 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
         (["--model=efficientnet"], "efficientnet takes colour images: say --channels=3"),
         (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
+        (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers that learn later, only efficientnet has"),
         (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
         (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
     ],

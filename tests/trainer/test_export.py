@@ -135,6 +135,17 @@ def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -
         assert np.abs(picture.astype(int) - pictures[0]).max() <= 1
 
 
+def test_many_images_are_generated_some_at_a_time() -> None:
+    sizes = []
+
+    def double(noise: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        sizes.append(len(noise))
+        return 2 * noise
+
+    assert generate.in_batches(double, np.arange(600)).tolist() == list(range(0, 1200, 2))
+    assert sizes == [256, 256, 88]
+
+
 @pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
 def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str) -> None:
     assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"

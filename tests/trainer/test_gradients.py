@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import fresh_collectives
-from trainer.distribution.gradients import prepare
+from trainer.distribution.gradients import sum_and_build
 from trainer.models.optimizers import FusedAdam
 
 
@@ -20,7 +20,7 @@ def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
     strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
     with strategy.scope():
         weight = keras.Variable(np.ones(2, np.float32))
-        optimizer = prepare(keras.optimizers.SGD(1.0), [weight], precision)
+        optimizer = sum_and_build(keras.optimizers.SGD(1.0), [weight], precision)
 
     @tf.function
     def step() -> None:
@@ -62,7 +62,7 @@ def test_the_fused_adam_is_the_one_of_keras(replicas: int, dtype: str) -> None:
     for kind in (FusedAdam, keras.optimizers.Adam):
         with strategy.scope():
             weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
-            optimizer = prepare(kind(0.01, beta_1=0.5), weights, "float32")
+            optimizer = sum_and_build(kind(0.01, beta_1=0.5), weights, "float32")
 
         def on_replica(optimizer: Any, weights: Any) -> None:
             optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights], weights)

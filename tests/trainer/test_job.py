@@ -209,12 +209,13 @@ def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> N
 
 
 def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
-    config = small_config("--model=tests.models:failing", "--report_every_steps=2")
+    config = small_config("--model=tests.models:failing", "--report_every_steps=2", "--checkpoint_every_steps=2")
     with pytest.raises(UserError, match="step 3: loss is NaN or infinite"):
         run(config)
     result = read(Path(config.job_dir) / "result.json")
     assert result["state"] == "failed"
     assert result["error"].startswith("step 3: loss is NaN")
+    assert result["final"]["losses"] == {"loss": 1.0}
     assert [entry["step"] for entry in lines(Path(config.job_dir), "report")] == [2]
 
 

@@ -22,12 +22,18 @@ from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import PlatformFault, UserError
 from trainer.export import export, plain_copy
-from trainer.models import build_model
-from trainer.models.efficientnet import _over_all_replicas
-from trainer.models.layers import FusedBatchNormalization, StepDropout, SyncBatchNormalization
+from trainer.models import build_model, depends_on_replicas
+from trainer.models.efficientnet import _freeze_below, _over_all_replicas
+from trainer.models.layers import (
+    FusedBatchNormalization,
+    StepDropout,
+    SyncBatchNormalization,
+    refresh_normalization,
+)
 from trainer.models.optimizers import StepSchedule, learning_rate
 
 ROOT = Path(__file__).parents[2]
+RANDOM = np.random.default_rng(0)
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
@@ -217,6 +223,7 @@ def changed(before: keras.Model, after: keras.Model) -> set[str]:
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
     start = run_steps(resolve(flags).config, 0)[0]
+    assert depends_on_replicas(start, replicas=2) == []
     assert changed(start, run_steps(resolve(flags).config, 2)[0]) == {"logits"}
 
     tuned = resolve([*flags, "--fine_tune_from=block7a", "--fine_tune_after_steps=2"]).config
@@ -228,17 +235,27 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet
     assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
 
 
-def test_a_network_from_scratch_gets_our_batch_norm_and_dropout() -> None:
+def test_the_copied_network_has_our_batch_norm_and_dropout_and_a_pretrained_one_stays_still() -> None:
     images = keras.Input((8, 8, 3))
     x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
+    x = keras.layers.Normalization()(x)
     stock = keras.Model(images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
+    stock.set_weights([RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights])
+    refresh_normalization(stock)
+    pixels = RANDOM.uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
     fresh_collectives()
     for replicas, kind in ((1, FusedBatchNormalization), (2, SyncBatchNormalization)):
         config = TrainConfig(replicas=replicas)
         with make_replicas(config).strategy.scope():
-            ours = _over_all_replicas(stock, config)
+            ours = _over_all_replicas(stock, config, pretrained=False)
+            fixed = _over_all_replicas(stock, config, pretrained=True)
+        _freeze_below(fixed, "")
+        np.testing.assert_allclose(fixed(pixels, training=True), stock(pixels), rtol=1e-5)
+        assert depends_on_replicas(fixed, replicas=2) == []
         assert type(ours.get_layer("norm")) is kind
         assert type(ours.get_layer("drop")) is StepDropout
+        for copy in (ours, plain_copy(ours)):
+            np.testing.assert_allclose(copy(pixels), stock(pixels), rtol=1e-5)
         saved = plain_copy(ours).get_layer("norm")
         assert (type(saved), saved.momentum, saved.synchronized) == (keras.layers.BatchNormalization, 0.8, False)
 
@@ -264,6 +281,13 @@ def test_efficientnets_weights_that_cannot_be_had(flag: str, line: str) -> None:
         build_model(resolve([*EFFICIENT, flag]).config, labelled(2))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_batch_norm_does_not_depend_on_replicas(frozen: bool) -> None:
+    norm = keras.layers.BatchNormalization(trainable=not frozen)
+    model = keras.Sequential([keras.Input((8, 8, 3)), norm])
+    assert [norm.name in line for line in depends_on_replicas(model, replicas=2)] == [True] * (not frozen)
 
 
 def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
@@ -329,7 +353,8 @@ def test_check_tells_a_fault_of_the_platform_in_one_line(
 
     monkeypatch.setattr(check_module, "resolve", fault)
     assert check_module.main([]) == 1
-    assert capsys.readouterr().err == "error: gs://b/x: Cloud Storage does not answer\n"
+    line = "error: gs://b/x: Cloud Storage does not answer: the same command again begins anew\n"
+    assert capsys.readouterr().err == line
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:

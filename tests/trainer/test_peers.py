@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,8 @@ from trainer.account import Account, refuse_hopeless_restart
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.distribution import peers
-from trainer.distribution.peers import Peers, meet
+from trainer.distribution.meeting import meet
+from trainer.distribution.peers import Peers
 from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.jobdir import open_job_dir
 from trainer.record import versions
@@ -47,6 +49,62 @@ def test_a_worker_that_fails_is_heard_with_its_exit_code(met: tuple[Peers, Peers
     worker.fail(code, "no such folder")
     chief._thread.join(10)
     assert [(line.partition(" stopped: ")[2], heard) for line, heard in HEARD] == [("no such folder", code)]
+
+
+def test_a_worker_whose_count_moves_is_not_lost_and_one_that_stands_still_is(
+    met: tuple[Peers, Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of a second, beats of five: what the chief knows of the worker is always behind."""
+    for one in met:
+        one._over.set()
+        one._thread.join(10)
+    chief, now = met[0], [time.monotonic()]
+    chief._over.clear()  # from here on this test is its watch
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    (peer,) = chief._peers.values()
+
+    def pass_seconds(count: int) -> None:
+        for _ in range(count):
+            now[0] += 1
+            peer.heard = now[0]
+            chief._check(now[0])
+
+    for _ in range(20):
+        chief.begin_call()
+        pass_seconds(4)
+        chief._understand(peer, {"beat": chief._calls})
+        chief.begin_call()
+        pass_seconds(1)
+    assert HEARD == []
+    pass_seconds(60)  # it is late for as long as it may be, and what we know of it as old as it can be
+    assert [line.partition(" is gone: ")[2].partition(";")[0] for line, _ in HEARD] == [
+        "it has stayed behind the others for 10 seconds"
+    ]
+
+
+def test_the_chief_waits_for_a_worker_that_is_late_at_the_end(met: tuple[Peers, Peers]) -> None:
+    chief, worker = met
+
+    def late() -> None:
+        time.sleep(0.3)
+        worker.finish(10.0)
+
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(late)
+        chief.finish(0.0)
+        assert all(peer.done for peer in chief._peers.values())
+        ending.result()
+    assert HEARD == []
+
+
+def test_all_workers_hear_at_once_that_one_runs_something_else() -> None:
+    addresses = tuple(free_addresses(3))
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(meet, Cluster(addresses, index), {"seed": index == 2}, 60.0) for index in range(3)]
+        errors = {str(one.exception()) for one in waiting}
+        assert all(isinstance(one.exception(), UserError) for one in waiting)
+    line = f"worker 2 ({addresses[2]}) and the chief do not run the same (seed: False on the chief, True there)"
+    assert errors == {f"{line}: start them alike"}
 
 
 def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(

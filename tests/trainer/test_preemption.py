@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,7 +137,7 @@ def test_checkpoints_by_the_clock(small_config: Make) -> None:
 def test_the_budget_counts_over_restarts_and_ends_the_run_as_planned(
     small_config: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--steps=30", "--steps_per_loop=1", "--max_minutes=5")
+    flags = ("--steps=30", "--steps_per_loop=1", "--max_minutes=5", "--sample_every_steps=0")
     folder = Path(small_config().job_dir)
     folder.mkdir()
     write_json(folder / "result.json", {"state": "running", "wall_seconds": 299.9})  # of a process before
@@ -145,6 +146,8 @@ def test_the_budget_counts_over_restarts_and_ends_the_run_as_planned(
     assert (result["state"], result["steps"], result["error"]) == ("budget", 1, None)
     assert result["wall_seconds"] > 300
     assert (folder / "model" / "model.keras").is_file()
+    assert (folder / "samples" / "step-00000001.png").is_file()
+    assert result["final"]["losses"]
     run(small_config(*flags))
     assert result_of(folder) == result  # it ended at once
     run(small_config("--steps=3", "--steps_per_loop=1", "--max_minutes=50"))
@@ -223,6 +226,7 @@ def check_same(folder: Path, undisturbed: Path) -> None:
     ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
     assert [state["owed"] for state in (ours, theirs)] == [False, False]
     assert ours["best"]["step"] == theirs["best"]["step"]
+    assert [state["callbacks"].pop("monitor") for state in (ours, theirs)] == ["val_loss"] * 2
     assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
 
 
@@ -286,6 +290,19 @@ def test_early_stopping_goes_on_counting_and_stays_stopped(
                 break
             saves.clear()
     check_same(run(config), undisturbed)
+
+
+def test_a_run_that_stopped_early_says_so_and_how_it_goes_on(
+    small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
+    folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
+    shutil.copytree(undisturbed, folder)
+    run(small_config(*STOPS))
+    assert f"stopped early after {steps} of 240 steps: give more steps and a larger --patience to go on" in caplog.text
+    run(small_config(*STOPS, "--steps=241", "--patience=200"))
+    assert result_of(folder)["steps"] == 241
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> None:

@@ -1,8 +1,10 @@
 """Evaluation counts each example once; FID and KID are what their formulas say."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -14,6 +16,7 @@ from tests.conftest import SMALL
 from tests.drill import losses, numbers
 from tests.support import Signals, fresh_collectives, run_steps, small
 from trainer import job
+from trainer.assembly import set_precision_and_seed
 from trainer.config import TrainConfig, resolve
 from trainer.data.dataset import Arrays
 from trainer.data.sources import load_dataset
@@ -43,13 +46,12 @@ def test_the_same_weights_give_the_same_counts_on_any_number_of_replicas(count: 
             model = build_model(config, digits)
             model.set_weights(weights)
         evaluate = Evaluation(model, where, examples)
-        found.append((evaluate.count_correct(), evaluate()["val_loss"]))
+        found.append(evaluate())
     outputs = model(images.astype("float32"), training=False)
     losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
-    expected = (int(np.sum(np.argmax(outputs, axis=-1) == labels)), float(np.mean(losses)))
     for counted in found:
-        assert counted[0] == expected[0]
-        assert counted[1] == pytest.approx(expected[1], rel=1e-5)
+        assert counted["val_accuracy"] == np.mean(np.argmax(outputs, axis=-1) == labels)
+        assert counted["val_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_only_classifiers_with_labelled_examples_are_evaluated() -> None:
@@ -61,6 +63,9 @@ def test_only_classifiers_with_labelled_examples_are_evaluated() -> None:
     assert evaluation(model, on(1), None) is None
     assert evaluation(model, on(1), unlabelled) is None
     assert evaluation(build_model(small(), digits), on(1), digits.train) is None
+    without_loss = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    without_loss.compile()
+    assert evaluation(without_loss, on(1), digits.train) is None
 
 
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"])
@@ -117,6 +122,17 @@ def test_kid_is_the_unbiased_sum_written_out() -> None:
     assert kernel_distance(one, other) == pytest.approx(within_one + within_other - 2 * across, rel=1e-12)
 
 
+def test_kid_of_many_images_needs_little_memory() -> None:
+    draw = np.random.default_rng(5)
+    one, other = draw.standard_normal((4000, 4)), draw.standard_normal((4000, 4))
+    tracemalloc.start()
+    try:
+        kernel_distance(one, other)
+        assert tracemalloc.get_traced_memory()[1] < 4000 * 4000 * 8 / 2  # the kernel's matrix is twice as large
+    finally:
+        tracemalloc.stop()
+
+
 def test_kid_of_equal_distributions_is_zero_on_average() -> None:
     draw = np.random.default_rng(4)
     found = [kernel_distance(draw.standard_normal((40, 3)), draw.standard_normal((40, 3))) for _ in range(400)]
@@ -139,7 +155,8 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
     found = []
     for replicas in (1, 2):
         config = small(f"--replicas={replicas}")
-        model, _ = run_steps(config, 3)
+        gan, _ = run_steps(config, 3)
+        model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         where = on(replicas) if replicas == 1 else None
         fresh_collectives()
         where = where or make_replicas(config)
@@ -170,6 +187,35 @@ def test_features_of_other_sizes_and_colours_are_fitted(features: Path) -> None:
     assert Extractor(str(features), "none")(tf.zeros((2, 32, 32, 3), tf.uint8)).shape == (2, 8)
 
 
+PRECISIONS = ["mixed_bfloat16", "mixed_float16", "float64"]
+
+
+def features_in(precision: str, name: str, weights: str) -> tuple[str, np.ndarray]:  # type: ignore[type-arg]
+    """Of the network its identity, and the features of an image, in a run of that precision."""
+    set_precision_and_seed(TrainConfig(precision=precision))
+    images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
+    extract = Extractor(name, weights)
+    found = extract(images)
+    assert (found.dtype, keras.config.dtype_policy().name) == (tf.float32, precision)
+    return extract.identity, found.numpy()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_features_do_not_depend_on_the_precision_of_the_run(
+    precision: str, features: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
+        """In place of InceptionV3, which takes long to build."""
+        layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
+        return keras.Sequential([keras.Input(input_shape), *layers])
+
+    monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
+    for name in ("inception", str(features)):
+        one, other = (features_in(each, name, "imagenet") for each in ("float32", precision))
+        assert one[0] == other[0]
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["nothing.keras", "text.keras"])
 def test_features_that_are_no_classifier_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.keras").write_text("no model")
@@ -192,6 +238,7 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     network = keras.applications.InceptionV3(include_top=False, weights=None, pooling="avg", input_shape=shape)
     network.save_weights(tmp_path / "i.weights.h5")
     images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
+    set_precision_and_seed(TrainConfig(precision="mixed_bfloat16"))  # it is the run's, not that of the features
     found = Extractor("inception", str(tmp_path / "i.weights.h5"))(images)
     resized = tf.image.resize(tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True)
     np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
@@ -215,7 +262,7 @@ def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], feature
     assert result["final"]["fid_features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
     assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
-    with pytest.raises(UserError, match="generates no images"):
+    with pytest.raises(UserError, match="mlp has no averaged_generator and no latent_dim: FID needs a generator"):
         job.run(small_config("--model=mlp", "--fid_every_steps=2"), [], 0.0)
 
 

@@ -18,7 +18,10 @@ def flip(images: Any, step: StepContext) -> Any:
 
 
 def crop(images: Any, step: StepContext) -> Any:
-    """Moves each image by up to 1/8 of its size each way; what comes in at a border mirrors what is beside it."""
+    """Moves each image by up to 1/8 of its size each way; what comes in at a border mirrors what is beside it.
+
+    images: (rows, height, width, channels), as is what it returns.
+    """
     height, width = images.shape[1:3]
     margins = (max(1, height // 8), max(1, width // 8))
     drawn = step.uniform((2,), stream="augment/crop")

@@ -10,6 +10,7 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
     """averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
 
     The lower d of the first steps keeps the random initial weights out of the average. Called in replica context.
+    averages, variables: keras.Variables, as many of each and of the same shapes; step: counted from 0, a tensor.
     """
     count = tf.cast(step, tf.float64)
     keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 
-def prepare(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
+def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
     """`optimizer`, built on `variables`, summing over replicas first; with loss scaling for mixed_float16.
 
     Call it under the strategy's scope: an optimizer that is built later dies under MirroredStrategy. The loss whose

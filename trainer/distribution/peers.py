@@ -1,12 +1,10 @@
-"""Who works beside us: workers meet before TensorFlow starts, and each notices when another one is gone.
+"""Who works beside us: each worker notices when another one is gone.
 
-TensorFlow starts no worker before all are there, and aborts the survivors of a lost one in C++, often without a word
-that helps. So the chief first listens on its own address of the cluster, in Python: each worker calls in and says what
-it runs. These connections stay: a killed process closes its own at once, a frozen machine falls silent.
+TensorFlow aborts the survivors of a lost worker in C++, often without a word that helps. So the connections of the
+meeting stay: a killed process closes its own at once, a frozen machine falls silent.
 """
 
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -19,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.cluster import Cluster
-from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.log import log
 
 BEAT_SECONDS = 5.0
@@ -35,8 +33,15 @@ class _Peer:
     link: socket.socket
     heard: float = field(default_factory=time.monotonic)
     received: bytes = b""
-    calls: int = 0
+    calls: int = 0  # to the devices, as of its newest beat
+    in_step: float = field(default_factory=time.monotonic)  # when its count last moved, or was as high as ours
     done: bool = False
+
+    def behind_for(self, calls: int, now: float) -> float:
+        """Seconds for which it has stood still behind our `calls`."""
+        if self.calls >= calls:
+            self.in_step = now
+        return now - self.in_step
 
 
 class Peers:
@@ -51,7 +56,7 @@ class Peers:
     ) -> None:
         self._cluster, self._stall_seconds, self._on_loss = cluster, stall_seconds, on_loss
         self._peers = {index: _Peer(index, link) for index, link in links.items()}
-        self._calls, self._behind_since = 0, time.monotonic()
+        self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
         self._selector = selectors.DefaultSelector()
         for peer in self._peers.values():
@@ -65,10 +70,13 @@ class Peers:
         self._calls += 1
 
     def finish(self, timeout_seconds: float) -> None:
-        """The last barrier: the chief returns when every worker is done, so that it ends last."""
+        """The last barrier: the chief returns when every worker is done, so that it ends last.
+
+        It waits at least as long as for a silent one: on a busy machine TensorFlow lets go of a dataset in seconds.
+        """
         if not self._cluster.is_chief:
             self._send({"done": True})  # the chief answers alike: a link closed too early would lose our word
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + max(timeout_seconds, SILENCE_SECONDS)
         while time.monotonic() < deadline and not all(peer.done for peer in self._peers.values()):
             time.sleep(0.02)
         self._close()
@@ -102,7 +110,7 @@ class Peers:
                 next_beat = time.monotonic() + BEAT_SECONDS
             for key, _ in self._selector.select(timeout=0.1):
                 self._receive(key.data)
-            self._check()
+            self._check(time.monotonic())
         for peer in self._peers.values():
             peer.link.close()
 
@@ -119,10 +127,11 @@ class Peers:
         peer.heard = time.monotonic()
         *lines, peer.received = (peer.received + data).split(b"\n")
         for line in lines:
-            self._understand(peer, _parse(line))
+            self._understand(peer, parse(line))
 
     def _understand(self, peer: _Peer, message: Mapping[str, Any]) -> None:
-        peer.calls = message.get("beat", peer.calls)
+        if message.get("beat", peer.calls) != peer.calls:
+            peer.calls, peer.in_step = message["beat"], time.monotonic()
         if "done" in message and not peer.done:
             if self._cluster.is_chief:
                 self._send({"done": True}, only=peer.index)
@@ -132,18 +141,16 @@ class Peers:
             self._send(message, skip=peer.index)
             self._leave(f"{who} stopped: {message['error']}", code, LEAVE_SECONDS)
 
-    def _check(self) -> None:
-        """Loses a peer that is silent; the chief also one that stays behind the others' calls to the devices."""
-        now = time.monotonic()
-        working = [peer for peer in self._peers.values() if not peer.done]
-        for peer in working:
+    def _check(self, now: float) -> None:
+        """Loses a peer that is silent; the chief also one that stands still behind its own calls to the devices."""
+        allowed = self._stall_seconds + 2 * BEAT_SECONDS  # what we know of a peer is as old as its newest beat
+        for peer in self._peers.values():
+            if peer.done:
+                continue
             if now - peer.heard > SILENCE_SECONDS:
                 self._lost(peer, f"nothing was heard of it for {SILENCE_SECONDS:.0f} seconds")
-        behind = [peer for peer in working if peer.calls < self._calls]
-        if not (behind and self._cluster.is_chief):
-            self._behind_since = now
-        elif now - self._behind_since > self._stall_seconds:
-            self._lost(behind[0], f"it has stayed behind the others for {self._stall_seconds:.0f} seconds")
+            elif self._cluster.is_chief and peer.behind_for(self._calls, now) > allowed:
+                self._lost(peer, f"it has stayed behind the others for {self._stall_seconds:.0f} seconds")
 
     def _lost(self, peer: _Peer, reason: str) -> None:
         error = f"{self._cluster.name(peer.index)} is gone: {reason}"
@@ -165,129 +172,7 @@ class Peers:
             os._exit(code)
 
 
-def meet(
-    cluster: Cluster,
-    runs: Mapping[str, Any],
-    timeout_seconds: float,
-    on_loss: Callable[[str, int], None] = lambda line, code: None,
-) -> Peers:
-    """Waits until all workers are there, and run the same: `runs` must be equal everywhere; UserError otherwise.
-
-    PlatformFault where one does not come within `timeout_seconds`: an image may still be pulled, a machine be missing.
-
-    `on_loss` hears, just before this process ends, the line that is said when a worker is gone, and the exit code.
-    """
-    host, _, port = cluster.addresses[cluster.index].rpartition(":")
-    server = _own_port(host.strip("[]"), int(port))
-    deadline = time.monotonic() + timeout_seconds
-    try:
-        if cluster.is_chief:
-            links = _await_workers(cluster, server, runs, deadline, timeout_seconds)
-        else:
-            links = {0: _call_chief(cluster, runs, deadline, timeout_seconds)}
-    finally:
-        server.close()  # TensorFlow's server takes the port
-    return Peers(cluster, links, timeout_seconds, on_loss)
-
-
-def _own_port(host: str, port: int) -> socket.socket:
-    """A server on our own address: it proves that the port is free, which TensorFlow does not (it shares ports)."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "another process uses this port: end it, or take another port" if in_use else str(error)
-        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
-
-
-def _await_workers(
-    cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], deadline: float, timeout_seconds: float
-) -> dict[int, socket.socket]:
-    links: dict[int, socket.socket] = {}
-    said = time.monotonic()
-    server.settimeout(1.0)
-    while len(links) < cluster.workers - 1:
-        missing = [cluster.name(index) for index in range(1, cluster.workers) if index not in links]
-        if time.monotonic() > deadline:
-            raise PlatformFault(
-                f"{', '.join(missing)} did not start within {timeout_seconds:.0f} seconds (see its log)"
-            )
-        if time.monotonic() - said > 10:
-            log.info(f"waiting for {', '.join(missing)}")
-            said = time.monotonic()
-        try:
-            link, _ = server.accept()
-        except TimeoutError:
-            continue
-        hello = _read_line(link)
-        index = hello.get("hello")
-        if not isinstance(index, int) or not 0 < index < cluster.workers:
-            link.close()
-            continue
-        differing = _differing(runs, hello.get("runs"))
-        _send_line(link, {"welcome": index, "differing": differing})
-        if differing:
-            raise UserError(f"{cluster.name(index)} and the chief do not run the same ({differing}): start them alike")
-        if index in links:
-            links[index].close()  # it was started anew
-        links[index] = link
-    for index, link in links.items():
-        _send_line(link, {"start": index})
-    return links
-
-
-def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, timeout_seconds: float) -> socket.socket:
-    host, _, port = cluster.addresses[0].rpartition(":")
-    while time.monotonic() < deadline:
-        try:
-            link = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
-        except OSError:
-            time.sleep(0.2)
-            continue
-        if link.getsockname() == link.getpeername():  # a port that nobody listens on may be connected to itself
-            link.close()
-            continue
-        _send_line(link, {"hello": cluster.index, "runs": dict(runs)})
-        welcome = _read_line(link)
-        if welcome.get("differing"):
-            raise UserError(f"the chief and this worker do not run the same ({welcome['differing']}): start them alike")
-        if welcome.get("welcome") == cluster.index and "start" in _read_line(link, deadline - time.monotonic()):
-            return link
-        link.close()  # a server of an older run that is about to end
-        time.sleep(0.5)
-    raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")
-
-
-def _differing(ours: Mapping[str, Any], theirs: Any) -> str:
-    """Names and values that differ; empty where all are equal."""
-    theirs = theirs if isinstance(theirs, dict) else {}
-    ours = json.loads(json.dumps(ours))
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return "; ".join(f"{name}: {ours.get(name)!r} on the chief, {theirs.get(name)!r} there" for name in names[:3])
-
-
-def _send_line(link: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # it is gone: whoever waits for its answer sees that
-        link.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _read_line(link: socket.socket, timeout_seconds: float = 5.0) -> dict[str, Any]:
-    """One JSON object a line, byte by byte so that nothing behind it is taken; {} for anything else."""
-    link.settimeout(max(0.1, timeout_seconds))
-    line = b""
-    try:
-        while not line.endswith(b"\n") and len(line) < 65536:
-            byte = link.recv(1)
-            if not byte:
-                return {}
-            line += byte
-    except OSError:
-        return {}
-    return _parse(line)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
+def parse(line: bytes) -> dict[str, Any]:
     """The JSON object of a line; {} for anything else."""
     try:
         found = json.loads(line)

@@ -9,12 +9,15 @@ its optimizers built there. The loop then calls the Keras `train_step(data)` in 
 - `train_step` returns a dict of scalars, already divided by the GLOBAL batch: the loop sums them over replicas. A
   compiled Keras model returns its metrics instead, and the loop reads those over all replicas.
 - Randomness, rows and means come from `trainer.distribution.step.current_step()`; gradients are applied by
-  an optimizer from `trainer.distribution.gradients.prepare`, or by a compiled model's own.
+  an optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own.
 
 Optional, used where they are there:
 - `templates() -> dict[name, keras.Model]`: what is saved, the one named "model" first (default: the model itself);
 - `serve(outputs)`: the template's outputs as a served model should give them (default: as they are);
-- `sample(noise) -> uint8 (count, height, width, channels)` and `latent_dim`: sample grids from fixed noise.
+- `sample(noise) -> uint8 (count, height, width, channels)` and `latent_dim`: sample grids from fixed noise,
+  (count, latent_dim) in floatx;
+- `averaged_generator() -> keras.Model` and `latent_dim`: FID and KID, of images in [-1, 1] that this network makes of
+  (rows, latent_dim) noise. It is the same network at each call, with its weights of now.
 """
 
 import keras
@@ -45,7 +48,8 @@ def depends_on_replicas(model: keras.Model, replicas: int) -> list[str]:
     if replicas == 1:
         return []
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Layer)]
-    norms = [x.name for x in layers if isinstance(x, keras.layers.BatchNormalization) and not x.synchronized]
+    learning = [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]  # others are fixed
+    norms = [x.name for x in learning if not x.synchronized]
     drawn = [x.name for x in layers if any(isinstance(y, keras.random.SeedGenerator) for y in vars(x).values())]
     reasons = []
     if norms:

@@ -19,17 +19,17 @@ from trainer.models.layers import synchronized
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Generator, discriminator and their optimizers, for `config.image_size` and `config.channels`."""
-    return DCGAN(config, dataset, spans=synchronized(config))
+    return DCGAN(config, dataset, synchronized=synchronized(config))
 
 
 class DCGAN(GAN):
-    """Cross-entropy between real and generated images. `spans`: batch norm spans several replicas."""
+    """Cross-entropy between real and generated images. `synchronized`: batch norm spans the replicas."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, *, spans: bool) -> None:
-        generator, average = (build_generator(config, synchronized=spans, initializer=_normal) for _ in range(2))
-        critic = build_critic(config, batch_norm=True, synchronized=spans, initializer=_normal)
+    def __init__(self, config: TrainConfig, dataset: Dataset, *, synchronized: bool) -> None:
+        generator, average = (build_generator(config, synchronized=synchronized, initializer=_normal) for _ in range(2))
+        critic = build_critic(config, batch_norm=True, synchronized=synchronized, initializer=_normal)
         super().__init__(config, dataset, generator, average, critic, batches_per_step=1, beta_1=0.5, beta_2=0.999)
-        compiled = config.jit_compile and not spans  # XLA takes no all-reduce
+        compiled = config.jit_compile and not synchronized  # XLA takes no all-reduce
         self._critic_gradients = self._maybe_compiled(self.critic_gradients, compiled)
         self._generator_gradients = self._maybe_compiled(self.generator_gradients, compiled)
 
@@ -45,7 +45,11 @@ class DCGAN(GAN):
         return {"discriminator_loss": critic_loss, "generator_loss": generator_loss}
 
     def critic_gradients(self, reals: Any, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and gradients of the scaled loss, over this replica's rows. Real and fake rows are normalised apart."""
+        """Loss, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+
+        reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim). Real and fake rows are normalised
+        apart.
+        """
         fakes = self.generator(noise, training=True)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
@@ -56,7 +60,10 @@ class DCGAN(GAN):
         return loss, tape.gradient(scaled, self.critic_variables)
 
     def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and gradients of the scaled loss, over this replica's rows."""
+        """Loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
+
+        noise: (rows, latent_dim).
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             scores = self.critic(self.generator(noise, training=True), training=True)

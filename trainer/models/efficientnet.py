@@ -17,7 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.errors import UserError, reason
 from trainer.models.classifier import compile_classifier, head
-from trainer.models.layers import StepDropout, batch_norm, synchronized
+from trainer.models.layers import StepDropout, batch_norm, refresh_normalization, synchronized
 from trainer.models.optimizers import FusedAdam
 from trainer.storage.staging import stage
 
@@ -25,13 +25,11 @@ from trainer.storage.staging import stage
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """(rows, image_size, image_size, 3) pixels -> (rows, classes) logits; Adam."""
     pretrained = config.weights != "none"
-    backbone = _backbone(config)
+    backbone = _over_all_replicas(_backbone(config), config, pretrained=pretrained)
     if pretrained:
         _freeze_below(backbone, config.fine_tune_from)
-    else:
-        backbone = _over_all_replicas(backbone, config)
     images = keras.Input(dataset.image_shape, name="images")
-    x = backbone(images, training=False) if pretrained else backbone(images)
+    x = backbone(images)
     x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
     x = StepDropout(config.dropout, name="dropout")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
@@ -82,7 +80,10 @@ def _backbone(config: TrainConfig) -> keras.Model:
 
 
 def _freeze_below(backbone: keras.Model, block: str) -> None:
-    """Only the layers from `block` upwards stay trainable; none for an empty name. Batch norm never is."""
+    """Only the layers from `block` upwards stay trainable; none for an empty name.
+
+    Batch norm never is, and so keeps its statistics.
+    """
     names = [layer.name for layer in backbone.layers]
     blocks = list(dict.fromkeys(name.split("_")[0] for name in names if name.startswith("block")))
     if block and block not in blocks:
@@ -92,16 +93,22 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
         layer.trainable = place >= first and not isinstance(layer, layers.BatchNormalization)
 
 
-def _over_all_replicas(backbone: keras.Model, config: TrainConfig) -> keras.Model:
-    """The same network with our dropout for Keras's own, and batch norm that spans the replicas."""
-    norm = batch_norm(spans=synchronized(config))
+def _over_all_replicas(backbone: keras.Model, config: TrainConfig, *, pretrained: bool) -> keras.Model:
+    """The same network with our dropout for Keras's own, and batch norm that spans the replicas.
+
+    A pretrained one has no dropout: `backbone(images, training=False)` would not keep it still, as a Functional model
+    passes its own `training` on to all its layers.
+    """
+    norm = batch_norm(synchronized=synchronized(config))
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
         if isinstance(layer, layers.Dropout):  # of stochastic depth: one draw an example
-            return StepDropout(layer.rate, per_example=layer.noise_shape is not None, name=layer.name)
+            rate = 0.0 if pretrained else layer.rate
+            return StepDropout(rate, per_example=layer.noise_shape is not None, name=layer.name)
         kind = norm if isinstance(layer, layers.BatchNormalization) else type(layer)
         return kind.from_config(layer.get_config())
 
     clone = keras.models.clone_model(backbone, clone_function=copied)
     clone.set_weights(backbone.get_weights())
+    refresh_normalization(clone)
     return clone

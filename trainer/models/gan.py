@@ -9,7 +9,7 @@ from keras import layers
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.averaging import update_average
-from trainer.distribution.gradients import prepare
+from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.images import to_uint8
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
@@ -76,7 +76,7 @@ def build_critic(
 
 def _batch_norm(x: Any, synchronized: bool) -> Any:
     # A short memory (momentum) lets the statistics that sampling uses follow the weights.
-    return batch_norm(spans=synchronized)(momentum=0.9)(x)
+    return batch_norm(synchronized=synchronized)(momentum=0.9)(x)
 
 
 class GAN(keras.Model):
@@ -107,7 +107,7 @@ class GAN(keras.Model):
         def adam(network: keras.Model, updates_per_step: int) -> Any:
             rate = learning_rate(config, dataset, batches_per_step, updates_per_step)
             optimizer = FusedAdam(rate, beta_1=beta_1, beta_2=beta_2)
-            return prepare(optimizer, network.trainable_variables, config.precision)
+            return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(critic, batches_per_step), adam(generator, 1)
 

@@ -68,7 +68,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """As Keras's own, up to rounding; in float64, for which there is no such kernel, it is Keras's own."""
-        if not training or mask is not None or inputs.dtype == tf.float64:
+        if not (training and self.trainable) or mask is not None or inputs.dtype == tf.float64:
             return super().call(inputs, training=training, mask=mask)
         scale, offset = (tf.cast(weight, tf.float32) for weight in (self.gamma, self.beta))
         outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -90,9 +90,16 @@ def synchronized(config: TrainConfig) -> bool:
     return config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def batch_norm(*, spans: bool) -> type[keras.layers.BatchNormalization]:
+def batch_norm(*, synchronized: bool) -> type[keras.layers.BatchNormalization]:
     """The layer of batch norm, for images: over the rows of all replicas, or of one."""
-    return SyncBatchNormalization if spans else FusedBatchNormalization
+    return SyncBatchNormalization if synchronized else FusedBatchNormalization
+
+
+def refresh_normalization(model: keras.Model) -> None:
+    """Call it after weights were assigned: Keras's Normalization computes with what it made of them earlier."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
 
 
 def full_precision() -> str:

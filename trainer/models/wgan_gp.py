@@ -19,7 +19,7 @@ from trainer.models.layers import synchronized
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Generator, critic and their optimizers, for `config.image_size` and `config.channels`."""
-    return WGANGP(config, dataset, spans=synchronized(config))
+    return WGANGP(config, dataset, synchronized=synchronized(config))
 
 
 def gradient_norms(critic: Any, images: Any) -> Any:
@@ -34,10 +34,10 @@ def gradient_norms(critic: Any, images: Any) -> Any:
 
 
 class WGANGP(GAN):
-    """critic_steps critic updates, then one generator update, a step. `spans`: batch norm spans several replicas."""
+    """critic_steps critic updates, then one generator update, a step. `synchronized`: batch norm spans the replicas."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, *, spans: bool) -> None:
-        generator, average = (build_generator(config, synchronized=spans) for _ in range(2))
+    def __init__(self, config: TrainConfig, dataset: Dataset, *, synchronized: bool) -> None:
+        generator, average = (build_generator(config, synchronized=synchronized) for _ in range(2))
         critic = build_critic(config)
         super().__init__(
             config, dataset, generator, average, critic, batches_per_step=config.critic_steps, beta_1=0.0, beta_2=0.9
@@ -49,7 +49,7 @@ class WGANGP(GAN):
         )
         self._generator_gradients = (
             tf.function(self.generator_gradients, jit_compile=True, autograph=False)
-            if config.jit_compile and not spans
+            if config.jit_compile and not synchronized
             else self.generator_gradients
         )
 
@@ -66,14 +66,21 @@ class WGANGP(GAN):
         return logs
 
     def update_critic(self, step: StepContext, reals: Any, noise: Any, mix: Any) -> dict[str, Any]:
-        """One critic update on `reals` and as many fakes; returns its losses."""
+        """One critic update on `reals` and as many fakes; returns its losses, this replica's part of each.
+
+        reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim); mix: (rows, 1, 1, 1) in [0, 1).
+        """
         fakes = self.generator(noise, training=True)
         losses, gradients = self._critic_gradients(reals, fakes, mix, step.global_batch_size)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
 
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int) -> Any:
-        """Losses, and gradients of the scaled loss, over this replica's rows. mix: (rows, 1, 1, 1) in [0, 1]."""
+        """Losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+
+        reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
+        one in each image whose gradient is penalised.
+        """
         rows = reals.shape[0]
         mixed = fakes + mix * (reals - fakes)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -89,13 +96,16 @@ class WGANGP(GAN):
         return losses, tape.gradient(scaled, self.critic_variables)
 
     def update_generator(self, step: StepContext, noise: Any) -> Any:
-        """One generator update; returns its loss."""
+        """One generator update; returns its loss, this replica's part. noise: (rows, latent_dim)."""
         loss, gradients = self._generator_gradients(noise, step.global_batch_size)
         self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss
 
     def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and gradients of the scaled loss, over this replica's rows."""
+        """Loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
+
+        noise: (rows, latent_dim).
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             scores = self.critic(self.generator(noise, training=True), training=True)

@@ -39,10 +39,10 @@ class Reporter:
         self._job_dir, self._seed = job_dir, config.seed
         self._since_report, self._since_epoch = self._window(progress), self._window(progress)
         self._stats = Stats(job_dir.stats_file, progress.step) if job_dir else None
-        self._events = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
+        self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
         self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
         self._latest_checkpoint = latest_checkpoint
-        self._gpus = Gpus()
+        self._gpus = Gpus() if job_dir else None
         self._bar = Bar(progress) if job_dir else None
         self._epoch_seconds: list[float] = []
         self._final: dict[str, dict[str, float]] = {}
@@ -93,10 +93,10 @@ class Reporter:
         self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar and not self._bar.shown:
             log.info(status_line(entry, progress))
-        if self._events:
+        if self._tensorboard:
             speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
-            self._events.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
-            self._events.flush()
+            self._tensorboard.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
+            self._tensorboard.flush()
         self._tune(progress, means)
 
     def epoch_end(self, progress: Progress) -> dict[str, float]:
@@ -114,7 +114,10 @@ class Reporter:
         self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
 
     def quality(self, progress: Progress, found: dict[str, float], features: str, samples: int) -> None:
-        """Tells FID and KID, with the network whose features they compare."""
+        """Tells FID and KID: `found` by name, {} on a worker that is not the chief.
+
+        `features`: the network whose features they compare; `samples`: real images, and as many generated ones.
+        """
         self._fid_features = features
         note = f"{samples:,} images, features of {features}"
         self._measure("quality", progress, found, note, features=features, samples=samples)
@@ -132,8 +135,8 @@ class Reporter:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
         if self._bar:
             log.info(f"step {progress.step:,}  {shown}  ({note})")
-        if self._events:
-            self._events.scalars(progress.step, found)
+        if self._tensorboard:
+            self._tensorboard.scalars(progress.step, found)
 
     def sample(self, model: keras.Model, progress: Progress) -> None:
         """Writes a grid of images from noise that is the same at every step."""
@@ -146,8 +149,8 @@ class Reporter:
             file.parent.mkdir(exist_ok=True)
         write_whole(file, encode_png(picture))
         self._job_dir.mirror.put(file)
-        if self._events:
-            self._events.image(progress.step, "samples", picture)
+        if self._tensorboard:
+            self._tensorboard.image(progress.step, "samples", picture)
 
     def summary(self) -> dict[str, Any]:
         """What the reports add to result.json."""
@@ -161,8 +164,8 @@ class Reporter:
         """Ends the bar and the event files."""
         if self._bar:
             self._bar.close()
-        if self._events:
-            self._events.close()
+        if self._tensorboard:
+            self._tensorboard.close()
 
     def _entry(self, kind: str, progress: Progress, window: Window) -> dict[str, Any]:
         return {
@@ -175,7 +178,7 @@ class Reporter:
             "untimed_steps": window.steps - window.timed_steps,  # above 0 in the first entry after each start
             **by_kind(window.means()),
             "memory_gib": round(memory_gib(), 3),
-            "gpus": self._gpus.read(),
+            "gpus": self._gpus.read() if self._gpus else [],
         }
 
     def _tune(self, progress: Progress, found: dict[str, float]) -> None:

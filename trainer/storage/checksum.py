@@ -59,7 +59,7 @@ def _sum_of(file: Path, total: Any) -> Any:
 
 
 @contextmanager
-def snapshot(file: Path) -> Iterator[tuple[IO[bytes], int, str]]:
+def contents_of(file: Path) -> Iterator[tuple[IO[bytes], int, str]]:
     """The file's content as it is now, its size and its checksum."""
     if file.stat().st_size > _IN_MEMORY:
         with open(file, "rb") as content:

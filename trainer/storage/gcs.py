@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer.errors import PlatformFault, UserError
 from trainer.storage.address import Address
-from trainer.storage.checksum import Counted, snapshot
+from trainer.storage.checksum import Counted, contents_of
 from trainer.storage.failures import Cancelled, explained
 
 
@@ -147,7 +147,7 @@ class Gcs:
         What another generation holds is replaced only after it was looked up: where it is this very content, as after
         a lost answer, nothing is written. PlatformFault where others write there at the same time.
         """
-        with snapshot(file) as (content, size, crc32c), explained(str(address), _WRITE):
+        with contents_of(file) as (content, size, crc32c), explained(str(address), _WRITE):
             from google.api_core.exceptions import PreconditionFailed
 
             for _ in range(self.limits.tries):

@@ -10,31 +10,47 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.imports import load_function
 from trainer.log import log
-from trainer.progress import Progress, larger_is_better
+from trainer.progress import Progress, is_loss
 from trainer.settings import nearest
 
 _EVALUATED = ("val_loss", "val_accuracy")
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras's own, which says what it does, and refuses a value that no epoch has."""
+    """Keras's own, which says what it does, and refuses a value that no epoch has, or that has no better side.
+
+    A loss is to fall and an accuracy to rise; of any other value Keras asks the model's metric of that name.
+    """
 
     def __init__(self, monitor: str, patience: int) -> None:
-        super().__init__(monitor=monitor, patience=patience, mode="max" if larger_is_better(monitor) else "min")
+        mode = "min" if is_loss(monitor) else "max" if "accuracy" in monitor else "auto"
+        super().__init__(monitor=monitor, patience=patience, mode=mode)
         self.evaluates = False  # whether epochs have val_loss and val_accuracy
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Refuses, after the first call to the device, a value that no epoch will have."""
+        """Refuses, after the first call to the device, what no epoch can be compared by."""
         known = sorted({*(logs or {}), *(_EVALUATED if self.evaluates else ())})
         if self.monitor not in known:
             near = nearest(self.monitor, known)
             raise UserError(f"early_stopping={self.monitor}: an epoch has {', '.join(known)}{near}")
+        if self.monitor_op is None:
+            try:
+                self._set_monitor_op()
+            except ValueError:
+                raise UserError(
+                    f"early_stopping={self.monitor}: it is not known whether more of it is better: take a loss, an "
+                    "accuracy or a metric of Keras"
+                ) from None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Counts the epochs without improvement."""
         super().on_epoch_end(epoch, logs)
-        if self.model.stop_training:
+        if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} got no better in {self.patience} epochs")
+
+    def _is_improvement(self, value: float, best: float | None) -> bool:
+        """NaN never is: nothing would be better than it."""
+        return not math.isnan(value) and bool(super()._is_improvement(value, best))
 
 
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
@@ -47,7 +63,7 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     return [*found, *stopping]
 
 
-_STATE = ("wait", "best", "best_epoch", "stopped_epoch")
+_STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # before `monitor` was kept, the others alone
 
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -56,9 +72,12 @@ def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, A
 
 
 def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
-    """Goes on from what `state_of_callbacks` gave; called after on_train_begin, which begins anew."""
+    """Goes on from what `state_of_callbacks` gave; called after on_train_begin, which begins anew.
+
+    Early stopping stays at its beginning where the run that goes on watches another value.
+    """
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping):
+        if isinstance(callback, EarlyStopping) and state.get("monitor", callback.monitor) == callback.monitor:
             for name, value in state.items():
                 setattr(callback, name, value)
 

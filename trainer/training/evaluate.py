@@ -26,24 +26,16 @@ class Evaluation:
 
     def __call__(self) -> dict[str, float]:
         """{"val_loss", "val_accuracy"}: means over the examples, as Keras names them."""
-        loss, correct = self._totals()
-        return {"val_loss": loss / self.examples.count, "val_accuracy": correct / self.examples.count}
-
-    def count_correct(self) -> int:
-        """How many examples have their label as the largest output."""
-        return round(self._totals()[1])
-
-    def _totals(self) -> list[float]:
-        """[sum of losses, correct answers]. Some batches a call: between calls workers meet, and hear of a signal."""
+        # Some batches a call: between calls workers meet, and hear of a signal.
         batches, done = math.ceil(self.examples.count / self.replicas.global_batch_size), 0
-        total, found = np.zeros(2), [0.0, 0.0]
+        total, found = np.zeros(2), [0.0, 0.0]  # sum of losses, correct answers: of this worker, of all
         while done < batches:
             count, began = self._call_size(batches - done), time.monotonic()
             total = self._run(tf.constant(done), tf.constant(done + count), tf.constant(total)).numpy()
             *found, seconds = self.replicas.sum_over_workers([*total, time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / self.replicas.cluster.workers)  # alike on all workers
             done += count
-        return found
+        return {"val_loss": found[0] / self.examples.count, "val_accuracy": found[1] / self.examples.count}
 
     def _sums(self, first: Any, end: Any, total: Any) -> Any:
         """`total` and the sums of this worker's rows of these batches; what fills up the last one weighs nothing."""
@@ -67,7 +59,9 @@ class Evaluation:
 
 def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Evaluation | None:
     """What evaluates `model`; None where there are no labelled examples, or no classifier with one loss."""
-    if examples is None or not examples.labelled or not model.compiled or isinstance(model.loss, (dict, list)):
+    if examples is None or not examples.labelled or not model.compiled:
+        return None
+    if model.loss is None or isinstance(model.loss, (dict, list)):
         return None
     shape = getattr(model, "output_shape", None)
     one_output_a_class = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1

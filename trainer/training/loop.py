@@ -18,7 +18,10 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Event:
-    """Done after every `every` steps (0: never), when `asked` for, and, with `at_end`, after the last step."""
+    """Done after every `every` steps (0: never), when `asked` for, and, with `at_end`, after the last step.
+
+    The last step is also the one after which a budget is spent.
+    """
 
     every: int
     act: Callable[[Progress], None]
@@ -32,7 +35,7 @@ class Event:
     def due(self, progress: Progress) -> bool:
         """Whether to act now."""
         on_its_step = self.every and progress.step % self.every == 0
-        return bool(on_its_step or (self.at_end and progress.finished) or self.asked())
+        return bool(on_its_step or (self.at_end and progress.ends) or self.asked())
 
 
 class CallSize:
@@ -79,6 +82,7 @@ def train(
         seconds = control.agree(time.monotonic() - began)
         _refuse_not_finite(logs, progress.step)
         progress.advance(logs, seconds)
+        progress.budget_spent = control.budget_spent
         if progress.call_timed:
             call_size.learn(count, seconds)
         on_call(progress, logs)

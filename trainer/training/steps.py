@@ -28,7 +28,10 @@ class StepRunner:
         self._step = tf.autograph.experimental.do_not_convert(self._replica_step)
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
-        """Steps `first_step` to `first_step + count`, counted from 0. Nothing is read back before the last is done."""
+        """Runs `count` steps from `first_step`, counted from 0, and returns their scalars, summed over all workers.
+
+        Nothing is read back before the last step is done. Every worker must call it, with the same numbers.
+        """
         metrics = self.model.metrics
         if metrics:
             self.model.reset_metrics()
