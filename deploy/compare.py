@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.arguments import command_line, parse, parser
+from deploy.arguments import check_tiers, command_line, parse, parser
 from deploy.backends.local import on_signals
 from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
@@ -154,9 +154,7 @@ def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, 
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
-    unknown = sorted(usd_by_tier.keys() - {tier.name for tier in tiers})
-    if unknown:
-        raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(t.name for t in tiers)}")
+    check_tiers(usd_by_tier, [tier.name for tier in tiers], "price_per_hour")
     return [dataclasses.replace(tier, given_price=usd_by_tier.get(tier.name)) for tier in tiers]
 
 

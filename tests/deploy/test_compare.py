@@ -295,7 +295,7 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytes
     for arguments, line in {
         ("cpu", "cpu", *FLAGS): "cpu is given twice",
         ("l4x", *FLAGS): "tier l4x: no such tier; did you mean 'l4x",
-        ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier here, they are cpu",
+        ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier. Here are: cpu",
         ("cpu", "--baseline=two", *FLAGS): "baseline=two: it must be one of cpu",
         ("cpu", "--parallel=0", *FLAGS): "'0' is not a whole number from 1 to 100",
         ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
@@ -329,7 +329,7 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
         out, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "Simulated devices: l4x1 and l4x2: these speeds say nothing of real machines, so there is no effic" in out
+    assert "Simulated devices: l4x1 and l4x2: their speeds say nothing of real machines, so none is called" in out
     assert "Up to 2 runs shared this machine and slowed each other down" in out
     one, two = measure(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
