@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainer.config import TrainConfig
@@ -36,6 +36,14 @@ def add_flags(own: argparse.ArgumentParser, *names: str) -> None:
     """Declares flags that several verbs have, each as it is everywhere."""
     for name in names:
         own.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
+
+
+def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:
+    """UserError, naming the flag, for the first name `given` of a tier that is not `known`."""
+    for name in given:
+        if name not in known:
+            named = f"{flag}={name}" if flag else name
+            raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")
 
 
 def command_line(verb: str, arguments: Sequence[str]) -> str:

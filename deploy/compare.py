@@ -6,7 +6,6 @@ interrupted goes on where it stood. On Vertex AI an interrupted comparison leave
 """
 
 import dataclasses
-import json
 import signal
 import sys
 import time
@@ -16,22 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from deploy.arguments import command_line, parse, parser
+from deploy.arguments import check_tiers, command_line, parse, parser
 from deploy.backends.local import on_signals
 from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
+from deploy.folder import any_begun, check_folder, error_of, is_done, refusal, remember
+from deploy.jobspec import training
 from deploy.rehearse import LocalRunner
 from deploy.render import add_sending_flags
 from deploy.report import add_table_flags, read_prices, write_report
-from deploy.runs import COMPARISON, read_json, repeat_folder
+from deploy.runs import repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
 from trainer.config import TrainConfig, resolve
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
-from trainer.storage import keep_others_out, local_path, make_writable, write_whole
+from trainer.storage import keep_others_out, local_path, make_writable
 
 SCALINGS = ("strong", "weak")
 
@@ -75,6 +76,10 @@ class Plan:
         given = [flag for flag in self.flags if not flag.startswith("--global_batch_size=")]
         return [*given, f"--global_batch_size={rows * tier.devices}"]
 
+    def asked(self, on: str, parallel: int) -> dict[str, Any]:
+        """What the folder keeps of it: comparison.json."""
+        return {"on": on, "parallel": parallel, **dataclasses.asdict(self)}
+
     def runs(self) -> list[tuple[TierFacts, int]]:
         """Every (tier, repeat), in alternating order: every second round goes backwards, so that drift favours none."""
         rounds = [self.tiers if repeat % 2 else self.tiers[::-1] for repeat in range(1, self.repeats + 1)]
@@ -96,13 +101,16 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     runner = _runner(specs, found, desk)
     if found.dry_run:
         announced(plan, out, runner)
+        if not _left(plan, out):
+            print(f"nothing to send: all runs in {out} are done")
         return DONE
     try:
         code = compare(plan, out, runner, at_once)
     except KeyboardInterrupt:
         print("stopped: the same command again goes on", file=sys.stderr)
         return INTERRUPTED
-    write_report([found.out], found.out, found.baseline, usd_by_tier)
+    if any_begun(out):
+        write_report([found.out], found.out, found.baseline, usd_by_tier)
     return code
 
 
@@ -146,25 +154,25 @@ def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, 
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
-    unknown = sorted(usd_by_tier.keys() - {tier.name for tier in tiers})
-    if unknown:
-        raise UserError(f"price_per_hour={unknown[0]}: no such tier here, they are {', '.join(t.name for t in tiers)}")
+    check_tiers(usd_by_tier, [tier.name for tier in tiers], "price_per_hour")
     return [dataclasses.replace(tier, given_price=usd_by_tier.get(tier.name)) for tier in tiers]
 
 
 def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
-    A run that fails keeps none of the others from running. UserError where the folder holds another comparison.
+    A run that fails keeps none of the others from running, unless it is the first and the trainer refuses what is the
+    same for all. UserError then, and where the folder holds another comparison.
     """
     flags = announced(plan, out, runner)
     make_writable(out, "out")
     runner.preflight({tier: flags[tier.name] for tier in _left(plan, out)})
     keep_others_out(out, "out", str(out))
+    refused: list[str] = []
     with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
-        _remember(plan, out, runner.name, parallel)
+        remember(out, plan.asked(runner.name, parallel))
         try:
-            futures = [pool.submit(_run, t, repeat, flags[t.name], out, runner) for t, repeat in plan.runs()]
+            futures = [pool.submit(_run, t, repeat, flags[t.name], out, runner, refused) for t, repeat in plan.runs()]
             while wait(futures, timeout=1.0).not_done:
                 pass  # a signal that comes just before a wait is heard after it
             codes = {future.result() for future in futures}
@@ -172,12 +180,17 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
             pool.shutdown(wait=False, cancel_futures=True)
             runner.stop()
             raise
+    if refused:
+        raise UserError(refused[0])
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
 def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
-    """The trainer's flags by tier, checked; says what the runs may cost that are not done yet."""
+    """The trainer's flags by tier, checked; says what is trained, and what the runs may cost that are not done yet."""
     flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
+    check_folder(out, plan.asked(runner.name, 1))
+    weak = f"; weak scaling: that is the batch of {plan.tiers[0].name}, the others have as many rows a replica"
+    print(f"{training(resolve(plan.flags).config)}{weak if plan.scaling == 'weak' else ''}", flush=True)
     for line in runner.costs([(tier, flags[tier.name], count) for tier, count in _left(plan, out).items()]):
         print(line, flush=True)
     return flags
@@ -185,12 +198,7 @@ def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
 
 def _left(plan: Plan, out: Path) -> Counter[TierFacts]:
     """How many runs of each tier are not done yet."""
-    return Counter(tier for tier, repeat in plan.runs() if not _is_done(repeat_folder(out, tier.name, repeat)))
-
-
-def _is_done(job_dir: Path) -> bool:
-    result, _ = read_json(job_dir / "result.json")
-    return result.get("state") == "done"
+    return Counter(tier for tier, repeat in plan.runs() if not is_done(repeat_folder(out, tier.name, repeat)))
 
 
 def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
@@ -208,19 +216,31 @@ def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
     return flags
 
 
-def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: Runner) -> int:
-    """One run, unless it is done; what came of it is said in a line."""
+def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: Runner, refused: list[str]) -> int:
+    """One run, unless it is done; what came of it is said in a line, or is why it and all others are `refused`."""
     job_dir, name = repeat_folder(out, tier.name, repeat), f"{tier.name}, repeat {repeat}"
-    if _is_done(job_dir):
+    if refused:
+        return USER_MUST_CHANGE
+    if is_done(job_dir):
         print(f"{name}: done before", flush=True)
         return DONE
     print(f"{name}: runs; its output is in {job_dir}.log", flush=True)
     job_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     code, ended = _outcome(runner, tier, flags, job_dir)
-    again = "" if code == DONE else "; the same command again goes on with it"
-    print(f"{name}: {ended}{again} ({time.monotonic() - began:.1f} s)", flush=True)
+    said = refusal(job_dir) if code == USER_MUST_CHANGE and not any_begun(out) else ""
+    if said:
+        refused.append(said)
+        return code
+    print(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)", flush=True)
     return code
+
+
+_NEXT = {
+    USER_MUST_CHANGE: "; mend that, then give the command again",
+    FAULT: "; the same command again goes on with it",
+    INTERRUPTED: "; the same command again goes on with it",
+}
 
 
 def _outcome(runner: Runner, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> tuple[int, str]:
@@ -233,28 +253,6 @@ def _outcome(runner: Runner, tier: TierFacts, flags: Sequence[str], job_dir: Pat
         return FAULT, f"{type(error).__name__}: {error}"
     if code == DONE:
         return DONE, "done"
-    said = " ".join(str(read_json(job_dir / "result.json")[0].get("error") or "").split())
+    said = error_of(job_dir)
     why = f"exit code {code}" + (f": {said}" if said else "")
     return code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT, why
-
-
-def _remember(plan: Plan, out: Path, on: str, parallel: int) -> None:
-    """Writes comparison.json. More repeats and other prices are welcome; another comparison is refused."""
-    before, _ = read_json(out / COMPARISON)
-    most = max(parallel, before.get("parallel", 1))
-    asked = json.loads(json.dumps({"on": on, "parallel": most, **dataclasses.asdict(plan)}))
-    differing = [key for key in asked if before and _identity(before, key) != _identity(asked, key)]
-    if differing:
-        key = differing[0]
-        raise UserError(
-            f"{out} holds another comparison ({key}: {_identity(before, key)} there, {_identity(asked, key)} here): "
-            "give another --out"
-        )
-    write_whole(out / COMPARISON, json.dumps(asked, indent=2) + "\n")
-
-
-def _identity(asked: dict[str, object], key: str) -> object:
-    value = asked.get(key)
-    if key == "tiers" and isinstance(value, list):
-        return [{name: part for name, part in tier.items() if name != "price_per_hour"} for tier in value]
-    return None if key in ("repeats", "parallel", "command") else value

@@ -9,12 +9,13 @@ run has its own times.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from deploy.arguments import add_flags, parse, parser
+from deploy.arguments import add_flags, check_tiers, parse, parser
 from deploy.compare import Plan, compare, read_tiers
 from deploy.measure import Row, measure
+from deploy.rehearsal import local_gpus
 from deploy.rehearse import LocalRunner
 from deploy.report import numbers_by_tier, read_prices
 from deploy.runs import ESTIMATE, Collection, Run, collect
@@ -42,12 +43,22 @@ class Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The full job on one tier: seconds from start to end, USD; None with the reason why."""
+    """The full job on one tier: seconds from start to end, USD; None with the reason why, and a bound if any."""
 
     tier: str
     seconds: Interval | None
     usd: Interval | None
     reason: str = ""
+    bound: str = ""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The measured tiers that an estimate rests on, by what the step of the first is multiplied, and why, in words."""
+
+    tiers: tuple[str, ...]
+    factor: Interval
+    words: str
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,23 +66,33 @@ def main(arguments: Sequence[str]) -> int:
     found, flags = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices, read_prices(found.price_per_hour))
     tiers = [tier.facts for tier in specs]
+    speeds = numbers_by_tier("relative_speed", found.relative_speed)
+    check_tiers(speeds, [tier.name for tier in tiers], "relative_speed")
     config = resolve(flags).config
     out = local_path(found.out, "out")
-    source = getattr(found, "from") or str(_short_run(specs[0], flags, out / "short-run", found.short_steps))
-    speeds = numbers_by_tier("relative_speed", found.relative_speed)
+    source = getattr(found, "from")
+    if not source:
+        short = _first_known(specs, speeds)
+        source = str(_short_run(short, flags, out / "short-run", found.short_steps))
     estimates, assumptions = estimate(collect([source]), tiers, config, speeds)
     make_writable(out, "out")
     content = {"from": source, "tiers": {each.tier: asdict(each) for each in estimates}, "assumptions": assumptions}
     write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
-    print("\n".join([*(_line(each) for each in estimates), "", "Assumed:", *(f"- {line}" for line in assumptions)]))
+    print("\n".join(map(_line, estimates)))
+    if not assumptions:
+        raise UserError(_NOTHING)
+    print("\n".join(["", "Assumed:", *(f"- {line}" for line in assumptions)]))
     return DONE
+
+
+_NOTHING = "no tier's time is known: give --relative_speed=TIER=FACTOR, or with --from= a run on one of them"
 
 
 def _flags() -> Parser:
     own = parser("estimate", __doc__ or "", "TIER … --recipe=NAME [--from=DIR] [any trainer flag]")
     own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
     own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison of some, "
-                     "local or gs:// (default: a short run of the first tier is made on this machine)")  # fmt: skip
+                     "local or gs:// (default: one of the first tier that can be known is made here)")  # fmt: skip
     own.add_argument(
         "--short_steps", type=whole(20, 10**6), default=100, metavar="STEPS", help="length of that run (default: 100)"
     )
@@ -81,6 +102,24 @@ def _flags() -> Parser:
                      help="how many times as fast one device of a tier is as one of the short run")  # fmt: skip
     add_flags(own, "prices", "price_per_hour")
     return own
+
+
+def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
+    """The first tier of which a short run on this machine tells; says before the run of which it tells nothing.
+
+    Without GPUs it is taken with one device: several on one CPU share it. UserError where no tier would be known.
+    """
+    gpus = bool(local_gpus())
+    known = [tier for tier in tiers if gpus or not tier.accelerators or tier.name in speeds]
+    lacking = [tier.name for tier in tiers if tier not in known]
+    if not known:
+        print("\n".join(_line(_unknown(tier.facts, [each.facts for each in tiers])) for tier in tiers))
+        raise UserError(f"this machine has no GPU: {_NOTHING}")
+    if lacking:
+        print(f"{', '.join(lacking)}: will not be known: this machine has no GPU", flush=True)
+    pool = known[0].pools[0]
+    devices = pool.accelerators if gpus else min(1, pool.accelerators)
+    return replace(known[0], pools=(replace(pool, replicas=1, accelerators=devices),))
 
 
 def _short_run(tier: Tier, flags: Sequence[str], out: Path, steps: int) -> Path:
@@ -105,35 +144,64 @@ def estimate(
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
-    reference = next(iter(runs))
     for run in runs.values():
         _same_training(run, config)
-    assumptions = [
-        f"the short run is {runs[reference].folder}: {rows[reference].steps} steps on "
-        f"{counted_devices(rows[reference].devices)} ({rows[reference].simulated or rows[reference].kind})",
-        "the time to get machines and to start a container is not included",
-        "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
-        "longer",
-    ]
-    found = []
+    found, used, assumptions = [], dict[str, None](), []
     for tier in tiers:
-        given, alike = speeds.get(tier.name), [each for each in runs if _is_of(tier, rows[each])]
-        base = alike[0] if alike and given is None else reference
-        name = tier.name if tier.name in runs else base
-        beyond = _beyond(tier, [rows[each] for each in runs]) if name != tier.name and given is None else None
-        if beyond:
-            name, factor, reason = beyond
-        else:
-            factor, reason = _factor(tier, rows[name], given)
-        assumptions.append(f"{tier.name}: {reason}")
-        if factor and given is None and rows[name].kind in _UNNAMED:
+        given = speeds.get(tier.name)
+        basis = _basis(tier, [rows[name] for name in runs], given)
+        if not basis:
+            found.append(_unknown(tier, tiers, given))
+            continue
+        name = basis.tiers[0]
+        used |= dict.fromkeys(basis.tiers)
+        assumptions.append(f"{tier.name}: {basis.words}")
+        if given is None and rows[name].kind in _UNNAMED:
             kind = tier.accelerator_type or tier.machine_type
             assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {kind}")
-        seconds = _seconds(runs[name], rows[name], config, factor) if factor else None
-        usd = seconds.times(tier.price_per_hour / 3600) if seconds and tier.price_per_hour is not None else None
-        unpriced = f"no price: give --price_per_hour={tier.name}=USD" if seconds and not usd else ""
-        found.append(Estimate(tier.name, seconds, usd, unpriced if factor else reason))
-    return found, assumptions
+        seconds = _seconds(runs[name], rows[name], config, basis.factor)
+        usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
+        unpriced = "" if usd else f"no price: give --price_per_hour={tier.name}=USD"
+        found.append(Estimate(tier.name, seconds, usd, unpriced))
+    sources = [_source(runs[name], rows[name]) for name in used]
+    return found, [*sources, *_ALWAYS, *assumptions] if used else []
+
+
+_ALWAYS = (
+    "the time to get machines and to start a container is not included",
+    "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
+    "longer",
+)
+
+
+def _source(run: Run, row: Row) -> str:
+    devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
+    return f"the short run of {row.tier} is {run.folder}: {row.steps} steps on {devices}"
+
+
+def _unknown(tier: TierFacts, tiers: Iterable[TierFacts], given: float | None = None) -> Estimate:
+    """What is said of a tier that no run tells of, with what it takes at least and at most of a smaller one's."""
+    kind = tier.accelerator_type or tier.machine_type
+    cure = f"give --relative_speed={tier.name}=FACTOR, or with --from= a run on it"
+    reason = f"the speed of one {kind} was not measured: {cure}"
+    if given is not None:
+        reason = "simulated devices share one machine: take a short run on one device"
+    smaller = [each for each in tiers if (each.accelerator_type or each.machine_type) == kind
+               and each.devices < tier.devices]  # fmt: skip
+    return Estimate(tier.name, None, None, reason, _bound(tier, smaller))
+
+
+def _bound(tier: TierFacts, smaller: Sequence[TierFacts]) -> str:
+    """From no gain to ideal sharing, against the smallest: of time, and of money where both have a price."""
+    if not smaller:
+        return ""
+    one = min(smaller, key=lambda each: each.devices)
+    ideal = one.devices / tier.devices
+    text = f"a step takes {figures(ideal)} to 1 x the time of one of {one.name}"
+    if tier.price_per_hour is not None and one.price_per_hour:
+        dearer = tier.price_per_hour / one.price_per_hour
+        text += f", for {figures(ideal * dearer)} to {figures(dearer)} x its money"
+    return f"{text} (docs/scaling.md)"
 
 
 def _first(runs: Iterable[Run]) -> Run:
@@ -164,14 +232,29 @@ def _is_of(tier: TierFacts, row: Row) -> bool:
     return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
 
 
-def _beyond(tier: TierFacts, rows: Iterable[Row]) -> tuple[str, Interval | None, str] | None:
-    """For more devices of one machine than two measured tiers have: the larger of them, its factor, and in words why.
+def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis | None:
+    """What the estimate of a tier rests on; None where no row tells of it.
+
+    Several simulated devices tell of nothing, for they share one machine.
+    """
+    if given is not None:
+        row = next((row for row in rows if not row.simulated or row.devices == 1), None)
+        return _shared(tier, row, given) if row else None
+    alike = [row for row in rows if _is_of(tier, row)]
+    own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
+    if own:
+        return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
+    return _beyond(tier, alike) or (_shared(tier, alike[0]) if alike else None)
+
+
+def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
+    """For more devices of one machine than two measured tiers have: by the larger of them.
 
     The step takes a / N + b: the bandwidth of a ring all-reduce is of that form too. At most b doubles, or nothing is
     gained.
     """
-    alike = [row for row in rows if _is_of(tier, row) and row.workers == tier.workers == 1]
-    few, many = (choose(alike, key=lambda row: row.devices, default=None) for choose in (min, max))
+    rows = [row for row in alike if row.workers == tier.workers == 1]
+    few, many = (choose(rows, key=lambda row: row.devices, default=None) for choose in (min, max))
     if not few or not many or not few.devices < many.devices < tier.devices:
         return None
     small, large = few.step_seconds, many.step_seconds
@@ -187,22 +270,19 @@ def _beyond(tier: TierFacts, rows: Iterable[Row]) -> tuple[str, Interval | None,
     high = min(shrinks + 2 * stays, large.high)
     factor = Interval(sum(parts(small.high, large.low)) / large.low, middle / large.median, high / large.high)
     words = f"by a / N + b through {few.devices} and {many.devices} devices, {tier.devices} take "
-    return many.tier, factor, f"{words}{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
+    words += f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
+    return Basis((many.tier, few.tier), factor, f"{words} (the runs of {few.tier} and {many.tier})")
 
 
-def _factor(tier: TierFacts, row: Row, given: float | None) -> tuple[Interval | None, str]:
-    """What the tier multiplies the measured seconds of a step by, and in words why; None where nothing is known."""
-    if given is None and not _is_of(tier, row):
-        kind, cure = tier.accelerator_type or tier.machine_type, f"give --relative_speed={tier.name}=FACTOR"
-        return None, f"the speed of one {kind} was not measured: {cure}, or with --from= a run on it"
-    if given is None and row.tier == tier.name:
-        return Interval(1, 1, 1), "its own step times, the quartiles as interval"
+def _shared(tier: TierFacts, row: Row, given: float | None = None) -> Basis:
+    """By the number of devices, from no gain to ideal sharing; each `given` times as fast as one of the row's."""
     speed, ratio = given or 1.0, tier.devices / row.devices
     low, high = sorted((1 / ratio, 1.0))
-    words = [f"one device is {figures(speed)} x as fast as one of the short run" + ("" if given else " (not measured)")]
+    unmeasured = "" if given else " (not measured)"
+    words = [f"one device is {figures(speed)} x as fast as one of the run of {row.tier}{unmeasured}"]
     if ratio != 1:
         words.append(f"{tier.devices} devices take {figures(low)} to {figures(high)} x the time of {row.devices}")
-    return Interval(low, math.sqrt(low * high), high).times(1 / speed), "; ".join(words)
+    return Basis((row.tier,), Interval(low, math.sqrt(low * high), high).times(1 / speed), "; ".join(words))
 
 
 def _steps(run: Run, config: TrainConfig) -> int:
@@ -232,7 +312,7 @@ _UNITS = (("hours", 3600.0), ("minutes", 60.0))
 
 def _line(each: Estimate) -> str:
     if each.seconds is None:
-        return f"{each.tier}: not known: {each.reason}"
+        return f"{each.tier}: not known: {each.reason}" + (f"; {each.bound}" if each.bound else "")
     unit, length = next((pair for pair in _UNITS if each.seconds.middle >= pair[1]), ("seconds", 1.0))
     time = each.seconds.times(1 / length)
     text = f"{each.tier}: {figures(time.middle)} {unit} ({figures(time.low)} - {figures(time.high)})"

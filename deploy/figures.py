@@ -16,6 +16,7 @@ from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
 _SERIES = tuple(f"#0102{number:02x}" for number in range(16, 24))
@@ -62,8 +63,10 @@ def drawings(collection: Collection, rows: Sequence[Row]) -> list[Drawing]:
         found.append((f"How {noun} times are spread", f"how many {noun}s took how long",
                       lambda axes: _histogram(axes, groups, colours, times, unit)))  # fmt: skip
     if len(scaled) > 1:
+        simulated = sum(bool(row.simulated) for row in scaled)
+        whose = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
         marks = "; upright lines mark the ideal of devices of its kind" if _ideals(scaled) else ""
-        found.append(("Speed-up", f"images/s against the baseline{marks}",
+        found.append((f"Speed-up{whose}", f"images/s against the baseline{marks}",
                       lambda axes: _speed_up(axes, scaled, colours)))  # fmt: skip
     if any(_losses(run)[1] for run in runs):
         found.append(("Loss", "over the steps, the first repeat of each tier",
@@ -159,12 +162,20 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axes.set(**{f"{which}lim": (0, None)})
 
 
+def _count(axis: "Axis") -> None:
+    """Only whole numbers are marked."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
 def _lines(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int], times: _Times, unit: str) -> None:
     for group in groups:
         for number, run in enumerate(group.runs):
             label = _label(group.name) if number == 0 else None
             axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **_look(colours[group.name]))
     axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
+    _count(axes.xaxis)
     _scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
     _legend(axes)
 
@@ -182,6 +193,7 @@ def _histogram(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int]
         axes.hist(found, bins=bins, histtype="step", label=_label(name), linewidth=1.5, edgecolor=look["color"],
                   linestyle=look["linestyle"])  # fmt: skip
     axes.set(xlabel=unit, ylabel="epochs" if unit == "s" else "reports")
+    _count(axes.yaxis)
     if wide:
         _scale(axes, "x", everything)
     _legend(axes)
@@ -212,6 +224,7 @@ def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, in
         width = 3.5 - 2 * colours[group.name] / len(groups)  # equal curves lie on each other: all of them stay visible
         axes.plot(steps, values, label=_label(group.name), linewidth=width, **_look(colours[group.name]))
     axes.set(xlabel="step")
+    _count(axes.xaxis)
     _legend(axes)
 
 

@@ -73,6 +73,15 @@ def render(tier: Tier, flags: Sequence[str], place: Place, wanted: Wanted) -> Jo
     return Job(wanted.name, tier, place, config, output, spec, packages, tuple(warnings(tier, config)))
 
 
+def training(config: TrainConfig) -> str:
+    """What is trained, in a line."""
+    count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
+    length = f"{count:,} {unit}{'s' if count > 1 else ''}"
+    by_default = not config.recipe and config.model == TrainConfig.model
+    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+    return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
+
+
 def to_yaml(spec: Mapping[str, Any]) -> str:
     """What `gcloud ai custom-jobs create --config` reads."""
     return yaml.safe_dump(dict(spec), sort_keys=False, width=1_000_000)

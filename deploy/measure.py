@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deploy.arguments import check_tiers
 from deploy.machines import accelerator_of
 from deploy.runs import Collection, Run, TierRuns
 from deploy.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
-from trainer.errors import UserError
-from trainer.settings import nearest
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run has
 ACCURACIES = ("val_accuracy", "accuracy")
+UNKNOWN = "unknown"  # the kind of devices of which no run tells
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Row:
     peak_memory_gib: float | None
     peak_gpu_memory_gib: float | None
     loss_name: str | None
+    accuracy_name: str | None
     images: int | None  # read in the whole run
     speed_up: float | None = None
     efficiency: float | None = None
@@ -58,9 +59,7 @@ def measure(collection: Collection, baseline: str = "", usd_by_tier: Mapping[str
     """
     groups = collection.tiers
     names = [group.name for group in groups]
-    for name in (*([baseline] if baseline else []), *(usd_by_tier or {})):
-        if name not in names:
-            raise UserError(f"{name}: no such tier{nearest(name, names)} Here are: {', '.join(names)}")
+    check_tiers([*([baseline] if baseline else []), *(usd_by_tier or {})], names)
     given = dict(usd_by_tier or {})
     known = {group.name: group.tier.price_per_hour for group in groups if group.tier} | given
     rows = [_measured(group, collection.at_desk) for group in groups]
@@ -79,6 +78,7 @@ def _measured(group: TierRuns, at_desk: bool) -> Row:
     runs = done or group.runs
     steps = spread(window.step_seconds for run in runs for window in timed(run))
     loss = next((name for name in LOSSES if done and all(name in run.final for run in done)), None)
+    accuracy = next((name for name in ACCURACIES if any(name in run.final for run in done)), None)
     return Row(
         tier=group.name,
         state=runs[0].state if runs else "missing",
@@ -98,11 +98,12 @@ def _measured(group: TierRuns, at_desk: bool) -> Row:
         startup_seconds=_median(run.startup_seconds for run in runs),
         total_seconds=_median(run.wall_seconds for run in done),
         final_loss=_median(run.final.get(loss) for run in done) if loss else None,
-        final_accuracy=_final(done, ACCURACIES),
-        fid=_final(done, ("fid",)),
+        final_accuracy=_median(run.final.get(accuracy) for run in done) if accuracy else None,
+        fid=_median(run.final.get("fid") for run in done),
         peak_memory_gib=_most(run.peak_memory_gib for run in runs),
         peak_gpu_memory_gib=_most(each.gpu_memory_gib for run in runs for each in (*run.reports, *run.epochs)),
         loss_name=loss,
+        accuracy_name=accuracy,
         images=_common(_product(run.steps, run.examples_per_step) for run in runs),
     )
 
@@ -110,10 +111,15 @@ def _measured(group: TierRuns, at_desk: bool) -> Row:
 _SIMULATED = "its devices are simulated, which says nothing of real ones"
 
 
+UNSAID = "run.json does not say where it ran"
+
+
 def _uncosted(row: Row, on_this_machine: bool) -> str:
     """Why the seconds measured are not those of the machines that the price is of; nothing where they are."""
     if row.simulated:
         return _SIMULATED
+    if on_this_machine and row.kind == UNKNOWN:
+        return UNSAID
     cure = f"give --price_per_hour={row.tier}=USD, the price of this one"
     return f"it ran on this machine, not on one of that price: {cure}" if on_this_machine else ""
 
@@ -134,7 +140,7 @@ def _against(row: Row, first: Row) -> Row:
     if _no_speed(row) or _no_speed(first) or row.images_per_second is None or first.images_per_second is None:
         return row
     speed_up = row.images_per_second.median / first.images_per_second.median
-    alike = row.kind == first.kind and not (row.simulated or first.simulated)
+    alike = row.kind == first.kind != UNKNOWN and not (row.simulated or first.simulated)
     return replace(row, speed_up=speed_up, efficiency=speed_up * first.devices / row.devices if alike else None)
 
 
@@ -146,7 +152,8 @@ def _explained(row: Row, runs: Sequence[Run], first: Row, uncosted: str) -> Row:
     """`row` with the reason of each missing value."""
     ended = _how_it_ended(runs)
     kept = ended or "result.json does not hold it"
-    untimed = ended or "fewer than two reports were timed: lower report_every_steps"
+    untold = next((run.untold for run in runs if run.untold), "")
+    untimed = ended or untold or "fewer than two reports were timed: lower report_every_steps"
     no_speed = ended or f"{row.tier if _no_speed(row) else first.tier} has no finished run that gives images/s"
     unpriced = f"the price is not known: give --price_per_hour={row.tier}=USD"
     reasons = {
@@ -174,6 +181,8 @@ def _not_alike(row: Row, first: Row) -> str:
         return _SIMULATED
     if first.simulated:
         return f"the devices of {first.tier} are simulated"
+    if UNKNOWN in (row.kind, first.kind):
+        return UNSAID
     return f"its devices are of another kind than those of {first.tier}"
 
 
@@ -183,10 +192,7 @@ def _how_it_ended(runs: Sequence[Run]) -> str:
         return ""
     if not runs:
         return "it was not run"
-    last = runs[-1]
-    if last.state == "missing":
-        return "there is no result.json: the run did not get that far"
-    return f"the run is {last.state}" + (f": {last.error}" if last.error else "")
+    return runs[-1].ending
 
 
 def _simulated(group: TierRuns, at_desk: bool) -> str:
@@ -210,8 +216,8 @@ def _kind(group: TierRuns, at_desk: bool) -> str:
     if named:
         return accelerator_of(named)
     called = next((run.devices[0].partition(":")[0] for run in group.runs if run.devices), "")
-    if group.tier is None or (at_desk and called):
-        return called or "unknown"
+    if group.tier is None or at_desk:
+        return called or UNKNOWN
     return group.tier.accelerator_type or group.tier.machine_type
 
 
@@ -222,12 +228,6 @@ def _workers(group: TierRuns) -> int:
 def _devices(group: TierRuns) -> int:
     planned = group.tier.devices if group.tier else 1
     return max((run.replicas or len(run.devices) or planned for run in group.runs), default=planned)
-
-
-def _final(runs: Sequence[Run], names: Sequence[str]) -> float | None:
-    """The median of the first of `names` that a run has."""
-    name = next((name for name in names if any(name in run.final for run in runs)), "")
-    return _median(run.final.get(name) for run in runs)
 
 
 def _common(values: Iterable[Any]) -> Any:

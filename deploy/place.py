@@ -5,7 +5,7 @@ import configparser
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer.errors import UserError
@@ -24,10 +24,29 @@ class Place:
     bucket: str
 
 
-def read_place(asked: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Place:
-    """--project, --region, --bucket, or what gcloud is configured to; UserError for what is missing or malformed."""
-    region = needed_region(asked.region, environment)
-    return Place(read_project(asked.project, environment), region, checked_address("bucket", asked.bucket))
+def read_place(
+    asked: argparse.Namespace, environment: Mapping[str, str] = os.environ, *, with_project: bool = False
+) -> Place:
+    """--project, --region, --bucket, or what gcloud is configured to; UserError for all that is missing or malformed.
+
+    `with_project`: it may not be empty.
+    """
+    checked_project = needed_project if with_project else str
+    reads: list[Callable[[], str]] = [
+        lambda: needed_region(asked.region, environment),
+        lambda: checked_address("bucket", asked.bucket),
+        lambda: checked_project(read_project(asked.project, environment)),
+    ]
+    found, wrong = [], []
+    for read in reads:
+        try:
+            found.append(read())
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError("; ".join(wrong))
+    region, bucket, project = found
+    return Place(project, region, bucket)
 
 
 def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -92,7 +92,7 @@ def free_addresses(count: int) -> list[str]:
 
 def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     """The machine's GPUs split between the workers; where it has none, logical CPU devices stand for them."""
-    gpus = _gpus()
+    gpus = local_gpus()
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
     if len(gpus) < accelerators * workers:
@@ -104,7 +104,7 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-def _gpus() -> list[str]:
+def local_gpus() -> list[str]:
     """Numbers of the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -1,14 +1,19 @@
 """The runs of a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.backends.local import LocalJob
+from deploy.folder import is_begun
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
+from deploy.render import new_submission
 from deploy.tier import Tier, TierFacts
-from trainer.errors import INTERRUPTED
+from trainer.config import DATA_SOURCES, resolve, said_kind
+from trainer.errors import INTERRUPTED, UserError
+from trainer.storage import expanded
 
 
 class LocalRunner:
@@ -31,12 +36,20 @@ class LocalRunner:
         return iter(())
 
     def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """Nothing: this machine is there."""
+        """This machine is there; are the data?"""
+        for flags in tiers.values():
+            data = resolve(flags).config.data
+            path = said_kind(data)[1]
+            if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
+                raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""
+        if not is_begun(job_dir):
+            (job_dir / "result.json").unlink(missing_ok=True)  # the time of what came to nothing is not the run's
         given = [*flags, f"--job_dir={job_dir.absolute()}"]
-        workers = workers_of(self._tiers[tier.name], given, job_dir.absolute(), f"compare-{tier.name}")
+        attempt = f"compare-{tier.name}-{new_submission()}"  # of its own: it is no restart by Vertex AI
+        workers = workers_of(self._tiers[tier.name], given, job_dir.absolute(), attempt)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:

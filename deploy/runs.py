@@ -37,7 +37,7 @@ class Run:
     """One job directory. None where the directory does not say; `problems` tells what was damaged."""
 
     folder: Path
-    state: str  # done, interrupted, failed, running, or missing where there is no result.json
+    state: str  # done, interrupted, failed, running; missing or unknown where result.json is not there or is damaged
     error: str | None
     config: Mapping[str, Any]
     devices: tuple[str, ...]  # of each worker
@@ -60,7 +60,18 @@ class Run:
     tensorflow: str  # its version
     reports: tuple[Window, ...]
     epochs: tuple[Window, ...]
+    untold: str  # why stats.jsonl tells nothing; "" where it does
     problems: tuple[str, ...]
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, in words that follow a colon."""
+        if self.state == "running":
+            last = max((window.step for window in (*self.reports, *self.epochs)), default=None)
+            return f"it has not ended, or was killed ({'no report' if last is None else f'last report: step {last:,}'})"
+        told = {"missing": "there is no result.json", "unknown": "result.json is damaged"}
+        because = f": {self.error}" if self.error else ""
+        return told.get(self.state, f"the run ended as '{self.state}'{because}")
 
     @property
     def sample(self) -> Path | None:
@@ -87,6 +98,7 @@ class Collection:
     at_desk: bool = False  # whether the machines of the tiers were simulated on one
     parallel: int = 1  # runs at a time
     estimates: Mapping[str, Any] = field(default_factory=dict)  # by tier
+    left_out: tuple[str, ...] = ()  # names of comparisons that lie beside the job directories
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -109,6 +121,7 @@ def collect(paths: Sequence[str]) -> Collection:
         any(part.at_desk for part in parts),
         max(part.parallel for part in parts),
         {name: estimate for part in parts for name, estimate in part.estimates.items()},
+        tuple(name for part in parts for name in part.left_out),
     )
 
 
@@ -147,11 +160,14 @@ def _collect(folder: Path) -> Collection:
     if _is_run(folder):
         return Collection((TierRuns(folder.resolve().name, (read_run(folder),)),))
     below = [child for child in sorted(folder.iterdir()) if child.is_dir()]
+    comparisons = tuple(child.name for child in below if (child / COMPARISON).is_file())
     found = {child.name: (read_run(child),) if _is_run(child) else _repeats(child) for child in below}
     groups = tuple(TierRuns(name, runs) for name, runs in found.items() if runs)
+    if not groups and comparisons:
+        raise UserError(f"{folder}: comparisons lie in it: name one of them: {', '.join(comparisons)}")
     if not groups:
         raise UserError(f"{folder}: no run.json, stats.jsonl or result.json in it: name what --job_dir named")
-    return Collection(groups)
+    return Collection(groups, left_out=comparisons)
 
 
 def _estimates(path: Path) -> dict[str, Any]:
@@ -194,13 +210,15 @@ def read_run(folder: Path) -> Run:
     result, result_problem = read_json(folder / "result.json")
     entries, damaged = _entries(folder / "stats.jsonl")
     stats = "" if (folder / "stats.jsonl").is_file() else f"{folder / 'stats.jsonl'} is missing"
-    stats = f"{folder}: {damaged} damaged lines of stats.jsonl were left out" if damaged else stats
+    if damaged:
+        lines = "1 damaged line of stats.jsonl was" if damaged == 1 else f"{damaged} damaged lines of stats.jsonl were"
+        stats = f"{folder}: {lines} left out"
     reports, epochs = _windows(entries, "report"), _windows(entries, "epoch")
     cluster, data, final = (_mapping(about, "cluster"), _mapping(about, "data"), _mapping(result, "final"))
     config, steps = _mapping(about, "config"), _whole(result.get("steps"))
     return Run(
         folder=folder,
-        state=str(result.get("state", "missing")),
+        state=str(result.get("state") or ("unknown" if (folder / "result.json").is_file() else "missing")),
         error=str(result["error"]) if result.get("error") else None,
         config=config,
         devices=tuple(map(str, _list(about, "devices"))),
@@ -223,8 +241,15 @@ def read_run(folder: Path) -> Run:
         tensorflow=str(_mapping(about, "versions").get("tensorflow", "")),
         reports=reports,
         epochs=epochs,
+        untold="" if reports or epochs else _untold(bool(stats), damaged),
         problems=tuple(problem for problem in (about_problem, result_problem, stats) if problem),
     )
+
+
+def _untold(wrong: bool, damaged: int) -> str:
+    if not wrong:
+        return "stats.jsonl holds no report"
+    return "stats.jsonl is damaged" if damaged else "stats.jsonl is missing"
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], str]:
@@ -239,7 +264,7 @@ def read_json(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _entries(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines that hold an object with a step and a kind, and how many do not."""
+    """The lines that hold an object with a step, a kind and times, if any, that are numbers; how many do not."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -254,6 +279,8 @@ def _entry(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     sound = isinstance(entry, dict) and _whole(entry.get("step")) is not None and isinstance(entry.get("kind"), str)
+    times = ("step_seconds", "images_per_second")
+    sound = sound and all(entry.get(name) is None or _number(entry[name]) is not None for name in times)
     return entry if sound else None
 
 

@@ -12,7 +12,7 @@ from deploy.backends.gcloud import Gcloud
 from deploy.checks import NoMachines, check_continent, sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import Lost, exit_code, explained, stocked_out
-from deploy.jobspec import Job, settings_on
+from deploy.jobspec import Job, settings_on, training
 from deploy.machines import load_machines
 from deploy.patience import PATIENCE_S, Clock, patiently, waits
 from deploy.place import needed_project, read_place
@@ -21,7 +21,6 @@ from deploy.render import add_job_flags, new_submission, read_job
 from deploy.ship import ship
 from deploy.tier import Tier, load_tier
 from deploy.watch import duration, note, watch_job
-from trainer.config import TrainConfig
 from trainer.errors import DONE, INTERRUPTED, UserError
 
 LOOK_AFTER_S = 5.0  # a job just made may take a moment to be listed
@@ -79,10 +78,7 @@ def describe(job: Job) -> Iterator[str]:
     """What is submitted, what it costs, what happens when it fails: lines for people."""
     tier = job.tier
     yield f"{job.name}: {tier.facts.machine} in {job.place.region}, {tier.strategy}"
-    config = job.config
-    by_default = not config.recipe and config.model == TrainConfig.model
-    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
-    yield f"{trains} on {config.data}, global batch {config.global_batch_size}"
+    yield training(job.config)
     yield f"writes to {job.output}"
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):

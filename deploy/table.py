@@ -116,16 +116,20 @@ def notes(rows: Sequence[Row], collection: Collection) -> list[str]:
         )
     losses = sorted({row.loss_name for row in rows if row.loss_name})
     said += [f"Final loss is {' or '.join(losses)}."] if losses else []
+    accuracies = sorted({row.accuracy_name for row in rows if row.accuracy_name})
+    said += [f"Final accuracy is {' or '.join(accuracies)}."] if accuracies else []
     if any(row.price_per_hour is not None for row in rows):
         table = load_machines()
         said.append(f"Prices are estimates of {table.date} for {table.region} where none was given (--price_per_hour).")
     said += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
     said += [
-        f"{tier.name}: restarted {run.restarts} times: its total time holds each start-up."
+        f"{tier.name}: restarted {'once' if run.restarts == 1 else f'{run.restarts} times'}: its total time holds "
+        "each start-up."
         for tier in collection.tiers
         for run in tier.runs
         if run.restarts
     ]
+    said += [f"The comparison in {name} is left out: give its folder too." for name in collection.left_out]
     return [*said, *_reasons(rows), *(problem for run in collection.runs for problem in run.problems)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from deploy.measure import Row
+from deploy.measure import UNKNOWN, UNSAID, Row
 from deploy.runs import Collection, Run, TierRuns
 from deploy.table import counted_devices, figures, money
 from deploy.timing import Spread
@@ -17,17 +17,21 @@ _MUCH_STARTUP = 0.2  # of the total time
 
 
 def verdict(collection: Collection, rows: Sequence[Row], baseline: str = "") -> list[str]:
-    """Sentences, the most important first. `baseline`: what the speed-ups are against, by default the first tier."""
+    """Sentences, the most important first. `baseline`: what the speed-ups are against, by default the first tier.
+
+    Speeds are compared between real devices alone.
+    """
     done = [row for row in rows if row.state == "done" and row.images_per_second]
+    real = [row for row in done if not row.simulated]
     return [
-        *_buys(done, baseline or rows[0].tier),
-        *_scaling(done),
-        *_communication(done),
+        *_simulated(collection, rows),
+        *(_buys(real, baseline or rows[0].tier) if real or not done else ()),
+        *_scaling(real),
+        *_communication(real),
         *_not_the_same_work(collection, rows),
         *_losses(collection, done),
         *_ends(collection, rows),
         *_startup(done),
-        *_simulated(collection, rows),
         *_estimates(collection, rows),
     ]
 
@@ -48,7 +52,8 @@ def _buys(done: Sequence[Row], baseline: str) -> Iterator[str]:
         yield "No verdict: fewer than two tiers have a speed to compare."
         return
     fastest = max(done, key=lambda row: _speed(row).median)
-    against = "" if fastest.tier == baseline or not fastest.speed_up else f", {fastest.speed_up:.2f} x {baseline}"
+    held = fastest.speed_up and baseline in (row.tier for row in done) and fastest.tier != baseline
+    against = f", {fastest.speed_up:.2f} x {baseline}" if held else ""
     ties = [row.tier for row in done if row is not fastest and equal(_speed(row), _speed(fastest))]
     tied = f"; {_and(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
     yield f"Fastest: {fastest.tier}, {figures(_speed(fastest).median)} images/s{against}{tied}."
@@ -61,9 +66,7 @@ def _money(done: Sequence[Row]) -> Iterator[str]:
     left_out: dict[str, list[str]] = {}
     for row in done:
         if row.cost_per_million_images is None:
-            unpriced = "no price" if row.price_per_hour is None else "ran on this machine"
-            why = "simulated" if row.simulated else unpriced
-            left_out.setdefault(why, []).append(row.tier)
+            left_out.setdefault(_no_cost(row), []).append(row.tier)
     note = f" ({'; '.join(f'{_and(tiers)}: {why}' for why, tiers in left_out.items())})" if left_out else ""
     if len(priced) < 2:
         yield f"Cheapest and best buy are not known{note}."
@@ -74,22 +77,27 @@ def _money(done: Sequence[Row]) -> Iterator[str]:
     yield f"Best buy: {best.tier}, the lowest product of time and money{note}."
 
 
+def _no_cost(row: Row) -> str:
+    if row.price_per_hour is None:
+        return "no price"
+    return UNSAID if row.kind == UNKNOWN else "ran on this machine"
+
+
 def _scaling(done: Sequence[Row]) -> Iterator[str]:
     """Each tier against the fastest one with fewer devices of its kind."""
     for row in done:
-        fewer = [other for other in done if other.kind == row.kind and other.devices < row.devices]
+        fewer = [other for other in done if other.kind == row.kind != UNKNOWN and other.devices < row.devices]
         if not fewer:
             continue
         other = max(fewer, key=lambda other: _speed(other).median)
         ratio = _speed(row).median / _speed(other).median
         one, two = (f"{each.tier} ({counted_devices(each.devices)})" for each in (row, other))
-        advice = "." if row.simulated or other.simulated else f"; {_MORE_WORK}"
         if equal(_speed(row), _speed(other)):
-            yield f"{one} and {two} are equally fast, within the spread{advice}"
+            yield f"{one} and {two} are equally fast, within the spread; {_MORE_WORK}"
         elif ratio < 1:
             yield (
                 f"{row.devices} devices are slower than {other.devices}: {row.tier} reaches {ratio:.2f} x "
-                f"{other.tier}{advice}"
+                f"{other.tier}; {_MORE_WORK}"
             )
         else:
             yield f"{one} reaches {ratio:.2f} x {two}."
@@ -115,9 +123,9 @@ def _communication(done: Sequence[Row]) -> Iterator[str]:
 
 
 def _same_but_alone(alone: Row, row: Row) -> bool:
-    real = bool(alone.machine and row.machine) and not alone.simulated and not row.simulated
+    named = bool(alone.machine and row.machine)
     same = alone.kind == row.kind and alone.batch_per_replica == row.batch_per_replica is not None
-    return real and same and alone.devices == 1 < row.devices
+    return named and same and alone.devices == 1 < row.devices
 
 
 def _not_the_same_work(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
@@ -174,9 +182,9 @@ def _typical_change(run: Run, name: str) -> float:
 def _ends(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
     for row, tier in zip(rows, collection.tiers, strict=True):
         bad = [run for run in tier.runs if run.state != "done"]
-        of = f"{len(bad)} of {len(tier.runs)} repeats" if row.state == "done" else "the run"
+        of = f"{len(bad)} of {len(tier.runs)} repeats: " if row.state == "done" else ""
         for run in bad[:1]:
-            yield f"{tier.name}: {of} ended as '{run.state}'{f': {run.error}' if run.error else ''}."
+            yield f"{tier.name}: {of}{run.ending}."
         if not tier.runs:
             yield f"{tier.name}: it was not run."
 
@@ -191,8 +199,10 @@ def _startup(done: Sequence[Row]) -> Iterator[str]:
 def _simulated(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
     names = [row.tier for row in rows if row.simulated]
     if names:
-        why = "these speeds say nothing of real machines, so there is no efficiency and no cost."
-        yield f"Simulated devices: {_and(names)}: {why}"
+        yield (
+            f"Simulated devices: {_and(names)}: their speeds say nothing of real machines, so none is called fast or "
+            "slow, and there is no efficiency and no cost."
+        )
     if collection.at_desk and collection.parallel > 1:
         yield f"Up to {collection.parallel} runs shared this machine and slowed each other down: use --parallel=1."
 

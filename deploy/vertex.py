@@ -19,7 +19,7 @@ from deploy.desk import BACKENDS, Desk
 from deploy.explain import Lost, exit_code, explained, failure, meaning
 from deploy.jobspec import Job
 from deploy.patience import Clock, patiently
-from deploy.place import Place, needed_project, read_place
+from deploy.place import Place, read_place
 from deploy.record import Record, find
 from deploy.render import new_submission, read_job
 from deploy.runs import fetched, read_json
@@ -54,8 +54,7 @@ class VertexRunner:
 
     def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, desk: Desk) -> None:
         self._tiers = {tier.name: tier for tier in tiers}
-        self._asked, self._desk, self._place = asked, desk, read_place(asked)
-        needed_project(self._place.project)
+        self._asked, self._desk, self._place = asked, desk, read_place(asked, with_project=True)
         self._clock = Clock(desk.clock.now, self._sleep)
         self._stopped, self._shipping = threading.Event(), threading.Lock()
         self._submissions = (f"{new_submission()}-{number}" for number in itertools.count(1))
@@ -81,7 +80,8 @@ class VertexRunner:
             yield from (f"warning: {tier.name}: {line}" for line in job.warnings)
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
-            yield f"all jobs together: {most:.2f} USD at most{more}; --max_cost=USD limits each of them"
+            limit = "" if self._asked.max_cost else "; --max_cost=USD limits each of them"
+            yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
     def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
         """Proves, once for all runs, that both logins, project, region, buckets and data can be used."""

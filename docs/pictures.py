@@ -36,10 +36,10 @@ def samples(job_dir: Path, out: Path) -> None:
 def comparison(folder: Path, out: Path) -> None:
     """Two figures of a comparison's report, in the light colours of its page."""
     collection = collect([str(folder)])
-    plans = [plan for plan in figures.plans(collection, measure(collection)) if plan[0] in SHOWN]
+    drawn = [drawing for drawing in figures.drawings(collection, measure(collection)) if drawing[0].startswith(SHOWN)]
     with matplotlib.rc_context({**figures.STYLE, "figure.facecolor": "white"}):
         canvas = Figure(figsize=(9, 2.9), layout="constrained")
-        for axes, (title, _, plot) in zip(canvas.subplots(1, len(plans)), plans, strict=True):
+        for axes, (title, _, plot) in zip(canvas.subplots(1, len(drawn)), drawn, strict=True):
             plot(axes)
             axes.set_title(title, loc="left", pad=24)
         _colour(canvas)

@@ -35,6 +35,12 @@ class Parser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args([underscored(argument) for argument in given], namespace)
 
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        """As argparse's; what is unknown is told as everywhere, with the nearest name."""
+        found, unknown = self.parse_known_args(args, namespace)
+        refuse_unknown(unknown, [name.removeprefix("--") for name in self._option_string_actions])
+        return found
+
     def error(self, message: str) -> NoReturn:
         """As argparse asks, but a UserError."""
         cure = "write --name=value" if "expected one argument" in message else f"{self.prog} --help says more"

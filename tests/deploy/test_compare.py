@@ -1,5 +1,6 @@
 """A comparison: what it asks of each tier, in which order, and how it goes on after whatever happened."""
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from deploy.__main__ import main
 from deploy.compare import Plan, compare
@@ -103,17 +105,80 @@ def test_the_exit_code_says_what_to_do(tmp_path: Path, codes: tuple[int, int], w
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
     compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
     for other, key in {
-        Plan((ONE, TWO), (*FLAGS, "--seed=1")): "flags",
-        Plan((ONE, FOUR), FLAGS): "tiers",
-        Plan((ONE, TWO), FLAGS, "weak"): "scaling",
+        Plan(
+            (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
+        ): "steps: 40 there, 20 here; seed: not given there, 1 here",
+        Plan((ONE, TWO), (*FLAGS, "--stream")): "stream: not given there, true here",
+        Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
+        Plan((ONE,), FLAGS): "tiers: one, two there, one here",
+        Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",
+        Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong there, weak here",
     }.items():
         runner = Planting()
-        with pytest.raises(UserError, match=rf"holds another comparison \({key}: .* give another --out"):
+        with pytest.raises(UserError, match=rf"holds another comparison \({key}\): give another --out"):
             compare(other, tmp_path, runner)
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
     assert compare(Plan((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
     assert measure(collect([str(tmp_path)]))[0].price_per_hour == 0.5
+
+
+def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Path) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
+    mended = Plan((ONE, FOUR), (*FLAGS, "--seed=1"))
+    assert compare(mended, tmp_path, Planting(), parallel=2) == 0
+    assert [row.tier for row in measure(collect([str(tmp_path)]))] == ["one", "four"]
+
+
+@pytest.mark.parametrize(("content", "what"), [(None, "missing"), ("{", "damaged"), ('{"tiers": [1]}', "damaged")])
+def test_runs_of_which_nothing_says_what_they_are_are_not_adopted(
+    tmp_path: Path, content: str | None, what: str
+) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+    (tmp_path / "comparison.json").unlink()
+    if content is not None:
+        (tmp_path / "comparison.json").write_text(content)
+    line = rf"comparison\.json is {what}, but runs lie here, .* or look at them: `python -m deploy report {tmp_path}`"
+    with pytest.raises(UserError, match=line):
+        compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+
+
+def test_the_folder_of_a_training_is_refused(tmp_path: Path) -> None:
+    plant(tmp_path / "run", [0.1, 0.1])
+    with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): give another --out"):
+        compare(Plan((ONE,), FLAGS), tmp_path / "run", Planting())
+
+
+def refuses(tier: TierFacts, job_dir: Path) -> int:
+    """As the trainer leaves its folder where it does not come to train."""
+    job_dir.mkdir(parents=True, exist_ok=True)
+    (job_dir / "result.json").write_text('{"state": "failed", "error": "data=x: no images", "exit_code": 2}')
+    return 2
+
+
+def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_path: Path) -> None:
+    runner = Planting(refuses)
+    with pytest.raises(UserError, match=r"^data=x: no images$"):
+        compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+    assert asked(runner) == ["one/repeat-1"]
+
+
+def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier is TWO else None)
+    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
+    assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
+    line = "two, repeat 1: exit code 2: data=x: no images; mend that, then give the command again ("
+    assert line in capsys.readouterr().out
+
+
+def test_what_is_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
+    assert capsys.readouterr().out.startswith("trains mlp on digits, global batch 8, 40 steps\n")
+    compare(Plan((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
+    line = "trains mlp on digits, global batch 8, 40 steps; weak scaling: that is the batch of two, the others have as "
+    assert capsys.readouterr().out.startswith(line)
 
 
 def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None:
@@ -230,7 +295,7 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytes
     for arguments, line in {
         ("cpu", "cpu", *FLAGS): "cpu is given twice",
         ("l4x", *FLAGS): "tier l4x: no such tier; did you mean 'l4x",
-        ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier here, they are cpu",
+        ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier. Here are: cpu",
         ("cpu", "--baseline=two", *FLAGS): "baseline=two: it must be one of cpu",
         ("cpu", "--parallel=0", *FLAGS): "'0' is not a whole number from 1 to 100",
         ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
@@ -243,6 +308,17 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "out").exists()
 
 
+def test_data_that_are_not_there_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS, f"--data=idx:{tmp_path / 'nothere'}", f"--out={tmp_path / 'out'}"]
+    assert main(["compare", "l4x1", "l4x2", *flags]) == 2
+    shown = capsys.readouterr()
+    assert (
+        shown.err
+        == f"error: data=idx:{tmp_path}/nothere: there is no such path: give a folder or file of this machine\n"
+    )
+    assert ("runs; its output" in shown.out, list((tmp_path / "out").iterdir())) == (False, [])
+
+
 def deploy(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "deploy", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -253,7 +329,7 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
         out, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "Simulated devices: l4x1 and l4x2: these speeds say nothing of real machines, so there is no effic" in out
+    assert "Simulated devices: l4x1 and l4x2: their speeds say nothing of real machines, so none is called" in out
     assert "Up to 2 runs shared this machine and slowed each other down" in out
     one, two = measure(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
@@ -285,6 +361,26 @@ def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ..
     assert "Different final losses" not in out
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count('alt="samples of') == (3 if "wgan_gp" in recipe[0] else 0)
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> None:
+    """What came to nothing is no restart of the run, and no hopeless one."""
+    (tmp_path / "photos").mkdir()
+    flags = ["l4x1", *FLAGS, f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
+    with deploy("compare", *flags) as process:
+        _, error = process.communicate(timeout=120)
+    assert (process.returncode, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: data={tmp_path}/photos: no image files here")
+    assert not (tmp_path / "out" / "report.html").exists()
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir()
+        for shade in range(8):
+            Image.new("L", (16, 16), 16 * shade).save(tmp_path / "photos" / name / f"{shade}.png")
+    with deploy("compare", *flags) as process:
+        assert process.wait(timeout=300) == 0
+    run = read_run(tmp_path / "out" / "l4x1" / "repeat-1")
+    assert (run.state, run.restarts) == ("done", 0)
 
 
 @pytest.mark.slow

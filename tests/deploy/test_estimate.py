@@ -10,7 +10,7 @@ from deploy.__main__ import main
 from deploy.compare import Plan, compare
 from deploy.estimate import Interval, estimate
 from deploy.runs import collect, repeat_folder
-from deploy.tier import TierFacts
+from deploy.tier import Tier, TierFacts
 from tests.deploy.planted import edit, plant
 from tests.deploy.test_compare import Planting, deploy
 from trainer.config import TrainConfig
@@ -100,7 +100,7 @@ def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
     (l4,), assumptions = estimate(measured, [L4X2], CONFIG, {"l4x2": 20})
     assert l4.seconds is not None
     assert (l4.seconds.low, l4.seconds.high) == pytest.approx((5 + 1000 / 40, 5 + 1000 / 20))
-    assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the short run") for line in assumptions)
+    assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the run of cpu") for line in assumptions)
 
 
 def test_nor_is_a_cpu_guessed_from_an_accelerator(tmp_path: Path) -> None:
@@ -134,10 +134,28 @@ def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -
 
 def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
-    found, assumptions = estimate(measured, [L4X2, L4X4, CPU], CONFIG, {})
+    found, assumptions = estimate(measured, [replace(L4X4, price_per_hour=5.0), L4X2, CPU], CONFIG, {})
     assert [(each.seconds, each.usd) for each in found] == [(None, None)] * 3
-    assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR")
-    assert "NVIDIA_L4 simulated on a CPU" in assumptions[0]
+    assert found[1].reason.startswith("the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR")
+    bound = "a step takes 0.500 to 1 x the time of one of l4x2, for 1.25 to 2.50 x its money (docs/scaling.md)"
+    assert [each.bound for each in found] == [bound, "", ""]
+    assert assumptions == []
+    (two,), _ = estimate(measured, [L4X2], CONFIG, {"l4x2": 100})
+    assert (two.seconds, two.reason) == (None, "simulated devices share one machine: take a short run on one device")
+
+
+def test_a_relative_speed_is_against_one_device_never_several_simulated(tmp_path: Path) -> None:
+    for devices, seconds in ((4, 0.3), (1, 0.1)):
+        names = [f"CPU:{index}" for index in range(devices)]
+        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [seconds] * 20, devices=names)
+    measured = collect([str(tmp_path)])
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {"l4x4": 100})
+    assert four.seconds is not None
+    assert (four.seconds.low, four.seconds.high) == pytest.approx((5 + 1000 / 400, 5 + 1000 / 100))
+    assert assumptions[0].startswith(
+        f"the short run of l4x1 is {tmp_path / 'l4x1' / 'repeat-1'}: 200 steps on 1 device"
+    )
+    assert any(line.startswith("l4x4: one device is 100 x as fast as one of the run of l4x1;") for line in assumptions)
 
 
 def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> None:
@@ -145,7 +163,7 @@ def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> 
     found, assumptions = estimate(another, [L4X2, L4X4], CONFIG, {})
     assert [each.seconds for each in found] == [None, None]
     assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured")
-    assert assumptions[0].endswith("200 steps on 2 devices (NVIDIA GeForce RTX 4090 Laptop GPU)")
+    assert assumptions == []
     unnamed = collect([str(short_run(tmp_path / "unnamed", L4X2, gpu=""))])
     (same, larger), assumptions = estimate(unnamed, [L4X2, L4X4], CONFIG, {})
     assert same.seconds is not None
@@ -171,7 +189,7 @@ def test_a_repeat_that_failed_early_says_nothing_of_the_others(tmp_path: Path) -
     (cpu,), assumptions = estimate(collect([str(tmp_path)]), [CPU], EPOCHS, {})
     assert cpu.seconds is not None
     assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
-    assert assumptions[0].startswith(f"the short run is {done}: 200 steps")
+    assert assumptions[0].startswith(f"the short run of cpu is {done}: 200 steps")
     with pytest.raises(UserError, match="is another training"):
         estimate(collect([str(tmp_path)]), [CPU], replace(CONFIG, global_batch_size=200), {})
 
@@ -219,6 +237,35 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["report", str(out)]) == 0
     off = "The estimate for cpu was 25.0 s, it took 45.0 s: 44 % too low, outside its interval."
     assert off in capsys.readouterr().out
+
+
+def test_what_a_run_here_cannot_tell_is_said_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    shorts: list[Tier] = []
+
+    def stop(tier: Tier, *_: object) -> None:
+        shorts.append(tier)
+        raise UserError("the run begins")
+
+    monkeypatch.setattr("deploy.estimate._short_run", stop)
+    flags = ["--recipe=mlp_mnist", f"--out={tmp_path}"]
+    assert main(["estimate", "l4x1", "l4x4", *flags]) == 2
+    told = capsys.readouterr()
+    assert "l4x4: not known: the speed of one NVIDIA_L4 was not measured" in told.out
+    assert "a step takes 0.250 to 1 x the time of one of l4x1, for " in told.out
+    assert told.err.startswith("error: this machine has no GPU: no tier's time is known: give --relative_speed=")
+    assert shorts == []
+    assert main(["estimate", "l4x4", "cpu-2workers", *flags]) == 2
+    assert capsys.readouterr().out.startswith("l4x4: will not be known: this machine has no GPU")
+    assert main(["estimate", "l4x4", "--relative_speed=l4x4=9", *flags]) == 2
+    assert [(tier.name, tier.facts.devices) for tier in shorts] == [("cpu-2workers", 1), ("l4x4", 1)]
+
+
+def test_a_relative_speed_of_no_tier_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "l4x1", "l4x4", "--recipe=mlp_mnist", "--relative_speed=l4=100"]) == 2
+    assert "relative_speed=l4: no such tier; did you mean 'l4x" in capsys.readouterr().err
 
 
 @pytest.mark.slow

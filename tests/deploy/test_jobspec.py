@@ -169,6 +169,11 @@ def test_a_job_that_could_only_fail_is_refused(tier: str, flags: list[str], line
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
+def test_a_job_dir_is_an_address(given: str) -> None:
+    assert job("cpu", DIGITS, f"--job_dir={given}").output == "gs://my-bucket/here"
+
+
 def test_the_kinds_of_data_are_the_trainers() -> None:
     assert set(DATA_KINDS) == set(sources.KINDS)
 

@@ -16,6 +16,7 @@ from deploy.measure import measure
 from deploy.report import numbers_by_tier
 from deploy.runs import collect
 from deploy.table import to_terminal
+from docs.pictures import comparison
 from tests.deploy.conftest import put
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.errors import UserError
@@ -76,6 +77,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: py
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
     assert {address[1:] for address in page.attributes("xlink:href")} <= set(ids)
     assert names.count("svg") == 5
+    assert "Speed-up, in part of simulated devices" in page.words
     assert names.count("img") == 2
     shown = capsys.readouterr().out
     assert str(runs / "report.html") in shown
@@ -142,6 +144,18 @@ def test_figures_fall_back_to_steps_and_leave_out_what_is_not_known(tmp_path: Pa
     assert draw(empty, measure(empty)) == []
 
 
+def test_steps_epochs_and_counts_are_marked_in_whole_numbers(tmp_path: Path) -> None:
+    plant(tmp_path / "a", [0.2, 0.1, 0.11, 0.1], epochs=True)
+    collection = collect([str(tmp_path)])
+    times, spread, loss = (figure.svg for figure in draw(collection, measure(collection)))
+    for svg, label in ((times, "epoch"), (spread, "epochs"), (loss, "step")):
+        words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
+        axis = words[: words.index(label)] if label != "epochs" else words[words.index("s") : words.index(label)]
+        marks = [word for word in axis if re.fullmatch(r"[\d.]+", word)]
+        assert len(marks) > 1, label
+        assert all(mark.isdecimal() for mark in marks), (label, marks)
+
+
 def test_epochs_of_unknown_length_are_not_drawn(tmp_path: Path) -> None:
     for name in ("a", "b"):
         plant(tmp_path / name, noisy(0.1), epochs=True)
@@ -178,6 +192,14 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
         assert [name for name in names if name not in words] == [], figure.title
 
 
+def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:
+    for name, devices in (("one", ["CPU:0"]), ("two", ["CPU:0", "CPU:1"])):
+        plant(tmp_path / name, noisy(0.1), devices=devices)
+    comparison(tmp_path, tmp_path / "tiers.png")
+    with Image.open(tmp_path / "tiers.png") as image:
+        assert image.width > 900
+
+
 def test_the_pareto_front() -> None:
     assert pareto_front([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)]) == [1, 2, 0]
     assert pareto_front([(1, 1), (1, 1)]) == [0]
@@ -196,7 +218,9 @@ def test_prices_that_are_none_are_refused(text: str) -> None:
     [
         ([], "the following arguments are required: DIR"),
         (["none"], "error: none: no such folder"),
-        (["{runs}", "--basline=x"], "unrecognized arguments: --basline=x"),
+        (["{runs}", "--basline=x"], "unknown flag --basline; did you mean 'baseline'?"),
+        (["{runs}", "--steps=3"], "unknown flag --steps"),
+        (["{runs}", "--folders=x"], "unknown flag --folders"),
         (["{runs}", "--baseline=tow"], "tow: no such tier; did you mean 'two'?"),
     ],
 )

@@ -38,11 +38,40 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     bad = (
         '{"kind": "report", "st\n[1]\nnull\n{"kind": 3, "step": 1}\n{"kind": "report", "step": "x"}\n\xff\n'
         + "[" * 9000
+        + '\n{"kind": "report", "step": 5, "step_seconds": "fast"}'
     )
     (folder / "stats.jsonl").write_text(bad + "\n" + good)
     run = read_run(folder)
     assert [window.step for window in run.reports] == [10, 20, 30]
-    assert "7 damaged lines of stats.jsonl were left out" in run.problems[0]
+    assert "8 damaged lines of stats.jsonl were left out" in run.problems[0]
+    (folder / "stats.jsonl").write_text("{\n" + good)
+    assert "1 damaged line of stats.jsonl was left out" in read_run(folder).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "stats.jsonl is missing"), (b"\xff\x00{", "stats.jsonl is damaged"), (b"", "stats.jsonl holds no report")],
+)
+def test_why_no_step_was_timed(tmp_path: Path, content: bytes | None, why: str) -> None:
+    file = plant(tmp_path / "a", [0.2, 0.1, 0.1]) / "stats.jsonl"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    assert measure(collect([str(tmp_path)]))[0].missing["step_seconds"] == why
+
+
+def test_a_run_without_an_end_is_said_to_be_one(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1], state="running")
+    said = "it has not ended, or was killed (last report: step 30)"
+    collection = collect([str(tmp_path)])
+    rows = measure(collection)
+    assert f"a: {said}." in verdict(collection, rows)
+    assert rows[0].missing["total_seconds"] == said
+    (folder / "stats.jsonl").unlink()
+    assert read_run(folder).ending == "it has not ended, or was killed (no report)"
+    (folder / "result.json").unlink()
+    collection = collect([str(tmp_path)])
+    assert "a: there is no result.json." in verdict(collection, measure(collection))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null", "\xff", "{" * 5000])
@@ -50,7 +79,10 @@ def test_damaged_files_cost_only_what_they_held(tmp_path: Path, content: str) ->
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
     (folder / "result.json").write_text(content, encoding="latin-1")
     run = read_run(folder)
-    assert (run.state, run.wall_seconds, run.rows_per_replica) == ("missing", None, 100)
+    assert (run.state, run.wall_seconds, run.rows_per_replica) == ("unknown", None, 100)
+    assert run.ending == "result.json is damaged"
+    row = measure(collect([str(folder)]))[0]
+    assert row.missing["total_seconds"] == "result.json is damaged"
     assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9}  # the newest report's
     assert len(run.problems) == 1
 
@@ -86,6 +118,8 @@ def test_a_restarted_run_is_said_to_be_one(tmp_path: Path) -> None:
     assert (rows[0].total_seconds, rows[0].warmup_steps) == (30.0, 10)
     assert [window.step for window in after_warm_up(collection.runs[0].reports)] == [20, 30]
     assert "a: restarted 2 times: its total time holds each start-up." in notes(rows, collection)
+    edit(folder / "result.json", restarts=1)
+    assert "a: restarted once: its total time holds each start-up." in notes(rows, collect([str(folder)]))
 
 
 def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
@@ -112,6 +146,17 @@ def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
     assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
     assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]
     assert [tier.name for tier in collect([f"{tmp_path}/one"]).tiers] == ["one"]
+
+
+def test_a_comparison_beside_job_directories_is_named(tmp_path: Path) -> None:
+    plant(tmp_path / "cmp" / "l4x1" / "repeat-1", [0.2, 0.1, 0.1])
+    (tmp_path / "cmp" / "comparison.json").write_text('{"tiers": [{"name": "l4x1", "machine_type": "g2"}]}')
+    with pytest.raises(UserError, match="comparisons lie in it: name one of them: cmp"):
+        collect([str(tmp_path)])
+    plant(tmp_path / "one", [0.2, 0.1, 0.1])
+    collection = collect([str(tmp_path)])
+    assert [tier.name for tier in collection.tiers] == ["one"]
+    assert "The comparison in cmp is left out: give its folder too." in notes(measure(collection), collection)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

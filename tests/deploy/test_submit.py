@@ -337,9 +337,9 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, desk: Desk, dist: Pat
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ([], "no recipe: trains wgan_gp (the default) on digits, global batch 64"),
-        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64"),
-        (["--model=mlp"], "trains mlp on digits, global batch 64"),
+        ([], "no recipe: trains wgan_gp (the default) on digits, global batch 64, 1 epoch"),
+        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 3,000 steps"),
+        (["--model=mlp"], "trains mlp on digits, global batch 64, 1 epoch"),
     ],
 )
 def test_what_is_trained_without_a_recipe_is_said(

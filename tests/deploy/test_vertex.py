@@ -26,7 +26,7 @@ from deploy.tier import JOB_CONFIGS, load_tier
 from deploy.vertex import VertexRunner, ship
 from tests.deploy.conftest import FlyingClock, needs_gcloud, put
 from tests.deploy.emulator import Emulator, Fault
-from tests.deploy.planted import noisy, plant, sample
+from tests.deploy.planted import edit, noisy, plant, sample
 from tests.deploy.test_submit import JOB, POSTS, QUOTA, ROOT
 from trainer.errors import UserError
 from trainer.storage.address import Address, parse
@@ -123,7 +123,8 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
 def test_prices_are_said_before_the_first_job_is_sent(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
     code, shown = command("t4x1", "--price_per_hour=t4x1=2", "--precision=mixed_bfloat16")
     assert code == 0
-    cost, warning, together, *rest = shown.splitlines()
+    trained, cost, warning, together, *rest = shown.splitlines()
+    assert trained.startswith("trains mlp on ")
     assert "t4x1: 1 job on n1-standard-8 + 1 x NVIDIA_TESLA_T4 in us-central1: 2.00 USD an hour, 48.00 USD at" in cost
     assert warning.startswith("warning: t4x1: precision=mixed_bfloat16: NVIDIA_TESLA_T4 computes that slowly")
     assert together == "all jobs together: 48.00 USD at most; --max_cost=USD limits each of them"
@@ -141,14 +142,30 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_sends_nothing(
     flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
     code, shown = command("l4x1", "l4x2", *flags, "--max_cost=6")
     assert (code, cloud.requests, (tmp_path / "out").exists()) == (0, [], False)
-    one, two, together = shown.splitlines()
+    _, one, two, together = shown.splitlines()
     assert one.startswith("l4x1: 3 jobs, each on g2-standard-12 + 1 x NVIDIA_L4 in us-central1: 2.00 USD an hour, ")
     assert one.endswith(" 6.00 USD at most, until its timeout of 3:00:00")
     assert " (estimate of " in two
-    assert together.startswith("all jobs together: 36.00 USD at most; ")
+    assert together == "all jobs together: 36.00 USD at most"
     shown = command("l4x1", str(unpriced), *flags)[1]
     assert "unpriced: 3 jobs, each on n2-standard-8 in us-central1: the price of this tier is not known" in shown
     assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
+
+
+def test_a_dry_run_refuses_what_the_command_would_and_says_that_all_is_done(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    """What ran at the desk is no job that is done."""
+    assert command("l4x1")[0] == 0
+    code, shown = command("l4x1", "--dry_run")
+    assert (code, shown.splitlines()[1:]) == (0, [f"nothing to send: all runs in {tmp_path / 'out'} are done"])
+    edit(tmp_path / "out" / "comparison.json", on="local")
+    with pytest.raises(UserError, match=r"holds another comparison \(on: local there, vertex here\)"):
+        command("l4x1", "--dry_run")
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot write there \(that is no folder\)"):
+        command("l4x1", "--dry_run")
 
 
 def test_a_stop_while_the_first_is_shipped_submits_nothing(
@@ -265,7 +282,8 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     """The reason is that of the newest attempt."""
     trained = cloud.run
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
-    assert "the run is failed: not submitted" in command("cpu")[1]
+    assert "cpu, repeat 1: no quota left in us-central1" in command("cpu")[1]
+    assert rows(tmp_path)[0].state == "failed"
 
     def stocked_out(google: Emulator, job: Job) -> None:
         google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
@@ -274,7 +292,7 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     code, shown = command("cpu")
     assert code == 1
     assert "cpu, repeat 1: exit code 1: Resources are insufficient in region: us-central1.; the same command" in shown
-    assert "the run is failed: Resources are insufficient in region: us-central1." in shown
+    assert not (tmp_path / "out" / "report.html").exists()  # of nothing
     cloud.run = trained
     assert command("cpu")[0] == 0
     first, second = cloud.jobs.values()
@@ -294,7 +312,7 @@ def test_the_trainers_own_word_wins_over_the_exit_status(
     cloud.run = run
     code, shown = command("cpu")
     assert code == 2
-    assert "cpu, repeat 1: exit code 2: out of memory; the same command again goes on with it" in shown
+    assert "cpu, repeat 1: exit code 2: out of memory; mend that, then give the command again (" in shown
     assert "2 means the trainer refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
 
 
@@ -362,10 +380,11 @@ def test_a_result_that_is_gone_is_said(command: Callable[..., tuple[int, str]], 
 
 def test_a_damaged_record_is_named(command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path) -> None:
     file = tmp_path / "out" / "cpu" / "repeat-1" / "vertex.json"
-    file.parent.mkdir(parents=True)
+    assert command("cpu")[0] == 0
+    (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')
     code, shown = command("cpu")
-    assert (code, cloud.jobs) == (2, {})
+    assert (code, len(cloud.jobs)) == (2, 1)
     assert f"{file} is damaged: see `python -m deploy jobs`" in shown
 
 
@@ -376,6 +395,8 @@ def test_a_damaged_record_is_named(command: Callable[..., tuple[int, str]], clou
         (["--backend=sdk"], "--backend is for jobs of Vertex AI: add --on=vertex, or leave it out"),
         (["--on=vertex", "--bucket=gs://my-bucket"], "region is missing"),
         (["--on=vertex", "--region=us-central1"], "bucket is missing"),
+        (["--on=vertex", "--dry_run"],
+         "us-central1`; bucket is missing: say --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing"),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--data=x/y"],
          "data=x/y: the job's machines do not see this disk"),

@@ -84,7 +84,7 @@ def test_a_run_that_goes_on(
         refuse_hopeless_restart(config(folder), before)
         last_reported_step(job_dir.stats_file)
         Stats(job_dir.stats_file, 5).append({"step": 6})
-        job_dir.write_result(account.failed("so", 2))
+        job_dir.write_result(account.failed("so", 2, before))
 
     with at_most(64):
         one_line(goes_on)

@@ -14,7 +14,7 @@ from trainer.images import encode_png, grid, to_uint8
 from trainer.log import log, start_logging
 from trainer.progress import Progress, StepLogs, Window, by_kind
 from trainer.reporting import console
-from trainer.reporting.resources import memory_gib, parse_nvidia_smi, peak_memory_gib
+from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
@@ -153,6 +153,19 @@ def test_nvidia_smi_is_read() -> None:
         {"memory_gib": 2.0, "utilization_percent": 87.0},
         {"memory_gib": 1.0, "utilization_percent": 0.0},
     ]
+
+
+@pytest.mark.parametrize(("ends", "gib"), [("", [2.0]), ("; exit 9", [])])
+def test_the_tool_is_asked_once_in_a_while(
+    ends: str, gib: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls\necho '2048, 87'{ends}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    gpus = Gpus()
+    assert [each["memory_gib"] for _ in range(3) for each in gpus.read()] == 3 * gib
+    assert (tmp_path / "calls").read_text() == "asked\n"
 
 
 def test_memory_is_measured() -> None:
