@@ -46,8 +46,10 @@ def check_region(tier: Tier, place: Place) -> None:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
     if place.region not in accelerator.regions:
+        known = {region for each in load_machines().accelerators.values() for region in each.regions}
+        unknown = "" if place.region in known else ", or is no region"
         raise NoMachines(
-            f"region={place.region} has no {accelerator.name} for training: say --region= one of "
+            f"region={place.region} has no {accelerator.name} for training{unknown}: say --region= one of "
             f"{', '.join(accelerator.regions)}"
         )
 
@@ -100,14 +102,15 @@ def _check_reachable(field: str, value: str, packages: Sequence[str]) -> None:
         raise UserError(f"{field}={value}: {_unseen(field, value)}")
 
 
+# Why a path of this machine is nothing to a job in the cloud.
+UNSEEN = "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
+
+
 def _unseen(field: str, value: str) -> str:
-    """Why what a setting names here is nothing to a job in the cloud, and how it gets there."""
+    """That what a setting names here is not seen there, and how it gets there."""
     kind, path = said_kind(value)
     there = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
-    return (
-        "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…: copy it with "
-        f"`gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/` and say --{field}={there}"
-    )
+    return f"{UNSEEN}: copy it with `gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/` and say --{field}={there}"
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from typing import Any
 
 import yaml
 
-from deploy.checks import check_devices, check_inputs, check_region, check_tensorboard, warnings
+from deploy.checks import UNSEEN, check_devices, check_inputs, check_region, check_tensorboard, warnings
 from deploy.package import Package
 from deploy.place import Place, checked_address
 from deploy.tier import Tier
 from trainer.config import TrainConfig, resolve
 from trainer.errors import UserError
 from trainer.flags import read_yaml
+from trainer.storage import output_address
 
 START_S = 600  # machines and image take some minutes before training begins
 
@@ -155,6 +156,9 @@ def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:
 def _output(spec: Mapping[str, Any], config: TrainConfig, place: Place, folder: str) -> str:
     """The job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if config.job_dir:
-        return checked_address("job_dir", config.job_dir)
+        address = output_address(config.job_dir, "job_dir")
+        if address is None:
+            raise UserError(f"job_dir={config.job_dir}: {UNSEEN}: say --job_dir=gs://BUCKET/FOLDER, or drop the flag")
+        return checked_address("job_dir", str(address))
     in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
     return checked_address("baseOutputDirectory", in_file) if in_file else f"{place.bucket}/jobs/{folder}"

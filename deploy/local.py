@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.arguments import command_line, parse, parser
-from deploy.backends.local import LocalJob, Loss, on_signals
+from deploy.backends.local import LocalJob, Loss, kept_step, on_signals
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.tier import Tier, load_tier
-from trainer.errors import UserError
+from trainer.errors import DONE, UserError
 from trainer.flags import whole
 from trainer.jobdir import open_job_dir
 from trainer.storage import local_path
@@ -44,9 +44,18 @@ def main(arguments: Sequence[str]) -> int:
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
-    if outcome.error:
+    if outcome.state == "CANCELLED" and outcome.code != DONE:
+        print(f"{outcome.error or 'interrupted'}: {_goes_on(job_dir, named=bool(config.job_dir))}")
+    elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
     return outcome.code
+
+
+def _goes_on(job_dir: Path, *, named: bool) -> str:
+    """What a job that was stopped goes on from, and by which command; `named`: its job directory was given."""
+    step = kept_step(job_dir)
+    again = "the same command again" if named else f"the same command with --job_dir={job_dir}"
+    return f"{again} starts anew: there is no checkpoint yet" if step is None else f"{again} goes on from step {step:,}"
 
 
 def _loss(text: str, tier: Tier) -> Loss | None:

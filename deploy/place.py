@@ -12,6 +12,7 @@ from trainer.errors import UserError
 from trainer.storage import parse
 
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+_PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, old ones as example.com:my-project, or a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +63,14 @@ def read_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def read_project(flag: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The flag, or gcloud's project; empty where neither is set."""
-    return flag or configured("core", "project", environment)
+    """The flag, or gcloud's project; empty where neither is set, UserError where it looks like none."""
+    project = flag or configured("core", "project", environment)
+    if project and not _PROJECT.fullmatch(project):
+        raise UserError(
+            f"project={project}: give its ID, of lower-case letters, digits and hyphens, as my-project-123: "
+            "`gcloud projects list` shows it beside the name"
+        )
+    return project
 
 
 def needed_project(project: str) -> str:

@@ -64,7 +64,7 @@ def _usd(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of USD")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as --max_cost=5")
     return value
 
 

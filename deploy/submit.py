@@ -55,7 +55,7 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
     """Every tier in every region, in the order in which they are tried; each is checked before anything is sent."""
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: that there are no machines shows only later")
-    jobs, refused = [], None
+    jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
         with sent_to_the_cloud():
@@ -65,10 +65,11 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
             try:
                 jobs.append(read_job(asked, flags, place, tier, submission))
             except NoMachines as error:
-                refused = error
-                print(f"# left out: {name} in {region or place.region}: {error}")
-    if not jobs and refused:
-        raise refused
+                refused.append((f"{name} in {place.region}", error))
+    for what, why in refused if jobs else refused[:-1]:
+        print(f"# left out: {what}: {why}")
+    if not jobs:
+        raise refused[-1][1]
     needed_project(jobs[0].place.project)
     return jobs
 

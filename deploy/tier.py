@@ -142,8 +142,10 @@ def find_tier(name: str) -> Path:
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
             return path
+    if "," in name:
+        raise UserError(f"tier {name}: several tiers are separated by blanks: {name.replace(',', ' ')}")
     known = sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
-    hint = nearest(Path(name).stem, known)
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
     raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or a .yaml file of yours")
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from trainer.errors import UnknownData, UserError
 from trainer.flags import parse_flags, read_yaml
+from trainer.measures import check_measures
 from trainer.settings import coerce, coerce_all, nearest, setting
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -247,6 +248,10 @@ MAY_CHANGE = frozenset({
 })  # fmt: skip
 
 
+# EfficientNet without weights, over whatever a recipe says of fine-tuning.
+FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
+
+
 def _efficientnet(config: TrainConfig) -> None:
     if config.channels != 3:
         raise UserError(f"channels={config.channels}: efficientnet takes colour images: say --channels=3")
@@ -255,11 +260,12 @@ def _efficientnet(config: TrainConfig) -> None:
     if config.fine_tune_after_steps and not config.fine_tune_from:
         raise UserError(
             f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block that "
-            "learns then, for example --fine_tune_from=block6a"
+            f"learns then, for example --fine_tune_from=block6a, or train all from scratch: {FROM_SCRATCH}"
         )
     if config.weights == "none" and config.fine_tune_from:
         raise UserError(
-            f"weights=none and fine_tune_from={config.fine_tune_from} contradict each other: without weights all learns"
+            f"weights=none and fine_tune_from={config.fine_tune_from} contradict each other: without weights all "
+            f"learns: say {FROM_SCRATCH}"
         )
 
 
@@ -392,6 +398,7 @@ def check(config: TrainConfig) -> None:
         config.rows_per_replica(config.replicas)
     if config.model in MODEL_RULES:
         MODEL_RULES[config.model](config)
+    check_measures(config.model, config.early_stopping, config.best_metric, config.fid_every_steps)
 
 
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:

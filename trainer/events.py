@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from trainer.config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
+from trainer.measures import check_known, measures
 from trainer.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.settings import nearest
 from trainer.training.evaluate import Evaluation
 from trainer.training.fid import Extractor, Fid
 from trainer.training.loop import Event
@@ -94,8 +94,8 @@ def events_of(
 
         return act
 
-    reporter.measures = _measures(config, evaluates=evaluate is not None)
-    _check_best_metric(config, reporter.measures)
+    reporter.measures = measures(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
+    check_known("best_metric", config.best_metric, "this run measures", reporter.measures)
     events = [Event(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     events.append(Event(steps_per_epoch, end_epoch, at_end=False))
@@ -107,17 +107,6 @@ def events_of(
     if hasattr(model, "sample"):
         events.append(Event(config.sample_every_steps, lambda progress: reporter.sample(model, progress)))
     return [*events, save]
-
-
-def _measures(config: TrainConfig, *, evaluates: bool) -> list[str]:
-    """What a run measures beside the values of its steps."""
-    return ["val_loss", "val_accuracy"] * evaluates + ["fid", "kid"] * bool(config.fid_every_steps)
-
-
-def _check_best_metric(config: TrainConfig, known: Sequence[str]) -> None:
-    if config.best_metric and config.best_metric not in known:
-        near = nearest(config.best_metric, known)
-        raise UserError(f"best_metric={config.best_metric}: this run measures {', '.join(known) or 'nothing'}{near}")
 
 
 def _fid(assembly: Assembly, job_dir: Path, replicas: Replicas) -> tuple[Fid, Path]:

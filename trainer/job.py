@@ -333,6 +333,8 @@ def _train(job: Job, reporter: Reporter, stop: StopRequest) -> Control:
     steps, rows = job.assembly.step_runner(), job.assembly.rows_from(progress.step)
     if job.owed:
         do_due(events, progress, model)
+    if not progress.ends:
+        log.info("builds the training step: seconds, or minutes for a large model with several replicas")
     train(steps, rows, progress, events, callbacks, reporter.on_call, CallSize(config.steps_per_loop), control, begin)
     callbacks.on_train_end()
     return control

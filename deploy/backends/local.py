@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 
 LEAVE_SECONDS = 20.0  # that the others have when one is lost, or all when the job is to end
 _POLL_SECONDS = 0.05
-_LAST_LINES = 10
 
 Say = Callable[[str, str], None]  # (worker's name, line)
 
@@ -50,7 +48,6 @@ class _Process:
     worker: Worker
     process: "subprocess.Popen[str]"
     reader: threading.Thread
-    last: deque[str]
     restarts: int = 0
     code: int | None = None
 
@@ -80,7 +77,7 @@ class LocalJob:
         """Asks every worker to save its state and end."""
         self._stopping.set()
 
-    def _start(self, worker: Worker, last: deque[str] | None = None) -> _Process:
+    def _start(self, worker: Worker) -> _Process:
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
@@ -93,18 +90,15 @@ class LocalJob:
         )
         with contextlib.suppress(AttributeError, OSError):  # no affinity on this system, or not of these; gone already
             os.sched_setaffinity(process.pid, worker.cores)
-        lines: deque[str] = deque(maxlen=_LAST_LINES) if last is None else last
         assert process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(worker.name, process.stdout, lines), daemon=True)
+        reader = threading.Thread(target=self._read, args=(worker.name, process.stdout), daemon=True)
         reader.start()
-        return _Process(worker, process, reader, lines)
+        return _Process(worker, process, reader)
 
-    def _read(self, name: str, output: IO[str], last: deque[str]) -> None:
+    def _read(self, name: str, output: IO[str]) -> None:
         with output:
             for line in output:
-                text = plain(line)
-                last.append(text)
-                self._say(name, text)
+                self._say(name, plain(line))
 
     def _say(self, name: str, line: str) -> None:
         """Says it where that can be done: a full disk or a closed terminal must not cost the worker its pipe."""
@@ -133,7 +127,7 @@ class LocalJob:
         self._say(
             one.worker.name, f"exited with status {_status(one.code)}: restart {one.restarts + 1} of {self.restarts}"
         )
-        fresh = self._start(one.worker, one.last)
+        fresh = self._start(one.worker)
         fresh.restarts = one.restarts + 1
         running[running.index(one)] = fresh
         return True
@@ -145,14 +139,15 @@ class LocalJob:
             time.sleep(_POLL_SECONDS)
         one.reader.join(LEAVE_SECONDS)
         error = f"The replica {one.worker.name} exited with a non-zero status of {_status(one.code)}."
-        last = "\n".join(f"  {line}" for line in one.last)
         code = one.code if one.code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-        return Outcome(code or FAULT, "FAILED", f"{error} Its last lines:\n{last}", sum(o.restarts for o in running))
+        return Outcome(code or FAULT, "FAILED", error, sum(o.restarts for o in running))
 
     def _stopped(self, running: Sequence[_Process]) -> Outcome:
+        self._say("all", f"asked to save the state and end, within {LEAVE_SECONDS:.0f} s")
         self._end(running)
         codes = {one.process.returncode for one in running}
-        return Outcome(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED")
+        killed = f"killed after {LEAVE_SECONDS:.0f} s" if -signal.SIGKILL in codes else ""
+        return Outcome(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
 
     def _lose(self, running: Sequence[_Process]) -> None:
         """Kills the worker that is to be lost, once."""
@@ -212,6 +207,12 @@ def reported_step(job_dir: Path) -> int:
         last = (job_dir / "stats.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         return int(json.loads(last).get("step", 0))
     return 0
+
+
+def kept_step(job_dir: Path) -> int | None:
+    """The step of the newest checkpoint, each a folder that appears whole; None for none."""
+    names = [path.name.removeprefix("step-") for path in (job_dir / "checkpoints").glob("step-*")]
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _status(code: int | None) -> int:

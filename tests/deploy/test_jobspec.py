@@ -153,7 +153,7 @@ REFUSED = [
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=folder:gs://BUCKET/photos"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "did you mean gs://my-bucket/photos?"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
-    ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: an address looks like gs://bucket"),
+    ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines do not see this disk"),
     ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines do not"),
     ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models does not go along: say --package=FOLDER"),
     ("l4x4", [DIGITS, "--data=my_data:load"], "the module my_data does not go along"),
@@ -167,6 +167,11 @@ def test_a_job_that_could_only_fail_is_refused(tier: str, flags: list[str], line
     with pytest.raises(UserError) as caught:
         job(tier, *flags)
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
+def test_a_job_dir_is_an_address(given: str) -> None:
+    assert job("cpu", DIGITS, f"--job_dir={given}").output == "gs://my-bucket/here"
 
 
 def test_the_kinds_of_data_are_the_trainers() -> None:
@@ -208,6 +213,12 @@ def test_data_that_the_machines_can_see(data: str) -> None:
             True,
             EUROPE,
             "region=europe-west1 has no NVIDIA_L4 for training: say --region= one of us-west1",
+        ),
+        (
+            "enableWebAccess",
+            True,
+            Place("my-proj", "mars-east1", "gs://my-bucket"),
+            "region=mars-east1 has no NVIDIA_L4 for training, or is no region: say --region= one of us-west1",
         ),
     ],
 )

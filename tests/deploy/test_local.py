@@ -17,6 +17,7 @@ import pytest
 
 from deploy import local
 from deploy.__main__ import main
+from deploy.backends import local as backend
 from deploy.backends.local import LocalJob, Loss, plain
 from deploy.rehearsal import Worker, free_addresses, workers_of
 from deploy.tier import load_tier
@@ -85,14 +86,12 @@ def test_the_chiefs_end_is_the_jobs_and_nothing_is_left(tmp_path: Path, script: 
 
 
 @pytest.mark.parametrize(("codes", "code"), [("2", 2), ("75", 75), ("1", 1), ("9", 1)])
-def test_one_workers_failure_fails_the_job_with_its_last_lines(
-    tmp_path: Path, script: Path, codes: str, code: int
-) -> None:
-    made, _ = job(tmp_path, script, [("0.3", "75"), ("0", codes)])
+def test_one_workers_failure_fails_the_job(tmp_path: Path, script: Path, codes: str, code: int) -> None:
+    made, said = job(tmp_path, script, [("0.3", "75"), ("0", codes)])
     outcome = made.run()
     assert (outcome.code, outcome.state) == (code, "FAILED")
-    assert f"The replica workerpool1-0 exited with a non-zero status of {codes}." in outcome.error
-    assert "start 1" in outcome.error
+    assert outcome.error == f"The replica workerpool1-0 exited with a non-zero status of {codes}."
+    assert said.count("[workerpool1-0] start 1") == 1  # said once, and not in the error again
 
 
 @pytest.mark.parametrize("error", [OSError("No space left on device"), ValueError("I/O operation on closed file.")])
@@ -112,8 +111,8 @@ def test_no_worker_is_left_where_another_cannot_start(tmp_path: Path, script: Pa
     started = []
 
     class Watched(LocalJob):
-        def _start(self, worker: Worker, last: Any = None) -> Any:
-            started.append(super()._start(worker, last))
+        def _start(self, worker: Worker) -> Any:
+            started.append(super()._start(worker))
             return started[-1]
 
     first = worker("workerpool0-0", script, "60", str(tmp_path / "starts"), "0")
@@ -128,6 +127,25 @@ def test_no_outgoing_connection_can_take_a_workers_port() -> None:
     ports = [int(address.rpartition(":")[2]) for address in free_addresses(50)]
     assert len(set(ports)) == 50
     assert max(ports) < int(RANGE.read_text().split()[0])
+
+
+def test_what_cannot_save_its_state_in_time_is_ended(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "LEAVE_SECONDS", 0.5)
+    script.write_text("import signal\nsignal.signal(signal.SIGTERM, lambda *given: None)\n" + script.read_text())
+    made, _ = job(tmp_path, script, [("60", "0")])
+    made.say = lambda name, line: made.stop() if line == "start 1" else None
+    outcome = made.run()
+    assert (outcome.code, outcome.state) == (75, "CANCELLED")
+    assert outcome.error == "killed after 0 s"
+
+
+def test_a_stopped_job_says_what_goes_on(tmp_path: Path) -> None:
+    assert "with --job_dir=" in local._goes_on(tmp_path, named=False)
+    for name in ("step-00000500", "step-00001500", ".step-00002000.part", "step-2.part"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert local._goes_on(tmp_path, named=True) == "the same command again goes on from step 1,500"
 
 
 def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path) -> None:
@@ -176,7 +194,9 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
         assert signal.getsignal(signal.SIGHUP) == before
     finally:
         signal.signal(signal.SIGHUP, kept)
-    assert f"JOB_STATE_{state}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"JOB_STATE_{state}" in shown
+    assert ("the same command again starts anew: there is no checkpoint yet" in shown) == (state == "CANCELLED")
 
 
 def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
@@ -259,7 +279,10 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
     assert "state saved at step" in output
+    assert "[all] asked to save the state and end, within 20 s" in output
     assert "JOB_STATE_CANCELLED" in output
+    (kept,) = (path.name for path in (tmp_path / "job" / "checkpoints").iterdir())
+    assert output.endswith(f"interrupted: the same command again goes on from step {int(kept[5:]):,}\n")
     typed = shlex.join(["python", "-m", "deploy", "local", "cpu", *flags])
     assert json.loads((tmp_path / "job" / "run.json").read_text())["command"] == typed
 

@@ -334,6 +334,21 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, desk: Desk, dist: Pat
     assert (scheduling["timeout"], scheduling["disableRetries"]) == (f"{int(5 / hourly * 3600)}s", True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([], "no recipe: trains wgan_gp (the default) on digits, global batch 64, 1 epoch"),
+        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 3,000 steps"),
+        (["--model=mlp"], "trains mlp on digits, global batch 64, 1 epoch"),
+    ],
+)
+def test_what_is_trained_without_a_recipe_is_said(
+    cloud: Emulator, capsys: pytest.CaptureFixture[str], flags: list[str], line: str
+) -> None:
+    assert main(["submit", "cpu", *WHERE, *flags, "--dry_run"]) == 0
+    assert f"# {line}" in capsys.readouterr().out.splitlines()
+
+
 def test_a_missing_project_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="project is missing: say --project=ID"):
         submit.main(["cpu", *WHERE, *JOB])
@@ -354,4 +369,5 @@ def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: pytest.Ca
     assert "left out: l4x1 in us-west2" in shown
     assert "--region=us-east4" in shown
     assert main(["submit", "l4x1", "--regions=us-west2", *flags]) == 2
-    assert "region=us-west2 has no NVIDIA_L4" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("region=us-west2 has no NVIDIA_L4 for training: say")) == ("", 1)

@@ -26,6 +26,18 @@ PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
         (JOB, "the following arguments are required: TIER (python -m deploy "),
         (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
+        (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
+        (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
+        (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: several tiers are separated by blanks: l4x1 l4x4"),
+        (
+            ["l4x4", *JOB, "--max_cost=-3"],
+            "argument --max_cost: '-3' must be a number above 0, in USD",
+        ),
+        (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
+        (
+            ["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
+            "project=My Project: give its ID, of lower-case letters",
+        ),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
         (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),

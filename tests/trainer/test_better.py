@@ -14,6 +14,7 @@ from trainer.jobdir import finite
 from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
 
 NAN = float("nan")
+OWN = "--model=tests.models:classifier"  # of a named model it is known before what it measures
 
 
 def kept(state: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
 def test_the_best_of_another_measure_begins_anew(
     flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]
 ) -> None:
-    before, changed = Best(small(*flags)), Best(small(*others))
+    before, changed = Best(small(OWN, *flags)), Best(small(OWN, *others))
     before.consider(first, 10)
     changed.resume(kept(before.state()))
     changed.consider(later, 20)
@@ -46,10 +47,10 @@ def test_the_best_of_another_measure_begins_anew(
     [("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1)],
 )
 def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: list[float], step: int) -> None:
-    undisturbed, state = Best(small(f"--best_metric={name}")), {}
+    undisturbed, state = Best(small(OWN, f"--best_metric={name}")), {}
     for at, value in enumerate(values):
         undisturbed.consider({name: value}, at)
-        resumed = Best(small(f"--best_metric={name}"))
+        resumed = Best(small(OWN, f"--best_metric={name}"))
         resumed.resume(state)
         resumed.consider({name: value}, at)
         state = kept(resumed.state())

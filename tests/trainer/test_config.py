@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.config import TrainConfig, recipe_names, resolve, to_yaml
+from trainer import measures
+from trainer.config import FROM_SCRATCH, MODELS, TrainConfig, recipe_names, resolve, to_yaml
 from trainer.errors import UserError
 
 
@@ -71,6 +72,16 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
         (["--model=efficientnet"], "efficientnet takes colour images: say --channels=3"),
         (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
+        (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),
+        (["--model=efficientnet", "--channels=3", "--weights=none", "--fine_tune_from=block6a"], FROM_SCRATCH),
+        (
+            ["--model=cnn", "--early_stopping=val_los"],
+            "early_stopping=val_los: cnn can stop by accuracy, loss, val_accuracy, val_loss; did you mean 'val_loss'?",
+        ),
+        (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
+        (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
+        (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
+        (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
         (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers that learn later, only efficientnet has"),
         (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
         (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
@@ -105,6 +116,13 @@ def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) 
         resolve([f"--recipe={recipe}"])
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
+    own = "--model=tests.models:classifier"
+    assert resolve([own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
+    assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
+    assert measures.STEP_VALUES.keys() == MODELS.keys()
 
 
 def test_what_print_config_shows_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import PlatformFault, UserError
 from trainer.export import export, plain_copy
+from trainer.measures import STEP_VALUES
 from trainer.models import build_model, depends_on_replicas
 from trainer.models.efficientnet import _freeze_below, _over_all_replicas
 from trainer.models.layers import (
@@ -47,6 +48,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     for replicas in (2, 4):
         assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
         assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
+    assert runs[1][1].means().keys() == set(STEP_VALUES[name])
 
 
 @pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan"))])
@@ -310,14 +312,14 @@ def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("val_los", "early_stopping=val_los: an epoch has accuracy, loss; did you mean"),
+        ("val_los", "early_stopping=val_los: an epoch has .*loss; did you mean"),
         ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* hold some back with --evaluation_fraction=0.1"),
     ],
 )
 def test_early_stopping_by_what_no_epoch_has_is_refused(
     small_config: Callable[..., TrainConfig], value: str, line: str
 ) -> None:
-    config = small_config("--model=mlp", "--global_batch_size=512", f"--early_stopping={value}")
+    config = small_config("--model=tests.models:classifier", "--global_batch_size=512", f"--early_stopping={value}")
     with pytest.raises(UserError, match=line):
         job.run(config, [], 0.0)
 

@@ -317,5 +317,5 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> No
 def test_a_best_metric_that_nothing_measures_is_refused(small_config: Make) -> None:
     with pytest.raises(UserError, match="best_metric=fidd: this run measures nothing"):
         run(small_config("--best_metric=fidd"))
-    with pytest.raises(UserError, match="this run measures val_loss, val_accuracy; did you mean 'val_accuracy'"):
+    with pytest.raises(UserError, match="this run measures val_accuracy, val_loss; did you mean 'val_accuracy'"):
         run(small_config(*STOPS[:4], "--best_metric=val_acc"))

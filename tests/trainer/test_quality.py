@@ -262,8 +262,8 @@ def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], feature
     assert result["final"]["fid_features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
     assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
-    with pytest.raises(UserError, match="mlp has no averaged_generator and no latent_dim: FID needs a generator"):
-        job.run(small_config("--model=mlp", "--fid_every_steps=2"), [], 0.0)
+    with pytest.raises(UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"):
+        job.run(small_config("--model=tests.models:classifier", "--fid_every_steps=2"), [], 0.0)
 
 
 def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(

@@ -115,10 +115,10 @@ def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
     destination = tmp_path / "shards"
     index = prepare(config(photos), destination, 64, quiet)
     assert prepare(config(photos), destination, 64, quiet) == index
-    with pytest.raises(UserError, match="holds shards of other data or settings"):
+    with pytest.raises(UserError, match=rf"other data or settings \(image_size: {SIZE} there, 32 here\): give another"):
         prepare(config(photos, image_size=32), destination, 64, quiet)
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
-    with pytest.raises(UserError, match="holds shards of other data or settings"):
+    with pytest.raises(UserError, match=r"other data or settings \(its files changed, or the size of a shard\)"):
         prepare(config(photos), destination, 64, quiet)
 
 

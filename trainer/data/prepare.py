@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,10 @@ def prepare(
         index = parse_index(before, destination)
         if index.get("fingerprint") == source.fingerprint:
             return index
-        raise UserError(f"{destination} holds shards of other data or settings: give another folder, or remove it")
+        raise UserError(
+            f"{destination} holds shards of other data or settings ({_differing(config, index)}): give another folder, "
+            "or remove it"
+        )
     journal = Journal(place, source.fingerprint)
     total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
     written: dict[str, list[dict[str, Any]]] = {}
@@ -82,6 +85,19 @@ def prepare(
     place.write(INDEX, (json.dumps(index, indent=1) + "\n").encode())
     place.remove(JOURNAL)
     return index
+
+
+def _about(config: TrainConfig) -> dict[str, Any]:
+    """The settings that an index keeps beside the source, to name what differs."""
+    return {name: getattr(config, name) for name in ("image_size", "channels", "evaluation_fraction", "seed")}
+
+
+def _differing(config: TrainConfig, index: Mapping[str, Any]) -> str:
+    """Why these are not the shards of an index, as far as it tells."""
+    kept, here = index.get("settings"), {"SRC": config.data, **_about(config)}
+    there = {"SRC": index.get("source"), **(kept if isinstance(kept, dict) else {})}
+    shown = [f"{key}: {there[key]} there, {here[key]} here" for key in here if there.get(key, here[key]) != here[key]]
+    return "; ".join(shown) or "its files changed, or the size of a shard"
 
 
 class Journal:
@@ -144,6 +160,7 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "labelled": {split: _labelled(config, some) for split, some in written.items()},
         "splits": splits,
         "source": config.data,
+        "settings": _about(config),
         **bad.notes,
     }
 

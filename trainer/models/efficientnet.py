@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.config import TrainConfig
+from trainer.config import FROM_SCRATCH, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.errors import UserError, reason
@@ -75,7 +75,7 @@ def _backbone(config: TrainConfig) -> keras.Model:
     except Exception as error:  # no network, a checksum, a file of other shapes: Keras raises what it meets
         raise UserError(
             f"weights={config.weights}: cannot be had for EfficientNet{config.variant} ({reason(error)}): give the "
-            "path of its weights file (made with include_top=False), or --weights=none"
+            f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
         ) from error
 
 

@@ -7,17 +7,16 @@ from typing import Any
 import keras
 
 from trainer.config import TrainConfig
-from trainer.errors import UserError
 from trainer.images import encode_png, grid, noise
 from trainer.jobdir import JobDir
 from trainer.log import log
+from trainer.measures import check_known
 from trainer.progress import Progress, StepLogs, Window, by_kind, numbers, rounded
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.resources import Gpus, memory_gib
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
-from trainer.settings import nearest
 from trainer.storage import write_whole, writing
 
 SAMPLES = 64
@@ -188,10 +187,8 @@ class Reporter:
 
     def _check_tuning(self, names: Iterable[str]) -> None:
         """UserError for a tuning metric that this run never reports, told after the first call to the device."""
-        known = sorted({*names, *self.measures})
-        if self._tuning and self._tuning.name not in known:
-            near = nearest(self._tuning.name, known)
-            raise UserError(f"tuning_metric={self._tuning.name}: this run reports {', '.join(known)}{near}")
+        if self._tuning:
+            check_known("tuning_metric", self._tuning.name, "this run reports", {*names, *self.measures})
 
     @staticmethod
     def _window(progress: Progress) -> Window:

@@ -10,10 +10,8 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.imports import load_function
 from trainer.log import log
+from trainer.measures import EVALUATED, check_known
 from trainer.progress import Progress, is_loss
-from trainer.settings import nearest
-
-_EVALUATED = ("val_loss", "val_accuracy")
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
@@ -29,10 +27,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Refuses, after the first call to the device, what no epoch can be compared by."""
-        known = sorted({*(logs or {}), *(_EVALUATED if self.evaluates else ())})
-        if self.monitor not in known:
-            near = nearest(self.monitor, known)
-            raise UserError(f"early_stopping={self.monitor}: an epoch has {', '.join(known)}{near}")
+        known = {*(logs or {}), *(EVALUATED if self.evaluates else ())}
+        check_known("early_stopping", self.monitor, "an epoch has", known)
         if self.monitor_op is None:
             try:
                 self._set_monitor_op()
@@ -92,7 +88,7 @@ def bind(
     for callback in callbacks:
         if isinstance(callback, EarlyStopping):
             callback.evaluates = evaluates
-            if callback.monitor in _EVALUATED and not evaluates:
+            if callback.monitor in EVALUATED and not evaluates:
                 raise UserError(
                     f"early_stopping={callback.monitor}: nothing is evaluated: give labelled examples for it, or hold "
                     "some back with --evaluation_fraction=0.1, or drop early_stopping"
