@@ -139,6 +139,9 @@ _SCALING: dict[str | None, str] = {
 }
 
 
+_MANY = 10  # columns that one reason leaves empty: then it was the whole run
+
+
 def _reasons(rows: Sequence[Row]) -> list[str]:
     """One line for each column and reason, with the tiers it holds for."""
     tiers: dict[tuple[str, str], list[str]] = {}
@@ -150,7 +153,8 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     for (title, reason), names in tiers.items():
         together.setdefault((reason, tuple(names)), []).append(title)
     return [
-        f"No {', '.join(titles)} for {'any tier' if len(names) == len(rows) else ', '.join(names)}: {reason}."
+        f"No {', '.join(titles) if len(titles) <= _MANY else 'measurements'} "
+        f"for {'any tier' if len(names) == len(rows) else ', '.join(names)}: {reason}."
         for (reason, names), titles in together.items()
     ]
 

@@ -270,7 +270,7 @@ def test_a_tier_without_quota_is_recorded_and_the_rest_goes_on(
     assert code == 2
     assert "l4x1, repeat 1: no quota left in us-central1 for aiplatform.googleapis.com/custom_model" in shown
     assert [row.state for row in rows(tmp_path)] == ["failed", "done"]
-    assert "for l4x1: the run is failed: not submitted: no quota left in us-central1" in shown
+    assert "No measurements for l4x1: the run ended as 'failed': not submitted: no quota left in us-central1" in shown
     assert command("l4x1", "l4x2")[0] == 0
     assert [tier_of(job) for job in cloud.jobs.values()] == ["l4x2", "l4x1"]
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
