@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
+from trainer.recipe import resolve
 
 _DIGITS = Path(__file__).parents[1] / "trainer" / "data" / "digits.npz"
 

@@ -20,10 +20,11 @@ from benchmarks.measure import alternate, base_parser, keep, run_main
 from benchmarks.ours import fresh_collectives
 from benchmarks.report import report_seconds
 from trainer.assembly import Assembly, assemble
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Arrays
 from trainer.distribution.strategy import make_replicas
+from trainer.recipe import resolve
 
 WGAN_GP = ["--model=wgan_gp", "--data=digits", "--replicas=1", "--width=16"]
 REPLICAS = (1, 2, 4)

@@ -67,7 +67,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
 
 
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The verb's own arguments, and the flags that are left for the trainer, as given (trainer.config checks them)."""
+    """The verb's own arguments, and the flags that are left for the trainer, as given (trainer.recipe checks them)."""
     found, left = own.parse_known_args(arguments)
     stray = [argument for argument in left if not argument.startswith("--")]
     if stray:

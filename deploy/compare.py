@@ -29,9 +29,10 @@ from deploy.report import add_table_flags, read_prices, write_report
 from deploy.runs import repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
 from deploy.vertex import VertexRunner
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.flags import Parser, whole
+from trainer.recipe import resolve
 from trainer.storage import keep_others_out, local_path, make_writable
 
 SCALINGS = ("strong", "weak")

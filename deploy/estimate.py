@@ -22,9 +22,10 @@ from deploy.runs import ESTIMATE, Collection, Run, collect
 from deploy.table import counted_devices, figures, money
 from deploy.tier import Tier, TierFacts
 from deploy.timing import timed
-from trainer.config import MAY_CHANGE, TrainConfig, resolve
+from trainer.config import MAY_CHANGE, TrainConfig
 from trainer.errors import DONE, UserError
 from trainer.flags import Parser, whole
+from trainer.recipe import resolve
 from trainer.storage import local_path, make_writable, write_whole
 
 

@@ -13,9 +13,10 @@ from deploy.checks import UNSEEN, check_devices, check_inputs, check_region, che
 from deploy.package import Package
 from deploy.place import Place, checked_address
 from deploy.tier import Tier
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.flags import read_yaml
+from trainer.recipe import resolve
 from trainer.storage import output_address
 
 START_S = 600  # machines and image take some minutes before training begins

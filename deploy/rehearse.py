@@ -11,8 +11,9 @@ from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
 from deploy.render import new_submission
 from deploy.tier import Tier, TierFacts
-from trainer.config import DATA_SOURCES, resolve, said_kind
+from trainer.config import DATA_SOURCES, said_kind
 from trainer.errors import INTERRUPTED, UserError
+from trainer.recipe import resolve
 from trainer.storage import expanded
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.storage.emulator import fake_gcs, find_binary
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.quiet import quiet_start
+from trainer.recipe import resolve
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
     import keras

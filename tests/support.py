@@ -14,10 +14,11 @@ import tensorflow as tf
 from benchmarks.ours import fresh_collectives
 from trainer import job
 from trainer.assembly import assemble
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
 from trainer.progress import StepLogs
+from trainer.recipe import resolve
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import TrainConfig, to_yaml
+from trainer.config import TrainConfig
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.log import log
 from trainer.progress import Progress, rounded
+from trainer.recipe import to_yaml
 from trainer.reporting.resources import peak_memory_gib
 
 

@@ -10,10 +10,11 @@ from contextlib import closing
 from typing import Any
 
 from trainer.command import run_command
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.errors import DONE, USER_MUST_CHANGE
 from trainer.log import log
 from trainer.quiet import quiet_start
+from trainer.recipe import resolve
 
 STEPS = 5
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor: float64 rounding stays far below

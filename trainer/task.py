@@ -10,10 +10,10 @@ from collections.abc import Sequence  # noqa: E402
 
 from trainer.cluster import read_cluster  # noqa: E402
 from trainer.command import run_command  # noqa: E402
-from trainer.config import resolve, to_yaml  # noqa: E402
 from trainer.errors import DONE  # noqa: E402
 from trainer.jobdir import open_job_dir, outputs  # noqa: E402
 from trainer.quiet import quiet_start  # noqa: E402
+from trainer.recipe import resolve, to_yaml  # noqa: E402
 from trainer.storage.preflight import preflight  # noqa: E402
 
 

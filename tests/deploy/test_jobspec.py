@@ -13,9 +13,10 @@ from deploy.jobspec import Job, Wanted, render, to_yaml
 from deploy.package import Package
 from deploy.place import Place
 from deploy.tier import JOB_CONFIGS, Tier, load_tier
-from trainer.config import DATA_KINDS, resolve
+from trainer.config import DATA_KINDS
 from trainer.data import sources
 from trainer.errors import UserError
+from trainer.recipe import resolve
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACE = Place("my-proj", "us-central1", "gs://my-bucket")

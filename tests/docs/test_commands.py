@@ -24,8 +24,8 @@ from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from trainer import generate
-from trainer.config import resolve
 from trainer.data import prepare
+from trainer.recipe import resolve
 
 COMMANDS = documented()
 

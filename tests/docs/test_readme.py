@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from deploy.machines import load_machines
 from deploy.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
-from trainer.config import recipe_names
+from trainer.recipe import recipe_names
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

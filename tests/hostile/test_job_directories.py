@@ -19,9 +19,10 @@ from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from trainer import job
 from trainer.account import Account, refuse_hopeless_restart
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.errors import DONE, UserError
 from trainer.jobdir import JobDir, open_job_dir
+from trainer.recipe import resolve
 from trainer.reporting.stats import Stats, last_reported_step
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
 

@@ -14,7 +14,8 @@ from deploy.machines import load_machines
 from deploy.messages import MESSAGES
 from deploy.tier import JOB_CONFIGS, load_tier
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
+from trainer.recipe import resolve
 from trainer.task import main as task
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]

@@ -15,11 +15,12 @@ import tensorflow as tf
 from tests.support import fresh_collectives, largest_difference, weights
 from trainer import job
 from trainer.account import Account
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import NotFinite, UserError
 from trainer.jobdir import open_job_dir
 from trainer.log import log
+from trainer.recipe import resolve
 from trainer.training import checkpoint
 from trainer.training.checkpoint import Checkpoints, Damaged, read_checkpoint, whole_checkpoints
 from trainer.training.state import variables_of

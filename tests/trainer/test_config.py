@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from trainer import measures
-from trainer.config import FROM_SCRATCH, MODELS, TrainConfig, recipe_names, resolve, to_yaml
+from trainer.config import MODELS, TrainConfig
 from trainer.errors import UserError
+from trainer.recipe import recipe_names, resolve, to_yaml
+from trainer.rules import FROM_SCRATCH
 
 
 def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
@@ -81,6 +83,8 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
         (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
         (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
+        (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
+        (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
         (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
         (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers that learn later, only efficientnet has"),
         (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
@@ -121,6 +125,8 @@ def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) 
 def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
     own = "--model=tests.models:classifier"
     assert resolve([own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
+    assert resolve([own, "--tuning_metric=f1"]).config
+    assert resolve(["--tuning_metric=wasserstein_distance"]).config
     assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
     assert measures.STEP_VALUES.keys() == MODELS.keys()
 

@@ -118,7 +118,7 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
-    from trainer.config import resolve
+    from trainer.recipe import resolve
 
     assert job.run(resolve([*flags, f"--job_dir={folder}"]).config, [], 0.0) == 0
     return folder

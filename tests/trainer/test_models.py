@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.support import fresh_collectives, largest_difference, permute_rows, run_steps, small, weights
 from trainer import check as check_module
 from trainer import job
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.step import StepContext, in_step
@@ -32,6 +32,7 @@ from trainer.models.layers import (
     refresh_normalization,
 )
 from trainer.models.optimizers import StepSchedule, learning_rate
+from trainer.recipe import resolve
 
 ROOT = Path(__file__).parents[2]
 RANDOM = np.random.default_rng(0)

@@ -18,10 +18,11 @@ from tests.drill import losses, numbers
 from tests.support import Signals, fresh_collectives
 from tests.workers import ROOT
 from trainer import job
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import INTERRUPTED, UserError
 from trainer.jobdir import write_json
+from trainer.recipe import resolve
 from trainer.training import preemption
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 from trainer.training.evaluate import Evaluation

@@ -17,12 +17,13 @@ from tests.drill import losses, numbers
 from tests.support import Signals, fresh_collectives, run_steps, small
 from trainer import job
 from trainer.assembly import set_precision_and_seed
-from trainer.config import TrainConfig, resolve
+from trainer.config import TrainConfig
 from trainer.data.dataset import Arrays
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.models import build_model
+from trainer.recipe import resolve
 from trainer.training.evaluate import Evaluation, evaluation
 from trainer.training.fid import Extractor, Fid, frechet_distance, kernel_distance
 

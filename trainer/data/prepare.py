@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.command import run_command
-from trainer.config import TrainConfig, resolve, said_kind
+from trainer.config import TrainConfig, said_kind
 from trainer.errors import DONE, UserError
 from trainer.flags import Parser, refuse_unknown, whole
 from trainer.log import log
 from trainer.quiet import quiet_start
+from trainer.recipe import resolve
 
 with quiet_start():
     from trainer.data import image_folder, sources, tfrecord
