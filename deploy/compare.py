@@ -22,9 +22,9 @@ from deploy.backends.local import on_signals
 from deploy.checks import sent_to_the_cloud
 from deploy.desk import DESK, Desk, add_backend
 from deploy.folder import any_begun, check_folder, error_of, is_done, refusal, remember
+from deploy.job_flags import add_sending_flags
 from deploy.jobspec import training
 from deploy.rehearse import LocalRunner
-from deploy.render import add_sending_flags
 from deploy.report import add_table_flags, read_prices, write_report
 from deploy.runs import repeat_folder
 from deploy.tier import Tier, TierFacts, load_tier
