@@ -25,8 +25,9 @@ from deploy.jobspec import Job
 from deploy.patience import Clock, patiently
 from deploy.place import Place, read_place
 from deploy.record import Record, find, note
-from deploy.runs import fetched, read_json
+from deploy.runs import fetched
 from deploy.tier import Tier, TierFacts
+from deploy.values import read_json
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.storage import Address, parse, write_whole
 

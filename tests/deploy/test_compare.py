@@ -19,8 +19,9 @@ from PIL import Image
 
 from deploy.__main__ import main
 from deploy.compare import Plan, compare
+from deploy.jobdir import read_run
 from deploy.measure import measure
-from deploy.runs import collect, read_run
+from deploy.runs import collect
 from deploy.tier import TierFacts
 from tests.deploy.planted import edit, noisy, plant
 from trainer.errors import UserError

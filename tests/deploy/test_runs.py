@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from deploy.jobdir import read_run
 from deploy.measure import measure
-from deploy.runs import collect, read_run
+from deploy.runs import collect
 from deploy.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.timing import after_warm_up
 from deploy.verdict import verdict

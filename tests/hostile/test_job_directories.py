@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy import record
+from deploy.jobdir import read_run
 from deploy.measure import measure
 from deploy.report import to_html, write_report
-from deploy.runs import collect, read_run
+from deploy.runs import collect
 from deploy.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.verdict import verdict
 from tests.deploy.planted import plant
