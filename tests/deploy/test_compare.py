@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
-from deploy.compare import Plan, compare
+from deploy.comparison import Plan, compare
 from deploy.jobdir import read_run
 from deploy.measure import measure
 from deploy.runs import collect
@@ -267,7 +267,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         """Else the signal would end the tests where `compare` does not hear it."""
 
     runner = Planting(script)
-    monkeypatch.setattr("deploy.compare.wait", waiting)
+    monkeypatch.setattr("deploy.comparison.wait", waiting)
     before = signal.signal(numbers[0], unheard)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
+from deploy.arguments import numbers_by_tier
 from deploy.figures import draw, pareto_front
 from deploy.measure import measure
-from deploy.report import numbers_by_tier
 from deploy.runs import collect
 from deploy.table import to_terminal
 from docs.pictures import comparison

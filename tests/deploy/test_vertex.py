@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import compare
+from deploy import compare, comparison
 from deploy.__main__ import main
 from deploy.arguments import parse as parse_command
 from deploy.backends.local import LocalJob
+from deploy.creation import ship
 from deploy.desk import Desk
 from deploy.measure import Row, measure
 from deploy.rehearsal import workers_of
 from deploy.runs import collect
 from deploy.tier import JOB_CONFIGS, load_tier
-from deploy.vertex import VertexRunner, ship
+from deploy.vertex import VertexRunner
 from tests.deploy.conftest import FlyingClock, needs_gcloud, put
 from tests.deploy.emulator import Emulator, Fault
 from tests.deploy.planted import edit, noisy, plant, sample
@@ -175,7 +176,7 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
     where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
     names = ["l4x1", "l4x2", "l4x4"]
     found, flags = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
-    tiers = compare.read_tiers(names, "", {})
+    tiers = comparison.read_tiers(names, "", {})
     runner = VertexRunner(tiers, found, desk)
     shipped: list[Any] = []
 
@@ -189,8 +190,8 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
         runner.stop()
 
     monkeypatch.setattr("deploy.vertex.ship", stopped)
-    plan = compare.Plan(tuple(tier.facts for tier in tiers), tuple(flags))
-    assert compare.compare(plan, tmp_path / "out", runner, parallel=3) == 75
+    plan = comparison.Plan(tuple(tier.facts for tier in tiers), tuple(flags))
+    assert comparison.compare(plan, tmp_path / "out", runner, parallel=3) == 75
     assert (len(shipped), cloud.jobs) == (1, {})
 
 
