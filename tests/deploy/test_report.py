@@ -125,7 +125,7 @@ def test_what_the_page_says_is_escaped_and_complete(runs: Path) -> None:
 
 
 def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.report._MOST_IMAGE_BYTES", 10)
+    monkeypatch.setattr("deploy.page._MOST_IMAGE_BYTES", 10)
     sample(plant(tmp_path / "a", noisy(0.1)))
     main(["report", str(tmp_path / "a")])
     assert (
