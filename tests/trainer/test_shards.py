@@ -280,6 +280,18 @@ def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Pat
     assert str(caught.value) == f"data: {tmp_path}/shards/{line}"
 
 
+@pytest.mark.usefixtures("small_shards")
+def test_shards_that_go_while_they_are_prepared_anew_are_named(photos: Path, tmp_path: Path) -> None:
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+
+    def vanish(done: int, total: int) -> None:
+        for file in (tmp_path / "shards").glob("*.bin"):
+            file.unlink()
+
+    with pytest.raises(PlatformFault, match=r"train-0000\d\.bin cannot be read any more"):
+        prepare(config(tmp_path / "shards", data_memory_mib=0), tmp_path / "again", 64, vanish)
+
+
 def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path) -> None:
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     with pytest.raises(UserError, match=r"images are \(16, 16, 1\), the settings say \(32, 32, 1\)"):

@@ -58,6 +58,7 @@ def _listen(ears: socket.socket, request: StopRequest) -> None:
             if request:
                 leave_at_once()
             request.signal = signal.Signals(number[0]).name
+            log.warning(f"{request.signal}: saves when the steps in hand are done; once more stops at once, unsaved")
 
 
 def leave_at_once() -> None:
