@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import base_parser, count, keep, run_main
-from deploy.compare import Plan, compare
-from deploy.report import write_report
+from deploy.comparison import Plan, compare
+from deploy.page import write_report
 from deploy.runs import repeat_folder
 from deploy.tier import TierFacts
 from tests.deploy.planted import plant

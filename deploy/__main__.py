@@ -11,7 +11,7 @@ from trainer.settings import nearest
 # imported. A verb is listed once it works.
 VERBS: dict[str, tuple[str, str]] = {
     "local": ("deploy.local", "rehearse a job on this machine, in the environment that Vertex AI gives"),
-    "machines": ("deploy.machines", "the table of machines, accelerators and prices"),
+    "machines": ("deploy.offers", "the table of machines, accelerators and prices"),
     "render": ("deploy.render", "the full job spec of a tier and the trainer's flags, as gcloud takes it"),
     "submit": ("deploy.submit", "check, package, upload, submit to Vertex AI, follow to the end"),
     "package": ("deploy.ship", "build the trainer's wheel and store it in a bucket"),

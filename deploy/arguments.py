@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,6 +37,31 @@ def add_flags(own: argparse.ArgumentParser, *names: str) -> None:
     """Declares flags that several verbs have, each as it is everywhere."""
     for name in names:
         own.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
+
+
+def add_table_flags(own: argparse.ArgumentParser) -> None:
+    """The flags of every verb that ends in a table."""
+    own.add_argument("--baseline", default="", metavar="TIER", help="what speed-ups are against (default: the first)")
+    add_flags(own, "price_per_hour")
+
+
+def read_prices(given: Sequence[str]) -> dict[str, float]:
+    """`["l4x1=0.71"]` -> {"l4x1": 0.71}, in USD an hour; UserError for anything else."""
+    return numbers_by_tier("price_per_hour", given)
+
+
+def numbers_by_tier(flag: str, given: Sequence[str]) -> dict[str, float]:
+    """The TIER=NUMBER texts of a flag; UserError for what is no number above 0."""
+    found = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = math.nan
+        if not name or not 0 < found[name] < math.inf:
+            raise UserError(f"{flag}={text}: write --{flag}=TIER=NUMBER with a number above 0, as l4x1=0.71")
+    return found
 
 
 def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:

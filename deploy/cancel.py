@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from deploy.arguments import parser
 from deploy.backends import Backend, JobStatus
+from deploy.costs import duration, price_of, spent
 from deploy.desk import DESK, Desk, add_target, find_target
 from deploy.explain import explained
 from deploy.patience import Clock, patiently
-from deploy.watch import duration, note, price_of, spent
+from deploy.record import note
 from trainer.errors import DONE, FAULT, UserError
 
 WAIT_S = 900.0  # for machines to be taken down

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from deploy.arguments import add_flags, check_tiers, parse, parser
-from deploy.compare import Plan, compare, read_tiers
+from deploy.arguments import add_flags, check_tiers, numbers_by_tier, parse, parser, read_prices
+from deploy.comparison import Plan, compare, read_tiers
+from deploy.jobdir import Run
 from deploy.measure import Row, measure
 from deploy.rehearsal import local_gpus
 from deploy.rehearse import LocalRunner
-from deploy.report import numbers_by_tier, read_prices
-from deploy.runs import ESTIMATE, Collection, Run, collect
+from deploy.runs import ESTIMATE, Collection, collect
 from deploy.table import counted_devices, figures, money
 from deploy.tier import Tier, TierFacts
 from deploy.timing import timed

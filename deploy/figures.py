@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deploy.jobdir import Run
 from deploy.measure import LOSSES, Row
-from deploy.runs import Collection, Run, TierRuns
+from deploy.runs import Collection, TierRuns
 from deploy.timing import after_warm_up, epoch_seconds
 from trainer.errors import UserError
 

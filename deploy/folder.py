@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.runs import COMPARISON, read_json
+from deploy.runs import COMPARISON
+from deploy.values import read_json
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.storage import make_writable, write_whole
 

@@ -5,11 +5,11 @@ from datetime import datetime, timezone
 
 from deploy.arguments import add_flags, parser
 from deploy.backends import JobStatus
+from deploy.costs import duration, price_of, spent
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import explained
 from deploy.patience import patiently
 from deploy.place import Place, needed_project, needed_region, read_project
-from deploy.watch import duration, price_of, spent
 from trainer.errors import DONE
 
 

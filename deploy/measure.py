@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.arguments import check_tiers
+from deploy.jobdir import Run
 from deploy.machines import accelerator_of
-from deploy.runs import Collection, Run, TierRuns
+from deploy.runs import Collection, TierRuns
 from deploy.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run has

@@ -4,6 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from deploy.backends import JobStatus
+from deploy.costs import spent
 from trainer.errors import UserError
 from trainer.storage import write_whole
 
@@ -69,3 +71,10 @@ def find(job: str) -> tuple[Record, Attempt]:
             if not job or job in (record.submission, attempt.job) or attempt.job.endswith(f"/{job}"):
                 return record, attempt
     raise LookupError(job)
+
+
+def note(record: Record, attempt: Attempt, status: JobStatus, now: float) -> None:
+    """Keeps how an attempt ended."""
+    attempt.state, attempt.error = status.state, status.error
+    attempt.spent_usd = spent(status, attempt.usd_per_hour, now)[1]
+    record.write()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from deploy.backends.local import LocalJob
 from deploy.folder import is_begun
+from deploy.job_flags import new_submission
 from deploy.jobspec import settings_on
 from deploy.rehearsal import workers_of
-from deploy.render import new_submission
 from deploy.tier import Tier, TierFacts
 from trainer.config import DATA_SOURCES, said_kind
 from trainer.errors import INTERRUPTED, UserError

@@ -3,21 +3,12 @@
 from collections.abc import Sequence
 
 from deploy.arguments import add_flags, parser
-from deploy.backends import Backend
+from deploy.creation import ship
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import explained
-from deploy.package import Package, build, packages_with
-from deploy.patience import Clock, patiently
+from deploy.package import packages_with
 from deploy.place import Place, checked_address, needed_project, read_project
 from trainer.errors import DONE
-
-
-def ship(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:
-    """Builds what is not built and sends what is not there; prints the addresses."""
-    for package in packages:
-        wheel, uri = build(package), package.uri(bucket)
-        patiently(lambda: backend.upload(wheel, uri), clock)  # noqa: B023 (called at once)
-        print(f"package {uri}", flush=True)
 
 
 def main(arguments: Sequence[str], desk: Desk = DESK) -> int:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.runs import Run, Window
+from deploy.jobdir import Run, Window
 
 
 @dataclass(frozen=True)

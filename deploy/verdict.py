@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from deploy.jobdir import Run
 from deploy.measure import UNKNOWN, UNSAID, Row
-from deploy.runs import Collection, Run, TierRuns
+from deploy.runs import Collection, TierRuns
 from deploy.table import counted_devices, figures, money
 from deploy.timing import Spread
 from trainer.config import MAY_CHANGE

@@ -15,18 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.backends import ApiError, Backend, JobStatus
+from deploy.costs import price_and_limit
+from deploy.creation import check_buckets, create, label_of, ship
 from deploy.desk import BACKENDS, Desk
 from deploy.explain import Lost, exit_code, explained, failure, meaning
+from deploy.follow import Say, follow
+from deploy.job_flags import new_submission, read_job
 from deploy.jobspec import Job
 from deploy.patience import Clock, patiently
 from deploy.place import Place, read_place
-from deploy.record import Record, find
-from deploy.render import new_submission, read_job
-from deploy.runs import fetched, read_json
-from deploy.ship import ship
-from deploy.submit import check_buckets, create, label_of, price_and_limit
+from deploy.record import Record, find, note
+from deploy.runs import fetched
 from deploy.tier import Tier, TierFacts
-from deploy.watch import Say, follow, note
+from deploy.values import read_json
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.storage import Address, parse, write_whole
 
@@ -48,7 +49,7 @@ class _Sent:
 
 
 class VertexRunner:
-    """Runs `tiers`. `asked`: what `deploy.render.read_job` and `deploy.desk.add_backend` need."""
+    """Runs `tiers`. `asked`: what `deploy.job_flags.read_job` and `deploy.desk.add_backend` need."""
 
     name = "vertex"
 

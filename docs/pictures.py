@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from deploy import figures
+from deploy.jobdir import read_run
 from deploy.measure import measure
-from deploy.runs import collect, read_run
+from deploy.runs import collect
 
 IMAGES = Path(__file__).parent / "images"
 SHOWN = ("Loss", "Speed-up")

@@ -1,4 +1,7 @@
-"""Google's services on loopback, the environment in which gcloud and the SDK find them, and a clock that flies."""
+"""Google's services on loopback, the environment in which gcloud and the SDK find them, and a clock that flies.
+
+Besides, `compare` on them, of jobs that leave planted job directories.
+"""
 
 import shutil
 import subprocess
@@ -11,15 +14,20 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from deploy import package
+from deploy import compare, package
 from deploy.backends import Backend, open_backend
 from deploy.backends.sdk import Sdk
 from deploy.desk import Desk
+from deploy.measure import Row, measure
 from deploy.patience import Clock
+from deploy.runs import collect
 from tests.deploy.emulator import Emulator
+from tests.deploy.planted import noisy, plant, sample
 from trainer.storage import gcs, staging
-from trainer.storage.address import Address
+from trainer.storage.address import Address, parse
 
+Job = dict[str, Any]
+JOB = ["--model=mlp", "--data=digits", "--image_size=8", "--steps=4", "--report_every_steps=2", "--global_batch_size=8"]
 needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed here")
 
 
@@ -133,3 +141,51 @@ def desk(cloud: Emulator, flying: FlyingClock) -> Desk:
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+
+
+def tier_of(job: Job) -> str:
+    """The display name is mlp-TIER-SUBMISSION."""
+    return str(job["displayName"]).split("-")[1]
+
+
+def output_of(job: Job) -> Address:
+    address = parse(job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"], "output")
+    assert address
+    return address
+
+
+def trains(folder: Path) -> Callable[[Emulator, Job], None]:
+    """A job that leaves a planted job directory in its bucket: the more devices, the faster."""
+
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        devices = int(job["jobSpec"]["workerPoolSpecs"][0]["machineSpec"].get("acceleratorCount", 1))
+        local = plant(folder / job["displayName"], noisy(0.1 / devices), devices=[f"GPU:{i}" for i in range(devices)])
+        sample(local)
+        (local / "checkpoints").mkdir()
+        (local / "checkpoints" / "weights").write_bytes(b"large")
+        google.log(job, f"trains on {devices}")
+        put(local, output_of(job))
+        google.end(job, "SUCCEEDED")
+
+    return run
+
+
+@pytest.fixture
+def command(
+    cloud: Emulator, desk: Desk, bucket: Address, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs `compare` of tiers on Vertex AI and returns its exit code and what it printed."""
+    cloud.run = trains(tmp_path / "trained")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        where = ["--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
+        image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
+        code = compare.main([*arguments, "--on=vertex", *where, *image, *JOB], desk)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def rows(tmp_path: Path) -> list[Row]:
+    return measure(collect([str(tmp_path / "out")]))

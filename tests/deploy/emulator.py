@@ -24,6 +24,10 @@ from google.protobuf.json_format import MessageToDict, ParseError
 from google_crc32c import Checksum
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
+POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
+QUOTA = (
+    "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+)
 RATE = (  # what Google says to too many calls, with 429: no quota is used up
     "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
     "'logging.googleapis.com' for consumer 'project_number:123456'."

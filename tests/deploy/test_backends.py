@@ -8,11 +8,11 @@ import pytest
 
 from deploy.backends import ApiError, Backend, Request
 from deploy.backends.gcloud import Gcloud
+from deploy.creation import create_once
 from deploy.desk import Desk
 from deploy.explain import meaning
 from deploy.patience import Clock
 from deploy.place import Place
-from deploy.submit import create_once
 from tests.deploy.conftest import FlyingClock, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.errors import UserError

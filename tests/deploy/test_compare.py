@@ -18,9 +18,10 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
-from deploy.compare import Plan, compare
+from deploy.comparison import Plan, compare
+from deploy.jobdir import read_run
 from deploy.measure import measure
-from deploy.runs import collect, read_run
+from deploy.runs import collect
 from deploy.tier import TierFacts
 from tests.deploy.planted import edit, noisy, plant
 from trainer.errors import UserError
@@ -266,7 +267,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         """Else the signal would end the tests where `compare` does not hear it."""
 
     runner = Planting(script)
-    monkeypatch.setattr("deploy.compare.wait", waiting)
+    monkeypatch.setattr("deploy.comparison.wait", waiting)
     before = signal.signal(numbers[0], unheard)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
-from deploy.compare import Plan, compare
+from deploy.comparison import Plan, compare
 from deploy.estimate import Interval, estimate
 from deploy.runs import collect, repeat_folder
 from deploy.tier import Tier, TierFacts

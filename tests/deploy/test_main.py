@@ -1,5 +1,6 @@
 """The verbs: listed, helped, light."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     assert f"usage: python -m deploy {verb}" in capsys.readouterr().out
     assert main(["--help"]) == 0
     assert verb in capsys.readouterr().out
+
+
+def test_no_verb_is_imported_by_another_module() -> None:
+    """What two verbs share lies below both."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*.py")]
+    imported = {name for source in sources for name in re.findall(r"^\s*(?:from|import) (deploy\.\w+)", source, re.M)}
+    assert len(imported) > 30
+    assert imported & {module for module, _ in VERBS.values()} == set()
 
 
 def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
+from deploy.arguments import numbers_by_tier
 from deploy.figures import draw, pareto_front
 from deploy.measure import measure
-from deploy.report import numbers_by_tier
 from deploy.runs import collect
 from deploy.table import to_terminal
 from docs.pictures import comparison
@@ -125,7 +125,7 @@ def test_what_the_page_says_is_escaped_and_complete(runs: Path) -> None:
 
 
 def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.report._MOST_IMAGE_BYTES", 10)
+    monkeypatch.setattr("deploy.page._MOST_IMAGE_BYTES", 10)
     sample(plant(tmp_path / "a", noisy(0.1)))
     main(["report", str(tmp_path / "a")])
     assert (

@@ -19,17 +19,12 @@ from deploy.desk import Desk
 from deploy.explain import LOST
 from deploy.rehearsal import workers_of
 from deploy.tier import load_tier
-from tests.deploy.conftest import FlyingClock, needs_gcloud
-from tests.deploy.emulator import RATE, Emulator, Fault
+from tests.deploy.conftest import JOB, FlyingClock, needs_gcloud
+from tests.deploy.emulator import POSTS, QUOTA, RATE, Emulator, Fault
 from trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
-QUOTA = (
-    "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
-)
 WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
-JOB = ["--model=mlp", "--data=digits", "--image_size=8", "--steps=4", "--report_every_steps=2", "--global_batch_size=8"]
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from deploy import cancel, jobs, submit, watch
 from deploy.backends import JobStatus, seconds
+from deploy.costs import duration
 from deploy.desk import Desk, find_target
 from deploy.explain import LOST, stocked_out
+from deploy.follow import Tail
 from deploy.patience import PATIENCE_S
-from deploy.watch import Tail, duration
 from tests.deploy.conftest import FlyingClock, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.test_backends import SPEC

@@ -149,7 +149,7 @@ Rule = Callable[[Command, Desk], None]
 # Verbs that begin to work on this machine: everything up to this name is run, then the door shuts.
 DOORS = {
     "deploy local": "deploy.local.LocalJob.run",
-    "deploy compare": "deploy.compare.make_writable",
+    "deploy compare": "deploy.comparison.make_writable",
     "deploy estimate": "deploy.estimate._short_run",
     "deploy report": "deploy.report.write_report",
 }

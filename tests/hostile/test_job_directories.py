@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy import record
+from deploy.jobdir import read_run
 from deploy.measure import measure
-from deploy.report import to_html, write_report
-from deploy.runs import collect, read_run
+from deploy.page import to_html, write_report
+from deploy.runs import collect
 from deploy.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.verdict import verdict
 from tests.deploy.planted import plant
@@ -207,7 +208,7 @@ _files = {
 def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
     folder = comparison(tmp_path_factory.getbasetemp() / "report", **files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deploy.report.draw", lambda collection, rows: [])
+        patch.setattr("deploy.page.draw", lambda collection, rows: [])
         one_line(lambda: reported(folder))
 
 
