@@ -1,9 +1,10 @@
 """The pictures of the README, from runs of the project:
 
     python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/digits
+    python -m trainer.task --recipe=wgan_gp_fashion --job_dir=runs/clothes
     python -m deploy compare cpu cpu-2workers --recipe=wgan_gp_digits --steps=300 --report_every_steps=25 --repeats=2 \
         --out=runs/tiers
-    python -m docs.pictures runs/digits runs/tiers
+    python -m docs.pictures runs/digits runs/clothes runs/tiers
 """
 
 import re
@@ -70,4 +71,5 @@ def _replace(colour: Any, setter: Any, real: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     samples(Path(sys.argv[1]), IMAGES / "digits.png")
-    comparison(Path(sys.argv[2]), IMAGES / "tiers.png")
+    samples(Path(sys.argv[2]), IMAGES / "clothes.png")
+    comparison(Path(sys.argv[3]), IMAGES / "tiers.png")
