@@ -73,7 +73,7 @@ def _continent(location: str) -> str:
     )
 
 
-# Values that name something the image has, or can fetch.
+# Values of inputs that name something the image has, or can fetch; the others may name nothing.
 _NAMED = {
     "data": DATA_SOURCES,
     "weights": ("imagenet", "none"),
@@ -84,9 +84,9 @@ _NAMED = {
 
 def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
     """What the settings name can be reached from a prebuilt image: nothing on this machine's disk can."""
-    for field, named in _NAMED.items():
+    for field in config.inputs:
         value = getattr(config, field)
-        if value not in named:
+        if value not in _NAMED.get(field, ("",)):
             _check_reachable(field, value, packages)
     for field in ("model", "callbacks"):
         _check_shipped(field, getattr(config, field), packages)

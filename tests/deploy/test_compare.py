@@ -109,7 +109,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
         Plan(
             (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
         ): "steps: 40 there, 20 here; seed: not given there, 1 here",
-        Plan((ONE, TWO), (*FLAGS, "--stream")): "stream: not given there, true here",
+        Plan((ONE, TWO), (*FLAGS, "--skip_bad_images")): "skip_bad_images: not given there, true here",
         Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
         Plan((ONE,), FLAGS): "tiers: one, two there, one here",
         Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",

@@ -156,6 +156,11 @@ REFUSED = [
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
     ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines do not see this disk"),
     ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines do not"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines do not"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' cannot be a"),
+    ("l4x4", [DIGITS, "--initial_model=/home/me/m.keras"], "say --initial_model=gs://BUCKET/m.keras"),
+    ("l4x4", [DIGITS, "--initial_model=gs:/my-bucket/x"], "did you mean gs://my-bucket/x?"),
+    ("l4x4", [DIGITS, "--stream"], "stream=true and data=digits: only what lies at gs:// is streamed"),
     ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models does not go along: say --package=FOLDER"),
     ("l4x4", [DIGITS, "--data=my_data:load"], "the module my_data does not go along"),
 ]  # fmt: skip
@@ -236,6 +241,12 @@ def test_too_little_money_or_no_price_is_refused() -> None:
     assert unpriced.price_per_hour is None
     with pytest.raises(UserError, match="the price of changed is not known: say it with --prices=FILE"):
         job(unpriced, max_cost=5.0)
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
+def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
+    for name in ("initial_checkpoint", "initial_model"):
+        assert job("cpu", DIGITS, f"--{name}={given}").config.inputs[name] == given
 
 
 def test_what_may_be_a_mistake_is_a_warning() -> None:
