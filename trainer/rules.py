@@ -7,6 +7,7 @@ from trainer.config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig
 from trainer.errors import UnknownData, UserError
 from trainer.measures import check_measures
 from trainer.settings import nearest
+from trainer.storage import local_path
 
 # EfficientNet without weights, over whatever a recipe says of fine-tuning.
 FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
@@ -82,6 +83,7 @@ def _check_data(config: TrainConfig) -> None:
                 f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
                 f"Known: {', '.join(AUGMENTATIONS)}"
             )
+    local_path(config.cache_dir, "cache_dir")  # UserError for an address
     if config.stream and (config.evaluation_fraction or config.skip_bad_images):
         raise UserError(
             "stream=true with evaluation_fraction or skip_bad_images: both need to see all images first: drop them, or "
