@@ -66,9 +66,11 @@ def run(version: str) -> int:
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run([interpreter, "-c", f"{show}'Keras', keras.__version__, flush=True)"], check=True, env=quiet)
     subprocess.run([interpreter, "-m", "pip", "check"], check=True)
-    names = TOUCHES_VERSIONS + (ON_THE_FLOOR if version == FLOOR else ())
+    names, which = TOUCHES_VERSIONS, "not slow"
+    if version == FLOOR:
+        names, which = (*names, *ON_THE_FLOOR), "floor or not slow"
     tests = [f"tests/{name}" for name in names]
-    pytest = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not slow"]
+    pytest = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", which]
     return subprocess.run([*pytest, *tests], cwd=ROOT).returncode
 
 

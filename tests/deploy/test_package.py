@@ -152,6 +152,7 @@ def test_an_installed_copy_has_no_sources_to_ship(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.floor
 def test_vertex_installs_it_over_an_image_without_touching_tensorflow(dist: Path, tmp_path: Path) -> None:
     """The two pip commands of a prebuilt container; this interpreter's packages stand for those of the image.
 
