@@ -242,18 +242,23 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("flags", "kept", "other"),
+    ("flags", "batch", "kept", "other"),
     [
-        (["--steps=400"], {}, "steps: 400 there, 200 here"),
-        (["--epochs=2"], {}, "steps: 120 there, 200 here"),
-        (["--steps=200"], {"config": {"global_batch_size": 50}}, "global_batch_size: 50 there, 100 here"),
-        (["--steps=200", "--report_every_steps=7", "--recipe=cnn_mnist", "--model=mlp"], {}, ""),
-        (["--steps=200"], {"config": None, "tiers": {"cpu": {"seconds": {"low": 1, "middle": 2, "high": 3}}}},
+        (["--steps=400"], 100, {}, "steps: 400 there, 200 here"),
+        (["--epochs=2"], 100, {}, "steps: 120 there, 200 here"),
+        (["--steps=200"], 50, {}, "global_batch_size: 100 there, 50 here"),
+        (["--steps=200", "--report_every_steps=7", "--recipe=cnn_mnist", "--model=mlp"], 100, {}, ""),
+        (["--steps=200"], 100, {"config": None, "tiers": {"cpu": {"seconds": {"low": 1, "middle": 2, "high": 3}}}},
          "steps: not known there, 200 here"),
     ],
 )  # fmt: skip
 def test_an_estimate_of_another_job_is_called_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], kept: dict[str, Any], other: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    batch: int,
+    kept: dict[str, Any],
+    other: str,
 ) -> None:
     """The last is as estimates were kept before they said of which job they are."""
     short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
@@ -261,7 +266,7 @@ def test_an_estimate_of_another_job_is_called_so(
     assert main(["estimate", "cpu", *given, f"--from={short}", f"--out={out}"]) == 0
     edit(out / "estimate.json", **kept)
     remember(out, Plan((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
-    plant(repeat_folder(out, "cpu", 1), [0.1] * 20, devices=["CPU:0"])
+    plant(repeat_folder(out, "cpu", 1), [0.1] * 20, devices=["CPU:0"], batch=batch)
     capsys.readouterr()
     assert main(["report", str(out)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "The estimate for cpu" in line)
