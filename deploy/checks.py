@@ -152,7 +152,7 @@ def check_tensorboard(spec: Mapping[str, Any], place: Place) -> None:
         )
 
 
-# Those of TensorFlow 2.17, the last, were available until 2026-07-11, says Google's list:
+# Google's own images. Those of TensorFlow 2.17, the last, were available until 2026-07-11, says Google's list:
 # https://cloud.google.com/vertex-ai/docs/supported-frameworks-list
 _PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
 

@@ -29,6 +29,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"warning: {line}", file=sys.stderr)
     sending = package_command(job, asked.package)
     if sending:
-        print(f"the packages that the spec names are not sent yet: {sending}", file=sys.stderr)
+        print(f"the packages that the spec names have to be sent first: {sending}", file=sys.stderr)
     print(to_yaml(job.spec), end="")
     return DONE

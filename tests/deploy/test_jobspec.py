@@ -305,7 +305,7 @@ def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, caps
         assert main(["render", "l4x4", *flags, *project]) == 0
         shown = capsys.readouterr()
         command = f"python -m deploy package --bucket=gs://my-bucket{said} --package={mine}"
-        assert f"the packages that the spec names are not sent yet: {command}\n" in shown.err
+        assert f"the packages that the spec names have to be sent first: {command}\n" in shown.err
         assert "packageUris" in shown.out
     assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
     assert capsys.readouterr().err == ""
