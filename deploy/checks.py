@@ -161,7 +161,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
     """What is allowed and may still be a mistake. `images`: of the job's containers."""
     if any(_PREBUILT.match(image) for image in images):
         yield (
-            "the prebuilt image: Google's list has TensorFlow's until 2026-07-11, so it may be gone: "
+            "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
             "say --image=URI of your own, made by `python -m deploy image`"
         )
     if tier.strategy == "SPOT":

@@ -281,7 +281,7 @@ def test_what_may_be_a_mistake_is_a_warning() -> None:
     assert "say --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
     for image in ("", "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"):
         assert warned("l4x1-2workers", image=image).startswith(
-            "the prebuilt image: Google's list has TensorFlow's until"
+            "the prebuilt TensorFlow image was listed as available until"
         )
     assert warned("cpu", image="us-docker.pkg.dev/my-project/vertex-ai/training:1") == ""
 
