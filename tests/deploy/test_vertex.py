@@ -82,7 +82,7 @@ def test_a_warning_is_said_once_of_all_tiers_that_it_is_about(
     assert compare.main(given, desk) == 0
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert [line[:45] for line in warned] == [
-        "warning: cpu, t4x1, l4x1: the prebuilt image:",
+        "warning: cpu, t4x1, l4x1: the prebuilt Tensor",
         "warning: t4x1: precision=mixed_bfloat16: NVID",
     ]
 
