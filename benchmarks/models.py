@@ -14,17 +14,16 @@ from importlib.metadata import version
 
 from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, base_parser, keep, possible, run_main, some_of, table
-from benchmarks.turns import Contender, started
+from benchmarks.turns import CONSTANT_RATE, Contender, started
 from trainer.config import TrainConfig
 
-_CLASSIFIER = ["--learning_rate_schedule=constant", "--warmup_steps=0"]
 SHORT_STEPS = "wgan_gp-16"  # of which a loop's own work is a large part
 CASES = {
     "wgan_gp-32": ["--recipe=wgan_gp_mnist"],
     "wgan_gp-64": ["--recipe=wgan_gp_photos", "--augment=", "--global_batch_size=32"],
     "dcgan": ["--recipe=dcgan_mnist", "--global_batch_size=64"],
-    "cnn": ["--recipe=cnn_mnist", *_CLASSIFIER],
-    "mlp": ["--recipe=mlp_mnist", *_CLASSIFIER],
+    "cnn": ["--recipe=cnn_mnist", *CONSTANT_RATE],
+    "mlp": ["--recipe=mlp_mnist", *CONSTANT_RATE],
     SHORT_STEPS: ["--recipe=wgan_gp_mnist", "--image_size=16", "--global_batch_size=8"],
 }
 OURS, BFLOAT16, TUTORIAL = "ours", "ours, mixed_bfloat16", "tutorial-style loop"
