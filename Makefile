@@ -51,6 +51,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.report
 	$(RUN) -m benchmarks.storage
+	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk
 
 clean:
