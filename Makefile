@@ -50,6 +50,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.report
+	$(RUN) -m benchmarks.compare
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk
