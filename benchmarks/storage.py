@@ -86,7 +86,7 @@ def trainer_of(config: TrainConfig, steps: int) -> Callable[[], object]:
 def beside_uploads(work: Callable[[], object], bucket: str, file: Path) -> Callable[[], None]:
     """`work`, while a thread uploads `file` UPLOADS times, one after the other."""
 
-    address, generation = Address(bucket, "up/checkpoint"), 0  # each replaces the one before: the server has no disk
+    address, generation = Address(bucket, "up/checkpoint"), 0  # each replaces the one before: all lies in memory
 
     def upload() -> None:
         nonlocal generation
