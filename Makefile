@@ -50,7 +50,9 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.report
+	$(RUN) -m benchmarks.compare
 	$(RUN) -m benchmarks.storage
+	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk
 
 clean:

@@ -12,6 +12,7 @@ from trainer.recipe import resolve
 MODULES = {
     "ours": "benchmarks.ours",
     "talk": "benchmarks.talk",
+    "input_side": "benchmarks.input_side",
     "tutorial": "benchmarks.tutorial",
     "fit": "benchmarks.keras_fit",
     "pytorch": "benchmarks.pytorch",

@@ -1,6 +1,6 @@
-"""The ways in: `prepare` against plain Pillow, and the input side alone against what models consume.
+"""The ways in: `prepare` against plain Pillow, and the input side alone against what the model of its recipe takes.
 
-`python -m benchmarks.data FOLDER`, a folder of image files.
+`python -m benchmarks.data PHOTOS [--mnist=FOLDER]`: a folder of image files, and one of MNIST's four idx files.
 """
 
 import argparse
@@ -13,15 +13,16 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from benchmarks.measure import alternate, base_parser, images_per_second, keep, run_main, table
+from benchmarks import input_side
+from benchmarks.measure import alternate, base_parser, keep, run_main, table
 from trainer.config import TrainConfig
 from trainer.data import image_folder
-from trainer.data.batches import Schedule, batches
 from trainer.data.prepare import prepare
-from trainer.data.sources import load_dataset
-from trainer.distribution.strategy import make_replicas
+from trainer.recipe import resolve
 
 SIZE = 64
+ON_PHOTOS, ON_MNIST = ("wgan_gp_photos",), ("mlp_mnist", "cnn_mnist", "wgan_gp_mnist")
+GOAL = 10  # times what the model takes
 
 
 def plain_pillow(files: list[Path]) -> float:
@@ -47,45 +48,43 @@ def ours(config: TrainConfig) -> float:
     return seconds
 
 
-def input_side(config: TrainConfig) -> dict[str, float]:
-    """images/s that the pipeline gives when no model takes part, in memory and row by row."""
-    found = {}
+def input_side_of(recipe: str, data: str, repeats: int, seconds: float) -> dict[str, list[float]]:
+    """images/s of the model of `recipe` and of its input side alone, on shards prepared from `data`."""
+    flags = [f"--recipe={recipe}"]
     with tempfile.TemporaryDirectory() as folder:
-        prepare(config, Path(folder), 64, lambda done, total: None)
-        for name, memory in (("in memory", 4096), ("row by row", 0)):
-            given = TrainConfig(data=folder, image_size=SIZE, channels=3, data_memory_mib=memory, global_batch_size=128)
-            dataset = load_dataset(given)
-            schedule = Schedule(dataset.train.count, 128, 5, 0)
-            rows = iter(batches(dataset.train, schedule, make_replicas(given)))
-
-            def run(steps: int, rows: object = rows) -> int:
-                for _ in range(steps):
-                    next(rows)  # type: ignore[call-overload]
-                return steps * 5 * 128
-
-            run(5)
-            found[name] = images_per_second(run, 3.0)()
-    return found
+        prepare(resolve([*flags, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
+        inputs = {
+            "in memory": [f"--data={folder}"],
+            "row by row": [f"--data={folder}", "--data_memory_mib=0"],
+        }
+        return input_side.against_the_model(flags, inputs, repeats, seconds)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = base_parser(__doc__, repeats=5)
-    parser.add_argument("folder", type=Path)
+    parser = base_parser(__doc__, repeats=5, seconds=2.0)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--mnist", type=Path, help="without it only the recipe of the photos is measured")
     return parser
 
 
 def main() -> None:
     """Prints the tables and keeps the raw numbers."""
     options = make_parser().parse_args()
-    config = TrainConfig(data=f"folder:{options.folder}", image_size=SIZE, channels=3)
-    files = [file for part in image_folder.find(options.folder) if part for file in part.files]
+    config = TrainConfig(data=f"folder:{options.photos}", image_size=SIZE, channels=3)
+    files = [file for part in image_folder.find(options.photos) if part for file in part.files]
     raw = alternate({"prepare": lambda: ours(config), "plain Pillow": lambda: plain_pillow(files)}, options.repeats)
-    print("\n".join([f"\n{len(files):,} photos to {SIZE}x{SIZE}", "", *table(raw, "prepare", "seconds")]))
-    speed = input_side(config)
-    shown = ", ".join(f"{value:,.0f} images/s {name}" for name, value in speed.items())
-    print(f"\nInput side alone, {SIZE}x{SIZE}x3, batch 128: {shown}")
-    command = f"python -m benchmarks.data {options.folder.name}"
+    print("\n".join([f"\n{len(files):,} photos to {SIZE}x{SIZE}", "", *table(raw, "prepare", "seconds")]), flush=True)
+    data = dict.fromkeys(ON_PHOTOS, config.data)
+    if options.mnist:
+        data |= dict.fromkeys(ON_MNIST, f"idx:{options.mnist}")
+    speed = {}
+    for recipe, source in data.items():
+        speed[recipe] = input_side_of(recipe, source, options.repeats, options.seconds)
+        title = f"\nInput side alone of {recipe}, prepared shards"
+        print("\n".join([title, "", *input_side.table(speed[recipe], GOAL)]), flush=True)
+    command = f"python -m benchmarks.data {options.photos.name}"
+    command += f" --mnist={options.mnist.name}" if options.mnist else ""
     keep("data", {"command": command, "seconds": raw, "images_per_second": speed})
 
 

@@ -9,9 +9,11 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from trainer.errors import PlatformFault, UserError
 
@@ -95,25 +97,23 @@ def possible(contenders: Mapping[str, Item]) -> dict[str, Item]:
     return {name: item for name, item in contenders.items() if not any(part in name for part in missing)}
 
 
-def images_per_second(run: Callable[[int], int], seconds: float) -> Callable[[], float]:
-    """A measurement: calls `run(steps)`, which returns the images it read, for about `seconds`."""
+def ratios(found: Mapping[str, list[float]], of: str, to: str) -> list[float]:
+    """Of what two contenders gave in the same round, one for each."""
+    return [one / other for one, other in zip(found[of], found[to], strict=True)]
 
-    def measure() -> float:
-        began, images = time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < seconds:
-            images += run(10)
-        return images / passed if passed else 0.0
 
-    return measure
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lower one, the median and the upper one."""
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return low, median, high
 
 
 def table(found: Mapping[str, list[float]], against: str, unit: str) -> list[str]:
     """Lines of Markdown: median, spread, and the median of the ratios of `against` to it in the same round."""
     lines = [f"| | {unit} (median) | lowest to highest | {against} is |", "|---|--:|--:|--:|"]
     for name, values in found.items():
-        ratios = [mine / other for mine, other in zip(found[against], values, strict=True)]
         spread = f"{min(values):,.4g} - {max(values):,.4g}"
-        ratio = "" if name == against else f"{statistics.median(ratios):.2f} x"
+        ratio = "" if name == against else f"{statistics.median(ratios(found, against, name)):.2f} x"
         lines.append(f"| {name} | {statistics.median(values):,.4g} | {spread} | {ratio} |")
     return lines
 

@@ -8,28 +8,29 @@ import argparse
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.metadata import version
 
 from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, base_parser, keep, possible, run_main, some_of, table
-from benchmarks.turns import Contender, started
+from benchmarks.turns import CONSTANT_RATE, Contender, started
 from trainer.config import TrainConfig
 
-_CLASSIFIER = ["--learning_rate_schedule=constant", "--warmup_steps=0"]
+SHORT_STEPS = "wgan_gp-16"  # of which a loop's own work is a large part
 CASES = {
     "wgan_gp-32": ["--recipe=wgan_gp_mnist"],
     "wgan_gp-64": ["--recipe=wgan_gp_photos", "--augment=", "--global_batch_size=32"],
     "dcgan": ["--recipe=dcgan_mnist", "--global_batch_size=64"],
-    "cnn": ["--recipe=cnn_mnist", *_CLASSIFIER],
-    "mlp": ["--recipe=mlp_mnist", *_CLASSIFIER],
+    "cnn": ["--recipe=cnn_mnist", *CONSTANT_RATE],
+    "mlp": ["--recipe=mlp_mnist", *CONSTANT_RATE],
+    SHORT_STEPS: ["--recipe=wgan_gp_mnist", "--image_size=16", "--global_batch_size=8"],
 }
-OURS, BFLOAT16 = "ours", "ours, mixed_bfloat16"
+OURS, BFLOAT16, TUTORIAL = "ours", "ours, mixed_bfloat16", "tutorial-style loop"
 CONTENDERS = {
     OURS: "ours",
     BFLOAT16: "ours",
-    "tutorial-style loop": "tutorial",
+    TUTORIAL: "tutorial",
     "Keras fit": "fit:1",
     "Keras fit, 10 steps per execution": "fit:10",
     "Keras fit, 10 steps per execution, XLA": "fit:10x",
@@ -37,15 +38,18 @@ CONTENDERS = {
     "PyTorch channels_last": "pytorch:channels_last",
     "PyTorch torch.compile": "pytorch:compile",
 }
+IN_CASE = {SHORT_STEPS: (OURS, TUTORIAL)}  # where not all take part
 
 
-def compare(config: TrainConfig, flags: Sequence[str], repeats: int, seconds: float) -> dict[str, list[float]]:
-    """images/s of every contender, `repeats` times in turn."""
+def compare(
+    config: TrainConfig, flags: Sequence[str], names: Iterable[str], repeats: int, seconds: float
+) -> dict[str, list[float]]:
+    """images/s of the contenders of these names, `repeats` times in turn."""
     makers: dict[str, Callable[[], Contender]] = {}
-    for name, what in CONTENDERS.items():
+    for name in names:
         own = ["--precision=mixed_bfloat16"] if name == BFLOAT16 else []
         # Whole tens of steps for all, as one `fit` needs: else its turns were longer and their start cost it less.
-        makers[name] = partial(Contender, what, [*flags, *own], images_a_step(config), multiple=10)
+        makers[name] = partial(Contender, CONTENDERS[name], [*flags, *own], images_a_step(config), multiple=10)
     with started(possible(makers), seconds) as contenders:
         for name, contender in contenders.items():
             assert contender.work == contenders[OURS].work, f"{name} does other work than ours"
@@ -68,7 +72,8 @@ def main() -> None:
     raw, began = {}, time.monotonic()
     for case in options.cases:
         with on_digits(CASES[case]) as (config, flags):
-            raw[case] = compare(config, flags, options.repeats, options.seconds)
+            names = IN_CASE.get(case, CONTENDERS)
+            raw[case] = compare(config, flags, names, options.repeats, options.seconds)
         size = f"{config.image_size}x{config.image_size}x{config.channels}"
         title = f"{config.model} {size}, batch {config.global_batch_size}, width {config.width}"
         print("\n".join([f"\n{title}", "", *table(raw[case], OURS, "images/s")]), flush=True)

@@ -1,4 +1,4 @@
-"""The report of many runs, and what a comparison adds to its runs: `python -m benchmarks.report`."""
+"""The report of many runs: `python -m benchmarks.report`."""
 
 import argparse
 import contextlib
@@ -6,38 +6,12 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import base_parser, count, keep, run_main
-from deploy.comparison import Plan, compare
 from deploy.page import write_report
 from deploy.runs import repeat_folder
-from deploy.tier import TierFacts
 from tests.deploy.planted import plant
-
-
-class Nothing:
-    """Runs that are over at once: all the time is the harness's."""
-
-    name = "local"
-
-    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
-        """Every tier will do."""
-
-    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
-        """Nothing."""
-        return iter(())
-
-    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """All is there."""
-
-    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
-        """Done."""
-        return 0
-
-    def stop(self) -> None:
-        """Nothing runs."""
 
 
 def report_seconds(tiers: int, epochs: int) -> float:
@@ -56,15 +30,6 @@ def report_seconds(tiers: int, epochs: int) -> float:
         return time.perf_counter() - began
 
 
-def harness_seconds(runs: int) -> float:
-    """Seconds that a comparison adds to each of its runs, the report left out."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        plan = Plan((TierFacts("one", "n1"),), ("--recipe=mlp_mnist",), repeats=runs)
-        began = time.perf_counter()
-        compare(plan, Path(folder), Nothing())
-        return (time.perf_counter() - began) / runs
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = base_parser(__doc__, repeats=5)
@@ -74,13 +39,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Prints both and keeps the raw numbers."""
+    """Prints the median and keeps the raw numbers."""
     given = make_parser().parse_args()
     reports = [report_seconds(given.tiers, given.epochs) for _ in range(given.repeats)]
-    added = [harness_seconds(100) for _ in range(given.repeats)]
     print(f"report of {given.tiers} tiers x {given.epochs:,} epochs: {statistics.median(reports):.2f} s")
-    print(f"a comparison adds {1e3 * statistics.median(added):.2f} ms to each run")
-    keep("report", {"command": "python -m benchmarks.report", "report_seconds": reports, "added_seconds": added})
+    keep("report", {"command": "python -m benchmarks.report", "report_seconds": reports})
 
 
 if __name__ == "__main__":

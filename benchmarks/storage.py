@@ -1,11 +1,10 @@
 """Staging against the bare SDK call, a warm cache, what an upload costs the loop: `python -m benchmarks.storage`.
 
-Against fake-gcs-server on loopback: this shows what the client costs, not the network.
+Against fake-gcs-server on loopback, whose work the same cores do: this shows what the client costs, not the network.
 """
 
 import argparse
 import os
-import statistics
 import tempfile
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import alternate, base_parser, keep, run_main, table
+from benchmarks.measure import alternate, base_parser, keep, quartiles, run_main, table
 from tests.trainer.storage.emulator import fake_gcs
 from trainer.assembly import assemble
 from trainer.config import TrainConfig
@@ -28,6 +27,9 @@ from trainer.storage.gcs import connect
 from trainer.storage.staging import stage
 
 OBJECTS, SIZE = 64, 4 * 2**20
+# Stretches of training are longer than the uploads beside them, and short enough that what else the machine does
+# disturbs both of a pair alike; there are PAIRS a repeat.
+UPLOADS, STEPS, PAIRS = 2, 100, 8
 
 
 def fill(bucket: str) -> None:
@@ -81,12 +83,18 @@ def trainer_of(config: TrainConfig, steps: int) -> Callable[[], object]:
     return lambda: run_steps(assembly.rows_from(0), 0, steps)
 
 
-def beside_an_upload(work: Callable[[], object], bucket: str, file: Path) -> Callable[[], None]:
-    """`work`, while a thread uploads `file`."""
+def beside_uploads(work: Callable[[], object], bucket: str, file: Path) -> Callable[[], None]:
+    """`work`, while a thread uploads `file` UPLOADS times, one after the other."""
+
+    address, generation = Address(bucket, "up/checkpoint"), 0  # each replaces the one before: all lies in memory
+
+    def upload() -> None:
+        nonlocal generation
+        for _ in range(UPLOADS):
+            generation = connect().upload(file, address, generation)
 
     def both() -> None:
-        address = Address(bucket, f"up/{uuid.uuid4().hex}")
-        thread = threading.Thread(target=lambda: connect().upload(file, address))
+        thread = threading.Thread(target=upload)
         thread.start()
         work()
         thread.join()  # the work is made to be the longer one
@@ -95,12 +103,12 @@ def beside_an_upload(work: Callable[[], object], bucket: str, file: Path) -> Cal
 
 
 def loop_contenders(bucket: str, folder: Path) -> dict[str, Callable[[], float]]:
-    """A loop of some 5 seconds with and without an upload of 100 MB beside it."""
+    """A loop of some 4 seconds with and without uploads of 100 MB beside it."""
     checkpoint = folder / "checkpoint.data"
     checkpoint.write_bytes(os.urandom(100_000_000))
-    work = trainer_of(resolve(["--recipe=wgan_gp_digits", "--replicas=1"]).config, 60)
+    work = trainer_of(resolve(["--recipe=wgan_gp_digits", "--replicas=1"]).config, STEPS)
     return {
-        "training, an upload of 100 MB beside it": timed(beside_an_upload(work, bucket, checkpoint)),
+        f"training, {UPLOADS} uploads of 100 MB beside it": timed(beside_uploads(work, bucket, checkpoint)),
         "training alone": timed(work),
     }
 
@@ -142,16 +150,18 @@ def main() -> None:
         }
         raw = alternate(contenders, repeats)
         uploads = [upload_cost(bucket, folder) for _ in range(repeats)]
-        loop = alternate(loop_contenders(bucket, folder), repeats)
+        loop = alternate(loop_contenders(bucket, folder), PAIRS * repeats)
         warmed = alternate(warm_contenders(bucket, folder), repeats)
     title = f"{OBJECTS} objects of {SIZE // 2**20} MiB"
     print("\n".join([f"\nStaging {title}", "", *table(raw, "staged, cold", "seconds")]))
     cpu, seconds = sorted(uploads)[repeats // 2]
     print(f"\nA background upload of 100 MB: {cpu:.2f} s of CPU, {seconds:.2f} s in all (medians of {repeats})")
-    with_upload, alone = loop.values()
-    extra = statistics.median(one - other for one, other in zip(with_upload, alone, strict=True))
     print("\n".join(["", *table(loop, next(iter(loop)), "seconds")]))
-    print(f"\nAn upload of 100 MB costs the loop {extra:.2f} s: {extra / 60:.1%} at one checkpoint a minute")
+    low, median, high = quartiles([(one - other) / UPLOADS for one, other in zip(*loop.values(), strict=True)])
+    print(
+        f"\nAn upload of 100 MB costs the loop {median:.2f} s (quartiles {low:.2f} to {high:.2f}): {median / 60:.1%} "
+        f"({low / 60:.1%} to {high / 60:.1%}) at one checkpoint a minute"
+    )
     print("\n".join(["", *table(warmed, next(iter(warmed)), "seconds")]))
     record = {
         "command": "python -m benchmarks.storage",

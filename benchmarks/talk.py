@@ -1,9 +1,10 @@
-"""What each saving in the talk between two workers brings: `python -m benchmarks.talk`.
+"""What each saving in the talk between two workers brings, and what was not kept: `python -m benchmarks.talk`.
 
-Every contender is two workers of one core each on wgan_gp; one differs from ours in one thing, which is undone here.
+Every contender is two workers of one core each on wgan_gp; one differs from ours in one thing, which is changed here.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,9 @@ CONTENDERS = {
     "losses summed at each step": ("every_step", APART),
     "TensorFlow's distributed iterator": ("iterator", APART),
     "gradients sent as bfloat16": ("bfloat16", APART),
+    "gradients in messages of 256 KiB": ("pieces", APART),
+    "two threads within an operation": ("threads_within", APART),
+    "four threads between operations": ("threads_between", APART),
     "batch norm synchronised": ("", TOGETHER),
     "batch norm synchronised by Keras": ("keras_batch_norm", TOGETHER),
 }
@@ -47,6 +51,11 @@ def _unpacked(tensors: Sequence[Any]) -> list[Any]:
 def _as_bfloat16(tensors: Sequence[Any]) -> list[Any]:
     summed = _packed([tf.cast(tensor, tf.bfloat16) for tensor in tensors])
     return [tf.cast(one, tensor.dtype) for one, tensor in zip(summed, tensors, strict=True)]
+
+
+def _in_pieces(tensors: Sequence[Any]) -> list[Any]:
+    cut = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=2**18)
+    return list(tf.distribute.get_replica_context().all_reduce("sum", list(tensors), cut))
 
 
 def _summed_at_once(runner: StepRunner, batch: Any, step: Any) -> Any:
@@ -64,9 +73,12 @@ def _keras_batch_norm(momentum: float) -> keras.layers.Layer:
     return keras.layers.BatchNormalization(momentum=momentum, synchronized=True)
 
 
-UNDONE = {
+CHANGES: dict[str, Callable[[], Any]] = {
     "unpacked": partial(mock.patch.object, gradients, "all_reduce_sum", _unpacked),
     "bfloat16": partial(mock.patch.object, gradients, "all_reduce_sum", _as_bfloat16),
+    "pieces": partial(mock.patch.object, gradients, "all_reduce_sum", _in_pieces),
+    "threads_within": partial(mock.patch.dict, os.environ, TF_NUM_INTRAOP_THREADS="2"),
+    "threads_between": partial(mock.patch.dict, os.environ, TF_NUM_INTEROP_THREADS="4"),
     "every_step": partial(mock.patch.object, StepRunner, "_replica_step", _summed_at_once),
     "iterator": partial(mock.patch.object, Assembly, "rows_from", _distributed),
     "keras_batch_norm": partial(mock.patch.object, layers, "SyncBatchNormalization", _keras_batch_norm),
@@ -74,9 +86,9 @@ UNDONE = {
 
 
 def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
-    """Ours without what `option` names in UNDONE, for the life of the process."""
+    """Ours but for what `option` names in CHANGES, for the life of the process."""
     if option:
-        UNDONE[option]().start()
+        CHANGES[option]().start()
     return ours.contender(config)
 
 

@@ -19,6 +19,7 @@ from deploy.rehearsal import free_addresses
 
 Run = Callable[[int], float]  # steps -> seconds
 Work = Mapping[str, Any]  # what a step is: trainable numbers of the networks, settings of the optimizers
+CONSTANT_RATE = ("--learning_rate_schedule=constant", "--warmup_steps=0")  # a schedule is no number, as Work wants it
 
 # PyTorch's threads wait asleep: spinning, they were 20 times slower beside other processes on the same cores.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_WAIT_POLICY": "PASSIVE"}

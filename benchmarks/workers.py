@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.digits import images_a_step, on_digits
-from benchmarks.measure import alternate, base_parser, counts, keep, possible, run_main, some_of, table
+from benchmarks.measure import alternate, base_parser, counts, keep, possible, ratios, run_main, some_of, table
 from benchmarks.turns import Contender, started
 
 CASES = {"wgan_gp": ["--recipe=wgan_gp_mnist"], "dcgan": ["--recipe=dcgan_mnist"]}
@@ -54,7 +54,7 @@ def measure(model: str, batch: int, options: argparse.Namespace) -> dict[str, li
 
 def ratio(found: dict[str, list[float]], against: str) -> float:
     """Of two workers' images/s, within each round."""
-    return statistics.median(a / b for a, b in zip(found[OURS], found[against], strict=True))
+    return statistics.median(ratios(found, OURS, against))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def _continent(location: str) -> str:
     )
 
 
-# Values that name something the image has, or can fetch.
+# Values of inputs that name something the image has, or can fetch; the others may name nothing.
 _NAMED = {
     "data": DATA_SOURCES,
     "weights": ("imagenet", "none"),
@@ -84,9 +84,9 @@ _NAMED = {
 
 def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
     """What the settings name can be reached from a prebuilt image: nothing on this machine's disk can."""
-    for field, named in _NAMED.items():
+    for field in config.inputs:
         value = getattr(config, field)
-        if value not in named:
+        if value not in _NAMED.get(field, ("",)):
             _check_reachable(field, value, packages)
     for field in ("model", "callbacks"):
         _check_shipped(field, getattr(config, field), packages)
@@ -152,17 +152,20 @@ def check_tensorboard(spec: Mapping[str, Any], place: Place) -> None:
         )
 
 
-def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
-    """What is allowed and may still be a mistake."""
+# Google's own images. Those of TensorFlow 2.17, the last, were available until 2026-07-11, says Google's list:
+# https://cloud.google.com/vertex-ai/docs/supported-frameworks-list
+_PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
+
+
+def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterator[str]:
+    """What is allowed and may still be a mistake. `images`: of the job's containers."""
+    if any(_PREBUILT.match(image) for image in images):
+        yield (
+            "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
+            "say --image=URI of your own, made by `python -m deploy image`"
+        )
     if tier.strategy == "SPOT":
-        every = config.checkpoint_every_steps
-        if not every:
-            yield "SPOT with checkpoint_every_steps=0: state is kept at the end only, a preemption loses all of it"
-        elif every > SPOT_INTERVAL_S:
-            yield (
-                f"SPOT with checkpoint_every_steps={every}: at a second a step a preemption loses over 15 minutes: "
-                f"say --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
-            )
+        yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
     accelerator = load_machines().accelerators.get(tier.accelerator_type or "")
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: say --precision=mixed_float16"
@@ -170,3 +173,24 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
         if pool.machine_type == "n1-standard-4":
             yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the sane minimum"
             break
+
+
+def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
+    """What a preemption may lose where state is kept every so many `steps` and `minutes`; 0: not by these."""
+    if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
+        return
+    if minutes:
+        yield (
+            f"SPOT with checkpoint_every_minutes={minutes:g}: a preemption may lose as much: "
+            f"say --checkpoint_every_minutes={SPOT_INTERVAL_S // 60} or less"
+        )
+    elif steps:
+        yield (
+            f"SPOT with checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes: "
+            f"say --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
+        )
+    else:
+        yield (
+            "SPOT with checkpoint_every_steps=0: state is kept at the end only, a preemption loses all of it: "
+            f"say --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+        )

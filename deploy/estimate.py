@@ -51,6 +51,7 @@ class Estimate:
     usd: Interval | None
     reason: str = ""
     bound: str = ""
+    steps: int | None = None  # of the full job
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str]) -> int:
         source = str(_short_run(short, flags, out / "short-run", found.short_steps))
     estimates, assumptions = estimate(collect([source]), tiers, config, speeds)
     make_writable(out, "out")
-    content = {"from": source, "tiers": {each.tier: asdict(each) for each in estimates}, "assumptions": assumptions}
+    by_tier = {each.tier: asdict(each) for each in estimates}
+    content = {"from": source, "config": asdict(config), "tiers": by_tier, "assumptions": assumptions}
     write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
     print("\n".join(map(_line, estimates)))
     if not assumptions:
@@ -160,10 +162,11 @@ def estimate(
         if given is None and rows[name].kind in _UNNAMED:
             kind = tier.accelerator_type or tier.machine_type
             assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {kind}")
-        seconds = _seconds(runs[name], rows[name], config, basis.factor)
+        steps = _steps(runs[name], config)
+        seconds = _seconds(runs[name], rows[name], steps, basis.factor)
         usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
         unpriced = "" if usd else f"no price: give --price_per_hour={tier.name}=USD"
-        found.append(Estimate(tier.name, seconds, usd, unpriced))
+        found.append(Estimate(tier.name, seconds, usd, unpriced, steps=steps))
     sources = [_source(runs[name], rows[name]) for name in used]
     return found, [*sources, *_ALWAYS, *assumptions] if used else []
 
@@ -295,10 +298,9 @@ def _steps(run: Run, config: TrainConfig) -> int:
     return (config.epochs or 1) * run.steps_per_epoch
 
 
-def _seconds(run: Run, row: Row, config: TrainConfig, factor: Interval) -> Interval:
+def _seconds(run: Run, row: Row, steps: int, factor: Interval) -> Interval:
     """Start-up, all steps, and the rest of the short run (saving, evaluating), which may grow with the steps."""
     assert row.step_seconds is not None, "only measured rows come here"
-    steps = _steps(run, config)
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
     return Interval(

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.arguments import add_flags
+from deploy.arguments import add_flags, command_line
 from deploy.jobspec import Job, Wanted, render
 from deploy.package import packages_with
 from deploy.place import Place
@@ -43,6 +43,14 @@ def read_job(asked: argparse.Namespace, flags: Sequence[str], place: Place, tier
     folder = asked.name or f"{subject}-{submission}"
     wanted = Wanted(name, folder, tuple(packages), asked.image, asked.max_cost, asked.disable_retries)
     return render(tier, flags, place, wanted)
+
+
+def package_command(job: Job, folder: str) -> str:
+    """What a user types into a shell to send the packages of `job`, of which `folder` is theirs; empty without any."""
+    if not job.packages:
+        return ""
+    given = {"bucket": job.place.bucket, "project": job.place.project, "package": folder}
+    return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
 
 
 def new_submission() -> str:

@@ -62,16 +62,18 @@ def render(tier: Tier, flags: Sequence[str], place: Place, wanted: Wanted) -> Jo
         check_inputs(config, [package.name for package in packages])
     spec = copy.deepcopy(dict(tier.spec))
     arguments = [*_for_the_machines(flags), f"--expect_devices={tier.accelerators}"]
+    images = set()
     for pool in tier.pools:
         if pool.place < 2:  # a Reduction Server takes no arguments of ours
             task = _task(spec["workerPoolSpecs"][pool.place], wanted.image)
+            images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
             if packages:
                 task["packageUris"] = [package.uri(place.bucket) for package in packages]
     output = _output(spec, config, place, wanted.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, place)
-    return Job(wanted.name, tier, place, config, output, spec, packages, tuple(warnings(tier, config)))
+    return Job(wanted.name, tier, place, config, output, spec, packages, tuple(warnings(tier, config, images)))
 
 
 def training(config: TrainConfig) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from trainer.storage import expanded
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
+OWN = "vertex_trainer"
 _TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, where ZIP begins: of every file in a wheel
 
 # The folder with all that lies below it: data, and subfolders without an __init__.py, which Python imports as well.
@@ -56,16 +58,30 @@ class Package:
     @property
     def folder(self) -> str:
         """Where its wheel lies, below dist/ and below the bucket's packages/."""
-        return f"{self.name}-{self.version}-{self.digest}"
+        return f"{self._stem}-{self.digest}"
 
     @property
     def wheel(self) -> str:
-        """The wheel's file name, which pip wants so: in small letters."""
-        return f"{self.name.lower()}-{self.version}-py3-none-any.whl"
+        """The wheel's file name: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+        return f"{self._stem}-py3-none-any.whl"
+
+    @property
+    def _stem(self) -> str:
+        return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
 
     def uri(self, bucket: str) -> str:
         """The wheel's address in `bucket`, a gs:// address."""
         return f"{bucket}/packages/{self.folder}/{self.wheel}"
+
+
+def _distribution(module: str) -> str:
+    """What pip calls the package of a module: normalised as PEP 503 has it, with a letter or digit first and last.
+
+    What has to be added keeps `keras_` and the like from passing for the distribution of that name.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", module.lower())
+    inner = name.strip("-")
+    return name if name == inner else f"user-{inner}".strip("-")
 
 
 def own_package() -> Package:
@@ -75,7 +91,7 @@ def own_package() -> Package:
     files = {name: (ROOT / name).read_bytes() for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE")}
     for folder in ("trainer", "deploy"):
         files |= _sources(ROOT / folder)
-    return Package("vertex_trainer", trainer.__version__, files)
+    return Package(OWN, trainer.__version__, files)
 
 
 def user_package(folder: str) -> Package:
@@ -85,12 +101,12 @@ def user_package(folder: str) -> Package:
         raise UserError(
             f"package={folder}: a folder that Python can import is needed, such as my_models with an __init__.py"
         )
-    if path.name in ("trainer", "deploy"):
+    if path.name in ("trainer", "deploy") or _distribution(path.name) == _distribution(OWN):
         raise UserError(f"package={folder}: {path.name} is this project's own name: give yours another")
     listed = path / "requirements.txt"
     requires = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
     requires = [line for line in (line.split("#")[0].strip() for line in requires) if line]
-    setup = _USER_SETUP.format(name=path.name.lower(), module=path.name, requires=requires)
+    setup = _USER_SETUP.format(name=_distribution(path.name), module=path.name, requires=requires)
     return Package(path.name, "0", {"setup.py": setup.encode(), **_sources(path)})
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from deploy.arguments import parse, parser
 from deploy.checks import sent_to_the_cloud
-from deploy.job_flags import add_job_flags, new_submission, read_job
+from deploy.job_flags import add_job_flags, new_submission, package_command, read_job
 from deploy.jobspec import settings_on, to_yaml
 from deploy.place import read_place
 from deploy.tier import load_tier
@@ -13,7 +13,7 @@ from trainer.errors import DONE
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the spec on stdout, warnings on stderr."""
+    """Prints the spec on stdout; on stderr warnings, and how the packages that it names get to their addresses."""
     own = parser(
         "render",
         "Prints the full CustomJobSpec of a tier and the trainer's flags.",
@@ -27,5 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     job = read_job(asked, flags, read_place(asked), tier, new_submission())
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
+    sending = package_command(job, asked.package)
+    if sending:
+        print(f"the packages that the spec names have to be sent first: {sending}", file=sys.stderr)
     print(to_yaml(job.spec), end="")
     return DONE

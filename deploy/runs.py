@@ -109,11 +109,12 @@ def _collect(folder: Path) -> Collection:
 
 
 def _estimates(path: Path) -> dict[str, Any]:
-    """What was estimated of each tier, where its seconds are an interval."""
-    tiers = mapping(read_json(path)[0], "tiers")
+    """What was estimated of each tier, where its seconds are an interval, with the settings of the job it is of."""
+    content, _ = read_json(path)
+    tiers, config = mapping(content, "tiers"), mapping(content, "config")
     ends = {name: [positive(mapping(tiers[name], "seconds").get(end)) for end in ("low", "middle", "high")]
             for name in tiers if isinstance(tiers[name], Mapping)}  # fmt: skip
-    return {name: tiers[name] for name, found in ends.items() if None not in found}
+    return {name: {**tiers[name], "config": config} for name, found in ends.items() if None not in found}
 
 
 def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:

@@ -1,7 +1,6 @@
 """`python -m deploy submit TIER --recipe=…`: checks, packages, uploads, submits, and follows the job to its end."""
 
 import argparse
-import shlex
 from collections.abc import Iterator, Sequence
 
 from deploy.arguments import parse, parser
@@ -13,7 +12,7 @@ from deploy.creation import check_buckets, create, label_of, request_of, ship
 from deploy.desk import DESK, Desk, add_backend
 from deploy.explain import exit_code, explained, stocked_out
 from deploy.follow import watch_job
-from deploy.job_flags import add_job_flags, new_submission, read_job
+from deploy.job_flags import add_job_flags, new_submission, package_command, read_job
 from deploy.jobspec import Job, settings_on, training
 from deploy.patience import Clock
 from deploy.place import needed_project, read_place
@@ -88,14 +87,8 @@ def describe(job: Job) -> Iterator[str]:
 
 def paste(job: Job, package: str, label: str) -> str:
     """Commands for a shell that do what `submit` would."""
-    lines = []
-    if job.packages:
-        flags = [f"--bucket={job.place.bucket}", f"--project={job.place.project}"]
-        lines.append(
-            shlex.join(["python", "-m", "deploy", "package", *flags, *([f"--package={package}"] if package else [])])
-        )
     gcloud = Gcloud(job.place.project, job.place.region)
-    return "\n".join([*lines, gcloud.paste(request_of(job, label))])
+    return "\n".join(filter(None, [package_command(job, package), gcloud.paste(request_of(job, label))]))
 
 
 def _submit(jobs: Sequence[Job], record: Record, asked: argparse.Namespace, desk: Desk) -> int:

@@ -1,7 +1,7 @@
 """What a comparison says, in words: the fastest, the cheapest, the best buy, and what must not be believed."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -209,9 +209,15 @@ def _simulated(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _estimates(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
-    for row in rows:
-        seconds = collection.estimates.get(row.tier, {}).get("seconds")
-        if seconds and row.total_seconds:
+    for row, tier in zip(rows, collection.tiers, strict=True):
+        estimate = collection.estimates.get(row.tier, {})
+        seconds = estimate.get("seconds")
+        if not seconds or not row.total_seconds:
+            continue
+        other = _other_job(estimate, row, tier.runs)
+        if other:
+            yield f"The estimate for {row.tier} is of another job ({other})."
+        else:
             off = 100 * (seconds["middle"] / row.total_seconds - 1)
             inside = seconds["low"] <= row.total_seconds <= seconds["high"]
             yield (
@@ -219,6 +225,24 @@ def _estimates(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
                 f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
                 f"{'inside' if inside else 'outside'} its interval."
             )
+
+
+# Settings that say nothing of the work, or that the number of steps stands for.
+_NOT_THE_WORK = {"recipe", "job_dir", "cache_dir", "epochs", "steps", "expect_devices", "report_every_steps"}
+
+
+def _other_job(estimate: Mapping[str, Any], row: Row, runs: Sequence[Run]) -> str:
+    """In what the job that was estimated differs from the one that ran; empty where it does not."""
+    config = next((run.config for run in runs if run.config), {})
+    there, here = {**estimate["config"], "steps": estimate.get("steps")}, {**config, "steps": row.steps}
+    names = ["steps", *sorted((there.keys() & here.keys()) - _NOT_THE_WORK)]
+    shown = [f"{name}: {_known(there[name])} there, {_known(here[name])} here" for name in names
+             if there[name] is None or there[name] != here[name]]  # fmt: skip
+    return "; ".join(shown[:3])
+
+
+def _known(value: Any) -> str:
+    return "not known" if value is None else repr(value)
 
 
 def _and(names: Sequence[str]) -> str:

@@ -71,14 +71,16 @@ class VertexRunner:
 
     def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
         """Price and limit of each tier's jobs, what may be a mistake in them, and what all may cost together."""
-        most, unknown = 0.0, 0
+        most, unknown, warned = 0.0, 0, dict[str, list[str]]()
         for tier, flags, count in runs:
             job = self._job(tier, flags, "check")
             usd = job.tier.most_usd
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
             yield f"{tier.name}: {jobs} on {tier.machine} in {job.place.region}: {price_and_limit(job.tier)}"
-            yield from (f"warning: {tier.name}: {line}" for line in job.warnings)
+            for line in job.warnings:
+                warned.setdefault(line, []).append(tier.name)
+        yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in warned.items())
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._asked.max_cost else "; --max_cost=USD limits each of them"

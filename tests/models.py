@@ -33,6 +33,14 @@ def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
+def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """The same with a metric that is no mean over examples."""
+    model, classes = classifier(config, dataset), len(dataset.class_names)
+    iou = keras.metrics.MeanIoU(classes, sparse_y_pred=False, name="iou")
+    model.compile(keras.optimizers.Adam(1e-2), loss=model.loss, metrics=["accuracy", iou])
+    return model
+
+
 class _Failing(keras.Model):
     """train_step returns a loss that becomes NaN at step 3 (counted from 1)."""
 
@@ -98,6 +106,22 @@ def listener() -> list[keras.callbacks.Callback]:
 
 def stop_at_3() -> list[keras.callbacks.Callback]:
     return [_StopAt()]
+
+
+class _SlowDown(keras.callbacks.Callback):
+    """After the first epoch the learning rate is a tenth."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            self.model.optimizer.learning_rate = 0.1 * float(self.model.optimizer.learning_rate.value)
+
+
+def slow_down() -> list[keras.callbacks.Callback]:
+    return [_SlowDown()]
+
+
+def by_schedule() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
 
 
 def stop_one_worker() -> list[keras.callbacks.Callback]:

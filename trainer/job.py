@@ -36,6 +36,7 @@ from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.evaluate import Evaluation, evaluation
 from trainer.training.loop import CallSize, Event, do_due, train
 from trainer.training.preemption import Control, Interrupted, StopRequest, stop_on_signals
+from trainer.training.state import LearningRates
 
 _MOST_ROLLBACKS = 2
 
@@ -50,6 +51,7 @@ class Job:
     peers: Peers | None
     assembly: Assembly
     callbacks: list[keras.callbacks.Callback]
+    rates: LearningRates
     checkpoints: Checkpoints
     progress: Progress
     restored: dict[str, Any]  # the state beside the variables that it goes on from; {} for none
@@ -77,6 +79,7 @@ class Job:
             **self.progress.state(),
             "reporter": reporter.state(),
             "callbacks": state_of_callbacks(self.callbacks),
+            "learning_rates": self.rates.state(),
             "best": self.best.state(),
             "owed": owed,
         }
@@ -198,7 +201,8 @@ def prepare(
                 progress.resume(restored)
                 best.resume(restored["best"])
         account.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
-        return Job(config, job_dir, account, peers, assembly, callbacks, checkpoints, progress, restored, best)
+        rates = LearningRates(assembly.model)
+        return Job(config, job_dir, account, peers, assembly, callbacks, rates, checkpoints, progress, restored, best)
 
 
 @contextmanager
@@ -327,6 +331,7 @@ def _train(job: Job, reporter: Reporter, stop: StopRequest) -> Control:
         with _understood(job.checkpoints):
             reporter.resume(job.restored["reporter"])
             restore_callbacks(job.callbacks, job.restored["callbacks"])
+            job.rates.resume(job.restored.get("learning_rates") or job.rates.state())
     callbacks.on_epoch_begin((progress.step - job.owed) // progress.steps_per_epoch)
     events = _events(job, reporter, callbacks, evaluate, control)
     begin = job.peers.begin_call if job.peers else lambda: None

@@ -2,12 +2,16 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+# What the variables of Keras metrics hold after a stretch of steps, summed over replicas. Counts of two stretches add
+# up, results do not: the mean of two AUCs is none.
+Counts = tuple[npt.NDArray[np.float64], ...]
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,9 @@ class StepLogs:
 
     names: tuple[str, ...]
     values: npt.NDArray[np.float64]  # (count, len(names))
-    metrics: dict[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    counts: Counts = ()
+    results: Callable[[Counts], Mapping[str, float]] = lambda counts: {}  # as `metrics`, of any counts
 
     @property
     def count(self) -> int:
@@ -31,8 +37,7 @@ class StepLogs:
         """`before` with the scalars of every step added one by one: the same sum however steps are cut into calls."""
         start = np.array([[before.get(name, 0.0) for name in self.names]])
         totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
-        metrics = {name: before.get(name, 0.0) + value * self.count for name, value in self.metrics.items()}
-        return {**dict(zip(self.names, totals, strict=True)), **metrics}
+        return dict(zip(self.names, totals, strict=True))
 
     def first_not_finite(self) -> tuple[int, list[str]] | None:
         """The first step (counted from 0) with a NaN or an infinite scalar, and the names of those scalars."""
@@ -52,24 +57,39 @@ class Window:
     timed_steps: int = 0
     timed_seconds: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
+    counts: Counts = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {**asdict(self), "counts": [count.tolist() for count in self.counts]}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Window":
-        """Of what asdict() made; KeyError, TypeError or ValueError for anything else."""
+        """Of what `state()` gave; KeyError, TypeError or ValueError for anything else."""
         examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
-        return cls(examples, steps, timed, float(state["timed_seconds"]), numbers(state["sums"]))
+        counts = tuple(np.asarray(count, np.float64) for count in state.get("counts", ()))
+        metrics = numbers(state.get("metrics", {}))
+        return cls(examples, steps, timed, float(state["timed_seconds"]), numbers(state["sums"]), counts, metrics)
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Counts one call; a call that traced the graph says nothing of speed (timed=False)."""
+        """Counts one call, with its scalars and metrics; `timed` as in `count`."""
         self.sums = logs.sums(self.sums)
-        self.steps += logs.count
+        goes_on = [count.shape for count in self.counts] == [count.shape for count in logs.counts]
+        self.counts = tuple(map(np.add, self.counts, logs.counts)) if goes_on else logs.counts
+        self.metrics = logs.results(self.counts) if self.steps else logs.metrics
+        self.count(logs.count, seconds, timed)
+
+    def count(self, steps: int, seconds: float, timed: bool) -> None:
+        """Counts the steps of one call; one that traced the graph says nothing of speed (timed=False)."""
+        self.steps += steps
         if timed:
-            self.timed_steps += logs.count
+            self.timed_steps += steps
             self.timed_seconds += seconds
 
     def means(self) -> dict[str, float]:
-        """Mean of every scalar over the steps of the window."""
-        return {name: value / self.steps for name, value in self.sums.items()}
+        """Mean of every scalar over the steps of the window; a metric that Keras keeps wins, as in StepLogs."""
+        return {**{name: value / self.steps for name, value in self.sums.items()}, **self.metrics}
 
     @property
     def step_seconds(self) -> float | None:
@@ -108,7 +128,7 @@ class Progress:
         return {
             "seconds": self.seconds,
             "training_seconds": self.training_seconds,
-            "whole": asdict(self.whole),
+            "whole": self.whole.state(),
             "asked_steps": self.asked_steps,
             "total_steps": self.total_steps,
         }
@@ -127,7 +147,7 @@ class Progress:
         self.call_seconds = seconds
         self.step += logs.count
         self.training_seconds += seconds
-        self.whole.add(logs, seconds, self.call_timed)
+        self.whole.count(logs.count, seconds, self.call_timed)
 
     @property
     def epoch(self) -> float:

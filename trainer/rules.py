@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable, Mapping
 
-from trainer.config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig
+from trainer.config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, said_kind
 from trainer.errors import UnknownData, UserError
 from trainer.measures import check_measures
 from trainer.settings import nearest
+from trainer.storage import is_remote, local_path
 
 # EfficientNet without weights, over whatever a recipe says of fine-tuning.
 FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
@@ -82,6 +83,9 @@ def _check_data(config: TrainConfig) -> None:
                 f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
                 f"Known: {', '.join(AUGMENTATIONS)}"
             )
+    local_path(config.cache_dir, "cache_dir")  # UserError for an address
+    if config.stream and not is_remote(said_kind(config.data)[1]):
+        raise UserError(f"stream=true and data={config.data}: only what lies at gs:// is streamed: drop --stream")
     if config.stream and (config.evaluation_fraction or config.skip_bad_images):
         raise UserError(
             "stream=true with evaluation_fraction or skip_bad_images: both need to see all images first: drop them, or "

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.digits import write_digits
-from benchmarks.measure import run_main, table
+from benchmarks import input_side
+from benchmarks.digits import on_digits, write_digits
+from benchmarks.measure import quartiles, run_main, table
 from benchmarks.startup import seconds_until
 from benchmarks.talk import CONTENDERS
 from benchmarks.turns import Contender, Failed, started
@@ -52,6 +53,28 @@ def test_the_table_names_what_the_others_are_compared_with() -> None:
     lines = table({"plain": [2.0, 2.0, 4.0], "saved": [4.0, 1.0, 16.0]}, "plain", "seconds")
     assert lines[0] == "| | seconds (median) | lowest to highest | plain is |"
     assert lines[2:] == ["| plain | 2 | 2 - 4 |  |", "| saved | 4 | 1 - 16 | 0.50 x |"]
+
+
+def test_quartiles_need_one_value_only() -> None:
+    assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert quartiles([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_an_input_side_that_is_too_slow_says_so() -> None:
+    found = {input_side.MODEL: [1000.0, 2000.0], "in memory": [10_000.0, 20_000.0], "row by row": [9_000.0, 18_800.0]}
+    assert input_side.table(found, goal=10)[2:] == [
+        "| the model | 1,500 |  |  |",
+        "| in memory | 15,000 | 10.0 x | 10.0 to 10.0 |",
+        "| row by row | 13,900 | 9.2 x, below 10 | 9.1 to 9.3 |",
+    ]
+
+
+@pytest.mark.parametrize("model", ["mlp", "wgan_gp"])
+def test_an_input_side_takes_the_images_of_its_steps(model: str) -> None:
+    flags = [f"--model={model}", "--image_size=16", "--global_batch_size=8", "--replicas=1", "--critic_steps=3"]
+    with on_digits(flags) as (config, _):
+        run, _ = input_side.contender(config)
+        assert run(70) > 0  # it counts the images itself
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from deploy.comparison import Plan, compare
 from deploy.jobdir import read_run
 from deploy.measure import measure
 from deploy.runs import collect
-from deploy.tier import TierFacts
+from deploy.tier import JOB_CONFIGS, TierFacts
 from tests.deploy.planted import edit, noisy, plant
 from trainer.errors import UserError
 
@@ -109,7 +110,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
         Plan(
             (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
         ): "steps: 40 there, 20 here; seed: not given there, 1 here",
-        Plan((ONE, TWO), (*FLAGS, "--stream")): "stream: not given there, true here",
+        Plan((ONE, TWO), (*FLAGS, "--skip_bad_images")): "skip_bad_images: not given there, true here",
         Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
         Plan((ONE,), FLAGS): "tiers: one, two there, one here",
         Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",
@@ -342,6 +343,17 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     assert "trainer.task" not in page
 
 
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """What is started within the block runs on so many of this machine's cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [
     ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8"),
@@ -349,18 +361,22 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     ("--recipe=wgan_gp_digits", "--width=8"),
 ])  # fmt: skip
 def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ...]) -> None:
-    """One worker, two workers, and one worker with two devices: the same training."""
-    flags = [*recipe, "--global_batch_size=32", "--steps=30", "--report_every_steps=5", f"--out={tmp_path / 'out'}"]
-    with deploy("compare", "cpu", "cpu-2workers", "l4x2", *flags) as process:
-        out, error = process.communicate(timeout=600)
-    assert (process.returncode, error) == (0, ""), out
-    one, workers, devices = measure(collect([str(tmp_path / "out")]))
-    assert [(row.devices, row.workers) for row in (one, workers, devices)] == [(1, 1), (2, 2), (2, 1)]
-    assert (one.simulated, workers.simulated) == ("", "all workers on one machine")
+    """One worker on one core and on two, two workers on one each, and one with two devices: the same training."""
+    flags = [*recipe, "--global_batch_size=32", "--steps=30", "--report_every_steps=5"]
+    one_core = tmp_path / "cpu-1core.yaml"
+    one_core.write_text((JOB_CONFIGS / "cpu.yaml").read_text())
+    for cores, tiers in {1: [str(one_core)], 2: ["cpu", "cpu-2workers", "l4x2"]}.items():
+        with on_cores(cores), deploy("compare", *tiers, *flags, f"--out={tmp_path / f'out{cores}'}") as process:
+            out, error = process.communicate(timeout=600)
+        assert (process.returncode, error) == (0, ""), out
+    alone, one, workers, devices = measure(collect([str(tmp_path / "out1"), str(tmp_path / "out2")]))
+    assert [(row.devices, row.workers) for row in (alone, one, workers, devices)] == [(1, 1), (1, 1), (2, 2), (2, 1)]
+    assert (alone.simulated, one.simulated, workers.simulated) == ("", "", "all workers on one machine")
     assert devices.simulated == "NVIDIA_L4 simulated on a CPU"
-    assert [row.final_loss for row in (workers, devices)] == pytest.approx([one.final_loss] * 2, rel=0.02, abs=0.02)
+    losses = [row.final_loss for row in (alone, workers, devices)]
+    assert losses == pytest.approx([one.final_loss] * 3, rel=0.02, abs=0.02)
     assert "Different final losses" not in out
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out2" / "report.html").read_text()
     assert page.count('alt="samples of') == (3 if "wgan_gp" in recipe[0] else 0)
 
 

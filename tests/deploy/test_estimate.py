@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.__main__ import main
 from deploy.comparison import Plan, compare
 from deploy.estimate import Interval, estimate
+from deploy.folder import remember
 from deploy.runs import collect, repeat_folder
 from deploy.tier import Tier, TierFacts
 from tests.deploy.planted import edit, plant
@@ -237,6 +239,38 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["report", str(out)]) == 0
     off = "The estimate for cpu was 25.0 s, it took 45.0 s: 44 % too low, outside its interval."
     assert off in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch", "kept", "other"),
+    [
+        (["--steps=400"], 100, {}, "steps: 400 there, 200 here"),
+        (["--epochs=2"], 100, {}, "steps: 120 there, 200 here"),
+        (["--steps=200"], 50, {}, "global_batch_size: 100 there, 50 here"),
+        (["--steps=200", "--report_every_steps=7", "--recipe=cnn_mnist", "--model=mlp"], 100, {}, ""),
+        (["--steps=200"], 100, {"config": None, "tiers": {"cpu": {"seconds": {"low": 1, "middle": 2, "high": 3}}}},
+         "steps: not known there, 200 here"),
+    ],
+)  # fmt: skip
+def test_an_estimate_of_another_job_is_called_so(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    batch: int,
+    kept: dict[str, Any],
+    other: str,
+) -> None:
+    """The last is as estimates were kept before they said of which job they are."""
+    short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
+    given = ["--recipe=mlp_mnist", "--global_batch_size=100", "--learning_rate=0.1", *flags]
+    assert main(["estimate", "cpu", *given, f"--from={short}", f"--out={out}"]) == 0
+    edit(out / "estimate.json", **kept)
+    remember(out, Plan((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
+    plant(repeat_folder(out, "cpu", 1), [0.1] * 20, devices=["CPU:0"], batch=batch)
+    capsys.readouterr()
+    assert main(["report", str(out)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "The estimate for cpu" in line)
+    assert f"The estimate for cpu is of another job ({other})." in line if other else "it took 25.0 s" in line
 
 
 def test_what_a_run_here_cannot_tell_is_said_before_it(

@@ -156,6 +156,11 @@ REFUSED = [
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
     ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines do not see this disk"),
     ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines do not"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines do not"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' cannot be a"),
+    ("l4x4", [DIGITS, "--initial_model=/home/me/m.keras"], "say --initial_model=gs://BUCKET/m.keras"),
+    ("l4x4", [DIGITS, "--initial_model=gs:/my-bucket/x"], "did you mean gs://my-bucket/x?"),
+    ("l4x4", [DIGITS, "--stream"], "stream=true and data=digits: only what lies at gs:// is streamed"),
     ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models does not go along: say --package=FOLDER"),
     ("l4x4", [DIGITS, "--data=my_data:load"], "the module my_data does not go along"),
 ]  # fmt: skip
@@ -238,13 +243,47 @@ def test_too_little_money_or_no_price_is_refused() -> None:
         job(unpriced, max_cost=5.0)
 
 
+@pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
+def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
+    for name in ("initial_checkpoint", "initial_model"):
+        assert job("cpu", DIGITS, f"--{name}={given}").config.inputs[name] == given
+
+
+def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mine:1") -> str:
+    """The one warning of a job, or none."""
+    lines = job(tier, *FLAGS, *flags, image=image).warnings
+    assert len(lines) <= 1
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "line"),
+    [
+        (0, 0, "a preemption loses all of it: say --checkpoint_every_minutes=15"),
+        (5000, 0, "SPOT with checkpoint_every_steps=5000: at a second a step a preemption loses over 15 minutes"),
+        (0, 5, ""),
+        (5000, 15, ""),
+        (500, 0, ""),
+        (500, 30, ""),
+        (0, 30, "SPOT with checkpoint_every_minutes=30: a preemption may lose as much: say --checkpoint_every_min"),
+        (5000, 15.5, "SPOT with checkpoint_every_minutes=15.5: a preemption may lose as much"),
+    ],
+)
+def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes: float, line: str) -> None:
+    flags = [f"--checkpoint_every_steps={steps}", f"--checkpoint_every_minutes={minutes}"]
+    said = warned(tier_with("scheduling", {"strategy": "SPOT"}), *flags)
+    assert line in said
+    assert bool(said) == bool(line)
+    assert warned("l4x1", *flags) == ""
+
+
 def test_what_may_be_a_mistake_is_a_warning() -> None:
-    spot = tier_with("scheduling", {"strategy": "SPOT"})
-    assert job(spot).warnings == ()
-    assert "a preemption loses all of it" in job(spot, *FLAGS, "--checkpoint_every_steps=0").warnings[0]
-    assert "over 15 minutes" in job(spot, *FLAGS, "--checkpoint_every_steps=5000").warnings[0]
-    assert job("l4x1", *FLAGS, "--checkpoint_every_steps=0").warnings == ()
-    assert "say --precision=mixed_float16" in job("t4x1", *FLAGS, "--precision=mixed_bfloat16").warnings[0]
+    assert "say --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
+    for image in ("", "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"):
+        assert warned("l4x1-2workers", image=image).startswith(
+            "the prebuilt TensorFlow image was listed as available until"
+        )
+    assert warned("cpu", image="us-docker.pkg.dev/my-project/vertex-ai/training:1") == ""
 
 
 def test_a_package_of_ones_own_may_be_named() -> None:
@@ -255,6 +294,21 @@ def test_a_package_of_ones_own_may_be_named() -> None:
         "my_models-0-py3-none-any.whl",
         "vertex_trainer-1.0-py3-none-any.whl",
     ]
+
+
+def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "my_models"
+    mine.mkdir()
+    (mine / "__init__.py").write_text("")
+    flags = [*FLAGS, "--region=us-central1", "--bucket=gs://my-bucket", f"--package={mine}"]
+    for project, said in (["--project=my-proj"], " --project=my-proj"), ([], ""):
+        assert main(["render", "l4x4", *flags, *project]) == 0
+        shown = capsys.readouterr()
+        command = f"python -m deploy package --bucket=gs://my-bucket{said} --package={mine}"
+        assert f"the packages that the spec names have to be sent first: {command}\n" in shown.err
+        assert "packageUris" in shown.out
+    assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: pytest.CaptureFixture[str]) -> None:

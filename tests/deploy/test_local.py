@@ -76,6 +76,33 @@ def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
         assert not chief.cores & other.cores
 
 
+def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None:
+    """The stand-in tells its cores once they are fewer than all: it may be faster than who pins it."""
+    everything = len(os.sched_getaffinity(0))
+    if everything < 2:
+        pytest.skip("one core cannot be shared out")
+    script.write_text(
+        "import os, time\n"
+        "for _ in range(100):\n"
+        f"    if len(os.sched_getaffinity(0)) < {everything}: break\n"
+        "    time.sleep(0.05)\n"
+        "print(sorted(os.sched_getaffinity(0)))\n"
+        "time.sleep(60)\n"
+    )
+    pinned = workers_of(load_tier("cpu-2workers"), [], tmp_path, "local-1")
+    made = LocalJob([replace(worker(each.name, script), cores=each.cores) for each in pinned], tmp_path, print)
+    said: dict[str, str] = {}
+
+    def say(name: str, line: str) -> None:
+        said.setdefault(name, line)
+        if said.keys() >= {each.name for each in pinned}:
+            made.stop()
+
+    made.say = say
+    assert made.run().state == "CANCELLED"
+    assert [said[each.name] for each in pinned] == [str(sorted(each.cores)) for each in pinned]
+
+
 def test_the_chiefs_end_is_the_jobs_and_nothing_is_left(tmp_path: Path, script: Path) -> None:
     made, said = job(tmp_path, script, [("0.2", "0"), ("60", "0")])
     outcome = made.run()

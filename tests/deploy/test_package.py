@@ -39,6 +39,7 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
     one, other = Package("p", "1", {"a": b"x", "b": b"y"}), Package("p", "1", {"b": b"y", "a": b"x"})
     assert one.digest == other.digest
     assert one.digest != Package("p", "1", {"a": b"xb", "b": b"y"}).digest
+    assert one.digest != Package("p", "1", {"a": b"y", "b": b"x"}).digest
     assert Package("p", "1", {"a": b"bc"}).digest != Package("p", "1", {"ab": b"c"}).digest
     assert one.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}/p-1-py3-none-any.whl"
 
@@ -91,7 +92,32 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     where = ["--project=p", "--region=us-central1", "--bucket=gs://my-bucket", f"--package={folder}"]
     assert main(["render", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
-    assert user_package(str(folder)).digest != user_package(str(mine(tmp_path / "b", "X = 2\n"))).digest
+
+
+def test_a_change_that_keeps_names_and_lengths_is_sent_anew(tmp_path: Path) -> None:
+    before, after = (user_package(str(mine(tmp_path / code, f"X = {code}\n"))) for code in "12")
+    assert [len(content) for content in before.files.values()] == [len(content) for content in after.files.values()]
+    assert (before.name, before.files.keys()) == (after.name, after.files.keys())
+    assert before.uri("gs://b") != after.uri("gs://b")
+
+
+@pytest.mark.parametrize(
+    ("name", "wheel"),
+    [
+        ("my__models", "my_models"), ("_mods", "user_mods"), ("keras_", "user_keras"), ("modèles", "mod_les"),
+        ("__", "user"), ("Vertex_trainers", "vertex_trainers"),
+    ],
+)  # fmt: skip
+def test_pip_has_a_name_for_whatever_python_imports(name: str, wheel: str, tmp_path: Path) -> None:
+    assert user_package(str(mine(tmp_path, name=name))).wheel == f"{wheel}-0-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("name", ["my__models", "_mods_"])
+def test_what_is_imported_keeps_the_name_of_its_folder(name: str, tmp_path: Path, dist: Path) -> None:
+    wheel = build(user_package(str(mine(tmp_path, name=name))))
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"{name}/gan.py" in archive.namelist()
+        assert archive.testzip() is None
 
 
 @pytest.mark.parametrize(
@@ -100,6 +126,7 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
         ("nothing", "a folder that Python can import"),
         ("my-models", "such as my_models"),
         ("trainer", "this project's own name"),
+        ("Vertex__trainer", "this project's own name"),
     ],
 )
 def test_a_folder_that_is_no_package_is_refused(name: str, line: str, tmp_path: Path) -> None:

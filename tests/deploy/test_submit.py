@@ -116,6 +116,7 @@ def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(
     assert not Path("runs").exists()
     shown = capsys.readouterr().out
     comments = [line for line in shown.splitlines() if line.startswith("#")]
+    assert sum(line.startswith("# warning: the prebuilt TensorFlow image was") for line in comments) == 1
     assert any("4.60 USD an hour" in line and "110.45 USD at most" in line for line in comments)
     commands = shown[shown.index("python -m deploy package") :]
     assert commands.startswith("python -m deploy package --bucket=gs://my-bucket --project=my-proj\n")

@@ -74,6 +74,19 @@ def test_prices_are_said_before_the_first_job_is_sent(command: Callable[..., tup
     assert job["labels"]["usd-per-hour"] == "2-0000"
 
 
+def test_a_warning_is_said_once_of_all_tiers_that_it_is_about(
+    desk: Desk, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", f"--out={tmp_path / 'out'}"]
+    given = ["cpu", "t4x1", "l4x1", "--on=vertex", "--dry_run", *where, *JOB, "--precision=mixed_bfloat16"]
+    assert compare.main(given, desk) == 0
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert [line[:45] for line in warned] == [
+        "warning: cpu, t4x1, l4x1: the prebuilt Tensor",
+        "warning: t4x1: precision=mixed_bfloat16: NVID",
+    ]
+
+
 def test_a_dry_run_sums_over_tiers_and_repeats_and_sends_nothing(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:

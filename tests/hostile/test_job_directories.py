@@ -64,7 +64,10 @@ COMPARISON: dict[str, Any] = {
                "workers": 1, "price_per_hour": 0.8}, {"name": "b", "machine_type": "n1-standard-8"}],
     "scaling": "strong", "on": "local", "parallel": 1,
 }  # fmt: skip
-ESTIMATE: dict[str, Any] = {"tiers": {"a": {"tier": "a", "seconds": {"low": 8.0, "middle": 9.0, "high": 12.0}}}}
+ESTIMATE: dict[str, Any] = {
+    "config": {"model": "mlp", "seed": 0},
+    "tiers": {"a": {"tier": "a", "seconds": {"low": 8.0, "middle": 9.0, "high": 12.0}, "steps": 30}},
+}
 _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 

@@ -83,11 +83,15 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
         (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
         (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
+        (["--cache_dir=gs://bucket/cache"], "cache_dir=gs://bucket/cache: only local paths are read and written here"),
         (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
         (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
         (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
         (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers that learn later, only efficientnet has"),
         (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
+        (["--stream"], "stream=true and data=digits: only what lies at gs:// is streamed: drop --stream"),
+        (["--stream", "--data=tfrecord:/gcs/my-bucket/x"], "only what lies at gs:// is streamed"),
+        (["--stream", "--data=my_data:load"], "only what lies at gs:// is streamed"),
         (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -129,6 +133,11 @@ def test_models_and_measures_that_are_not_known_before_they_run_are_let_through(
     assert resolve(["--tuning_metric=wasserstein_distance"]).config
     assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
     assert measures.STEP_VALUES.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("data", ["gs://my-bucket/x", "tfrecord:gs://my-bucket/x", "gs:/my-bucket/typo"])
+def test_what_is_or_was_meant_to_be_an_address_may_be_streamed(data: str) -> None:
+    assert resolve(["--stream", f"--data={data}"]).config.stream
 
 
 def test_what_print_config_shows_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:

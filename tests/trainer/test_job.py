@@ -1,5 +1,6 @@
 """Whole jobs in this process: what they write, how they resume, what they do with other people's models."""
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -286,6 +287,10 @@ def test_a_callback_can_stop_the_run(small_config: Make) -> None:
     [
         ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
         ("--callbacks=tests.models", "write it as package.module:function"),
+        (
+            "--callbacks=tests.models:by_schedule",
+            "LearningRateScheduler changes model.optimizer",
+        ),
         ("--model=tests.models:not_a_model", "it returned str, not a keras.Model"),
         ("--model=tests.models:nothing", "tests.models has no function nothing"),
     ],
@@ -312,3 +317,34 @@ def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
     finally:
         drawing.set()
         thread.join()
+
+
+def test_a_metric_that_is_no_mean_does_not_depend_on_calls_restarts_or_replicas(
+    small_config: Make, tmp_path: Path
+) -> None:
+    def epoch(name: str, *flags: str) -> dict[str, float]:
+        same = ["--model=tests.models:measured_by_iou", "--precision=float64", "--global_batch_size=256"]
+        folder = run(small_config(*same, f"--job_dir={tmp_path / name}", *flags))
+        (line,) = lines(folder, "epoch")
+        return {**line["losses"], **line["metrics"]}
+
+    whole = epoch("whole", "--steps=8")
+    assert 0.01 < whole["iou"] < 0.9
+    assert epoch("cut", "--steps=8", "--steps_per_loop=1") == pytest.approx(whole, rel=1e-6)
+    assert epoch("two", "--steps=8", "--replicas=2") == pytest.approx(whole, rel=1e-6)
+    with contextlib.suppress(ValueError):  # no epoch is done
+        epoch("again", "--steps=3")
+    assert epoch("again", "--steps=8") == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_learning_rate_that_a_callback_set_is_that_of_the_run_that_goes_on(
+    small_config: Make, tmp_path: Path
+) -> None:
+    def final(name: str, *flags: str) -> Any:
+        same = ["--model=tests.models:classifier", "--callbacks=tests.models:slow_down", "--global_batch_size=256"]
+        folder = run(small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags))
+        return read(folder / "result.json")["final"]
+
+    whole = final("whole", "--steps=14", "--report_every_steps=2")
+    assert final("again", "--steps=10", "--report_every_steps=2") != whole
+    assert final("again", "--steps=14", "--report_every_steps=2") == whole

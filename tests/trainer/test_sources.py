@@ -173,9 +173,6 @@ def test_flags_that_a_source_does_not_heed_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(globals(), "returned", lambda config: dataset)
     with pytest.raises(UserError, match=r"evaluation_fraction=0\.5: .*:returned has no evaluation part"):
         load(f"{__name__}:returned", evaluation_fraction=0.5)
-    for data in (f"{__name__}:returned", "digits"):
-        with pytest.raises(UserError, match=r"only what lies at gs:// is streamed"):
-            load(data, stream=True)
 
 
 def save(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (20, 12)) -> None:

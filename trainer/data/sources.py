@@ -116,7 +116,9 @@ def beside_data(data: str, otherwise: Path) -> Path:
 def _load(config: TrainConfig) -> Any:
     data = config.data
     if config.stream:
-        return streaming.load(config, parse(said_kind(data)[1], "data"))
+        address = parse(said_kind(data)[1], "data")
+        assert address is not None, "trainer.rules lets only addresses pass"
+        return streaming.load(config, address)
     if is_named(data):
         return load_function(DATA_SOURCES.get(data, data), "data")(config)
     kind, path = kind_and_path(data, config.cache_dir)

@@ -85,10 +85,8 @@ class Streamed:
         return self._sequence[after : after + GROUP]
 
 
-def load(config: TrainConfig, address: Address | None) -> Dataset:
+def load(config: TrainConfig, address: Address) -> Dataset:
     """The data set at an address, its training part streamed. UserError for all but TFRecord files and shards."""
-    if address is None:
-        raise UserError(f"stream=true and data={config.data}: only what lies at gs:// is streamed: drop --stream")
     staged = Staged(address, "data", config.cache_dir)
     if shards.INDEX in staged.objects:
         return _load_shards(config, staged)

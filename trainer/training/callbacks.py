@@ -63,7 +63,10 @@ _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # before `m
 
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """What a checkpoint keeps of early stopping; callbacks of the user's own begin anew with every process."""
+    """What a checkpoint keeps of early stopping; callbacks of the user's own begin anew with every process.
+
+    What they made of the learning rate is kept (trainer.training.state).
+    """
     return {name: getattr(one, name) for one in callbacks if isinstance(one, EarlyStopping) for name in _STATE}
 
 
@@ -78,14 +81,22 @@ def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[
                 setattr(callback, name, value)
 
 
+_OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+
+
 def bind(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, *, evaluates: bool
 ) -> keras.callbacks.CallbackList:
     """`callbacks` with the model and the length of the run, as `fit` gives it to them.
 
-    UserError where one waits for a value of evaluation, and there is none.
+    UserError where one waits for a value of evaluation, and there is none, or for an optimizer of a model without.
     """
     for callback in callbacks:
+        if isinstance(callback, _OF_THE_OPTIMIZER) and getattr(model, "optimizer", None) is None:
+            raise UserError(
+                f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
+                "one: take --learning_rate_schedule and --warmup_steps, or a callback that knows its optimizers"
+            )
         if isinstance(callback, EarlyStopping):
             callback.evaluates = evaluates
             if callback.monitor in EVALUATED and not evaluates:

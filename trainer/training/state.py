@@ -3,7 +3,7 @@
 TensorFlow's own object graph leaves out the state of Keras's SeedGenerators and says nothing, so the names are ours.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,16 +20,44 @@ WEIGHTS = "model/"  # the prefix of what a network holds; the rest is "training/
 def variables_of(model: keras.Model) -> dict[str, Any]:
     """Every variable that training changes, by a name that no strategy or number of replicas alters.
 
-    Left out: metrics, which begin anew with every call to the device, and learning rates, which the settings give.
+    Left out: metrics, which begin anew with every call to the device (trainer.progress adds them up), and learning
+    rates, which the settings give and LearningRates follows.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     found: dict[str, Any] = {}
     for variable in _all(model, metrics):
-        if getattr(variable, "name", "") != "learning_rate":
+        if not _is_rate(variable):
             part = WEIGHTS if len(found) < len(model.weights) else "training/"
             kind = variable.name.split(":")[0].split("_")[-1]  # as momentum: Keras counts layers over the whole process
             found[f"{part}{len(found):04d}/{kind}"] = variable
     return found
+
+
+class LearningRates:
+    """What callbacks made of the rates that are numbers, as shares of those that the settings give now.
+
+    Shares, because a rollback to an older checkpoint lowers what the settings give.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._rates = [variable for variable in _all(model, set()) if _is_rate(variable)]
+        self._given = self._now()
+
+    def _now(self) -> list[float]:
+        return [float(keras.ops.convert_to_numpy(rate)) for rate in self._rates]
+
+    def state(self) -> list[float]:
+        """A share for each rate; 1 where no callback changed it."""
+        return [now / given if given else 1.0 for now, given in zip(self._now(), self._given, strict=True)]
+
+    def resume(self, shares: Sequence[float]) -> None:
+        """Goes on from what `state()` gave."""
+        for rate, given, share in zip(self._rates, self._given, shares, strict=True):
+            rate.assign(given * float(share))
+
+
+def _is_rate(variable: Any) -> bool:
+    return getattr(variable, "name", "") == "learning_rate"
 
 
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
-from trainer.progress import StepLogs
+from trainer.progress import Counts, StepLogs
 
 
 class StepRunner:
@@ -32,13 +33,23 @@ class StepRunner:
 
         Nothing is read back before the last step is done. Every worker must call it, with the same numbers.
         """
-        metrics = self.model.metrics
-        if metrics:
-            self.model.reset_metrics()
+        self.model.reset_metrics()
         steps = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64))
         values = self.replicas.sum_over_workers(steps.numpy())  # once a call, not once a step
-        kept = {name: float(value) for name, value in self.model.get_metrics_result().items()} if metrics else {}
-        return StepLogs(self._names, values, kept)
+        counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
+        return StepLogs(self._names, values, self._results(counts), counts, self._results)
+
+    def _counters(self) -> list[Any]:
+        return [variable for metric in self.model.metrics for variable in metric.variables]
+
+    def _results(self, counts: Counts) -> dict[str, float]:
+        """Of Keras metrics by name, where their variables hold `counts`."""
+        if not counts:
+            return {}
+        held = [(one, tf.cast(count, one.dtype)) for one, count in zip(self._counters(), counts, strict=True)]
+        with keras.StatelessScope(held):
+            found = self.model.get_metrics_result()
+        return {name: float(value) for name, value in found.items()}
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
         strategy = self.replicas.strategy
