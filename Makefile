@@ -23,7 +23,7 @@ test-all: test test-hostile test-versions
 	$(TEST) -m slow $(ARGS)
 
 test-hostile: $(VENV)/.installed-dev
-	TRAINER_FUZZ_EXAMPLES=100 $(TEST) -q -k "not figures" tests/hostile
+	TRAINER_FUZZ_EXAMPLES=100 $(TEST) -q -m hypothesis -k "not figures"
 
 test-versions: $(VENV)/.installed-dev
 	$(RUN) tests/versions.py

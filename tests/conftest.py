@@ -1,10 +1,12 @@
 """Four logical CPU devices for every test of this process, and settings small enough to run in seconds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import fuzz
 from tests.trainer.storage.emulator import fake_gcs, find_binary
 from trainer.config import TrainConfig
 from trainer.errors import UserError
@@ -22,6 +24,27 @@ def pytest_configure() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Adds to a test's report how many inputs it tried; reports come from other processes too."""
+    before = fuzz.tried
+    try:
+        return (yield)
+    finally:
+        if fuzz.tried > before:
+            item.user_properties.append(("inputs", fuzz.tried - before))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line of all inputs that hypothesis made."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    calls = [dict(report.user_properties) for report in reports if getattr(report, "when", "") == "call"]
+    inputs = [properties["inputs"] for properties in calls if "inputs" in properties]
+    if inputs:
+        terminalreporter.write_line(f"hostile input: {sum(inputs):,} inputs tried, in {len(inputs)} tests")
 
 
 @pytest.fixture(autouse=True)

@@ -38,12 +38,12 @@ def finish(flags: Sequence[str], log: Path, count: int = 1) -> None:
 
 @dataclass
 class Drill:
-    """One run in `folder` and what was done to it. `replicas`: one number, or several, one a life in turn."""
+    """One run in `folder` and what was done to it. `workers`, `replicas` of each: one number a life, in turn."""
 
     folder: Path
     steps: int
     seed: int
-    workers: int = 1
+    workers: Sequence[int] = (1,)
     replicas: Sequence[int] = (1,)
     flags: Sequence[str] = ()
     kills: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Drill:
         for number, moment in enumerate(kills):
             gap = 2 * (self.steps - self.reached) // (len(kills) - number + 1)
             self._one_life(moment, self.reached + self._random.randint(0, gap))
-        finish(self._flags(len(kills)), self.log, self.workers)
+        finish(self._flags(len(kills)), self.log, self._count(len(kills)))
 
     @property
     def log(self) -> Path:
@@ -68,6 +68,9 @@ class Drill:
         """The last step that was reported."""
         return max((line["step"] for line in stats(self.folder)), default=0)
 
+    def _count(self, life: int) -> int:
+        return self.workers[life % len(self.workers)]
+
     def _flags(self, life: int) -> list[str]:
         replicas = self.replicas[life % len(self.replicas)]
         job = [f"--job_dir={self.folder}", f"--steps={self.steps}", f"--replicas={replicas}"]
@@ -75,7 +78,8 @@ class Drill:
 
     def _one_life(self, moment: str, step: int) -> None:
         log_before = self.log.stat().st_size if self.log.exists() else 0
-        processes = start(self._flags(sum(self.kills.values())), self.workers, self.log)
+        life = sum(self.kills.values())
+        processes = start(self._flags(life), self._count(life), self.log)
         try:
             self._await_moment(moment, step, processes)
             victim, number = self._random.choice(processes), signal.Signals[moment.split()[-1]]

@@ -1,8 +1,10 @@
 """Hostile input by hypothesis: nasty values, how many examples, and what may come of each.
 
-The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries so many of each kind.
+The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries at least so many of each kind. At the end of a
+run tests/conftest.py says how many were tried.
 """
 
+import functools
 import json
 import os
 import tracemalloc
@@ -17,6 +19,7 @@ from trainer.errors import PlatformFault, UserError
 
 MANY = int(os.environ.get("TRAINER_FUZZ_EXAMPLES", "0"))
 Result = TypeVar("Result")
+tried = 0  # inputs that tests of this process were given
 
 WORDS = (
     "", " ", ".", "..", "../../x", "/etc/x", "/", "~nobody-of-that-name/x", "a\nb", "a\0b", "a\\b", "\x1b[31m",
@@ -34,12 +37,26 @@ values = st.recursive(
 )
 
 
-def examples(quick: int) -> Any:
-    """hypothesis's settings: `quick` examples, or TRAINER_FUZZ_EXAMPLES; the same ones each time."""
-    return settings(
-        max_examples=MANY or quick, deadline=None, derandomize=True, database=None,
+def examples(quick: int) -> Callable[[Any], Any]:
+    """Stands above hypothesis's `given`: `quick` examples, or TRAINER_FUZZ_EXAMPLES if more; they are counted."""
+    profile = settings(
+        max_examples=max(MANY, quick), deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
+
+    def decorate(test: Any) -> Any:
+        body = test.hypothesis.inner_test
+
+        @functools.wraps(body)
+        def counted(*given: Any, **named: Any) -> Any:
+            global tried
+            tried += 1
+            return body(*given, **named)
+
+        test.hypothesis.inner_test = counted
+        return profile(test)
+
+    return decorate
 
 
 def one_line(call: Callable[[], Result]) -> Result | None:

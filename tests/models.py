@@ -1,5 +1,7 @@
 """Small models and callbacks that tests name by dotted path, as a user would."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +13,7 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import sum_and_build
 from trainer.models.layers import StepDropout
+from trainer.training.state import variables_of
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -124,6 +127,22 @@ def by_schedule() -> list[keras.callbacks.Callback]:
 def stop_one_worker() -> list[keras.callbacks.Callback]:
     """At step 3, on a worker that is not the chief."""
     return [] if read_cluster().is_chief else [_StopAt()]
+
+
+class _WriteVariables(keras.callbacks.Callback):
+    def on_train_end(self, logs: Any = None) -> None:
+        if hasattr(self.model, "averaged_generator"):
+            self.model.averaged_generator()  # gets its batch statistics where it is used, else on the chief alone
+        copies: dict[str, Any] = {}
+        for name, variable in variables_of(self.model).items():
+            held = variable.value if isinstance(variable, keras.Variable) else variable
+            copies[name] = np.stack([np.asarray(copy) for copy in getattr(held, "values", (held,))])
+        np.savez(Path(os.environ["TRAINER_TEST_VARIABLES"]) / f"{read_cluster().index}.npz", **copies)
+
+
+def write_variables() -> list[keras.callbacks.Callback]:
+    """At the end each worker leaves its variables, (devices, …) each, in a file of TRAINER_TEST_VARIABLES."""
+    return [_WriteVariables()]
 
 
 def not_callbacks() -> int:

@@ -70,15 +70,16 @@ def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Pa
 
 @pytest.mark.slow
 def test_one_of_two_workers_is_killed(tmp_path: Path) -> None:
-    drill = Drill(tmp_path / "drill", steps=90, seed=SEED, workers=2, flags=["--deterministic"])
+    drill = Drill(tmp_path / "drill", steps=90, seed=SEED, workers=(2,), flags=["--deterministic"])
     drill.run(["training, SIGTERM", "saving, SIGKILL", "training, SIGKILL"])
     check_same(drill.folder, undisturbed(drill))
 
 
 @pytest.mark.slow
-def test_every_life_on_another_number_of_replicas(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lives", [{"replicas": (1, 4, 2)}, {"workers": (2, 1, 2)}], ids=["replicas", "workers"])
+def test_every_life_on_another_number_of(lives: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
     flags = ["--precision=float64", "--sample_every_steps=0"]
-    drill = Drill(tmp_path / "drill", steps=60, seed=SEED, replicas=(1, 4, 2), flags=flags)
+    drill = Drill(tmp_path / "drill", steps=60, seed=SEED, flags=flags, **lives)
     drill.run(["training, SIGKILL", "training, SIGTERM"])
     control = tmp_path / "control"
     finish([*RUN, f"--job_dir={control}", "--steps=60", *flags], control.with_suffix(".log"))

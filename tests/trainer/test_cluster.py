@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from trainer.cluster import Cluster, read_cluster
 from trainer.errors import UserError
 
@@ -110,12 +111,8 @@ _WHOLE = st.builds(lambda cluster, task: json.dumps({"cluster": cluster, "task":
 _TEXT = st.text(max_size=60) | _JSON.map(json.dumps) | _WHOLE
 
 
-@settings(max_examples=500, deadline=None)
-@given(
-    st.text(max_size=60)
-    | _JSON.map(json.dumps)
-    | st.builds(lambda c, t: json.dumps({"cluster": c, "task": t}), _CLUSTER, _TASK)
-)
+@examples(500)
+@given(_TEXT)
 def test_no_text_makes_a_traceback(text: str) -> None:
     for name in ("TF_CONFIG", "CLUSTER_SPEC"):
         try:

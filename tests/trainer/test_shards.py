@@ -308,6 +308,7 @@ from trainer.distribution.strategy import make_replicas
 from trainer.reporting.resources import memory_gib
 
 given = TrainConfig(data=sys.argv[1], image_size=64, channels=3, data_memory_mib=int(sys.argv[2]), global_batch_size=64)
+empty = memory_gib()
 train = load_dataset(given).train
 rows = iter(batches(train, Schedule(train.count, 64, 1, 0), make_replicas(given)))
 for _ in range(10):
@@ -315,7 +316,8 @@ for _ in range(10):
 before = memory_gib()
 for _ in range(2 * train.count // 64):
     next(rows)
-print(train.count, round(1024 * (memory_gib() - before)))
+after = memory_gib()
+print(type(train).__name__, train.count, round(1024 * (after - empty)), round(1024 * (after - before)))
 del rows  # what it prefetches must not meet the interpreter's end
 """
 
@@ -328,6 +330,7 @@ def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path:
     command = [sys.executable, "-c", _STREAM, str(tmp_path / "shards"), "16"]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=root)
-    count, grown_mib = done.stdout.split()[-2:]
-    assert int(count) == 5500
+    kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
+    assert (kind, count) == (ShardRows.__name__, "5500")
+    assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"
     assert int(grown_mib) < 16, "two epochs went through memory, and some of it stayed"

@@ -12,7 +12,7 @@ from trainer.errors import PlatformFault, UserError
 from trainer.storage import gcs
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.gcs import connect
-from trainer.storage.staging import stage
+from trainer.storage.staging import Staged, stage
 
 CONTENT = bytes(range(256)) * 400
 FOREVER = 10**9
@@ -100,6 +100,17 @@ def test_what_was_replaced_while_it_was_read_is_no_mistake_of_the_user(
         stage(filled.url("d"), "data", str(tmp_path))
     proxy.heal()
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
+
+
+@pytest.mark.parametrize("size", [10, 3 * 2**20])  # one piece, three pieces
+def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(bucket: Bucket, tmp_path: Path, size: int) -> None:
+    bucket.put("x", b"1" * size)
+    listed = Staged(bucket.address("x"), "data", str(tmp_path))
+    bucket.put("x", b"2" * size)
+    with pytest.raises(PlatformFault, match=r"/x: gone, or replaced while it was read$"):
+        listed.fetch()
+    assert files(tmp_path) == []
+    assert stage(bucket.url("x"), "data", str(tmp_path)).read_bytes() == b"2" * size
 
 
 def test_a_reset_late_in_a_long_object_is_mended(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:

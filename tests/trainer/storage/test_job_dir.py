@@ -23,6 +23,7 @@ from trainer.config import TrainConfig
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.jobdir import open_job_dir, outputs
 from trainer.recipe import resolve
+from trainer.reporting.tensorboard import EventFiles
 from trainer.storage import mirror as mirror_module
 from trainer.storage import uploader as uploader_module
 from trainer.storage.preflight import preflight
@@ -103,6 +104,23 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     assert not any("/upload/" in request for request in proxy.requests[before:])
     with pytest.raises(UserError, match=rf"job_dir={bucket.url('runs/7')} holds another run \(seed: 0 there, 2 here"):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
+
+
+def test_event_files_are_sent_at_intervals_not_at_each_flush(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    assert mirror_module._LOGS_SECONDS >= 30
+    job_dir = open_job_dir(config_of(bucket, tmp_path))
+    job_dir.mirror.begin(job_dir.logs)
+    events = EventFiles(job_dir.logs)
+    for step in range(50):
+        events.scalars(step, {"loss": 1.0})
+        events.flush()
+        time.sleep(0.02)
+    events.close()
+    job_dir.mirror.finish()
+    job_dir.mirror.close()
+    (name,) = (name for name in bucket.names() if "/logs/events" in name)
+    assert bucket.content(name) == next(job_dir.logs.iterdir()).read_bytes()
+    assert proxy.count("POST", name) <= 2  # once at the end, and at most once before, where a minute went by
 
 
 def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
 from trainer.errors import UserError
@@ -158,8 +159,12 @@ def test_a_strange_name_in_the_bucket(bucket: Bucket, tmp_path: Path) -> None:
         Staged(Address(bucket.name, "d/new\nline"), "data", str(tmp_path))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=30), max_size=5))
+_any = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+_path = st.lists(st.sampled_from(["", ".", "..", "a", "b"]) | _any, min_size=2, max_size=6).map("/".join)
+
+
+@examples(300)
+@given(st.lists(_any | _path, max_size=5))
 def test_any_names_are_refused_or_stay_below_the_root(tmp_path: Path, names: list[str]) -> None:
     root = tmp_path / "root"
     try:
