@@ -60,13 +60,9 @@ class Window:
     counts: Counts = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {**asdict(self), "counts": [count.tolist() for count in self.counts]}
-
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Window":
-        """Of what `state()` gave; KeyError, TypeError or ValueError for anything else."""
+        """Of what asdict() made; KeyError, TypeError or ValueError for anything else."""
         examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
         counts = tuple(np.asarray(count, np.float64) for count in state.get("counts", ()))
         metrics = numbers(state.get("metrics", {}))
@@ -128,7 +124,7 @@ class Progress:
         return {
             "seconds": self.seconds,
             "training_seconds": self.training_seconds,
-            "whole": self.whole.state(),
+            "whole": asdict(self.whole),
             "asked_steps": self.asked_steps,
             "total_steps": self.total_steps,
         }

@@ -1,6 +1,7 @@
 """What a run tells while it goes: the status line or bar, stats.jsonl, TensorBoard, the tuning metric, sample grids."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -52,8 +53,8 @@ class Reporter:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that means and summaries go on as if nothing had happened."""
         return {
-            "since_report": self._since_report.state(),
-            "since_epoch": self._since_epoch.state(),
+            "since_report": asdict(self._since_report),
+            "since_epoch": asdict(self._since_epoch),
             "epoch_seconds": self._epoch_seconds,
             "final": self._final,
             "measured": self._measured,

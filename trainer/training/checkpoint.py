@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.disk import tensorflow_writing
@@ -97,8 +98,8 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         self._saved = saved
-        # Text now: the background must not see what the next steps make of the state.
-        manifest = json.dumps({"step": step, "state": state})
+        # Text now: the background must not see what the next steps make of the state. Arrays are what metrics counted.
+        manifest = json.dumps({"step": step, "state": state}, default=np.ndarray.tolist)
         self._writer = threading.Thread(
             target=self._write, args=(step, snapshot(self._variables), manifest), name="checkpoint", daemon=True
         )
