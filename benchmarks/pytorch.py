@@ -3,6 +3,7 @@ DistributedDataParallel over gloo. Imports no TensorFlow.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,7 +79,7 @@ def mlp(config: TrainConfig) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(before, 10))
 
 
-class Peer:
+class Peer(ABC):
     """Networks that train on the rows of the .npz file `config.data`."""
 
     batches_per_step = 1
@@ -114,9 +115,9 @@ class Peer:
         for _ in range(steps):
             self.step()
 
+    @abstractmethod
     def step(self) -> None:
         """One step, as trainer counts them."""
-        raise NotImplementedError
 
     def work(self) -> Work:
         """Trainable numbers of each network, settings of each optimizer."""
