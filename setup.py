@@ -22,7 +22,7 @@ setup(
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
     package_data={
         "trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"],
-        "deploy": ["py.typed", "*.yaml", "Dockerfile", "report.html"],
+        "deploy": ["py.typed", "cloudbuild.yaml", "Dockerfile", "spec/machines.yaml", "report/report.html"],
     },
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
     install_requires=[

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.measure import alternate, base_parser, keep, run_main, table
 from benchmarks.startup import seconds_until
-from trainer.assembly import Assembly, assemble
+from trainer.build import Assembly, assemble
+from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
-from trainer.recipe import resolve
 from trainer.training.checkpoint import Checkpoints
 
 SETTINGS = ["--model=wgan_gp", "--data=digits", "--image_size=64", "--global_batch_size=16"]  # short steps: dear saves

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import alternate, base_parser, count, keep, quartiles, ratios, run_main, table
-from deploy.comparison import Plan, compare
-from deploy.rehearse import LocalRunner
-from deploy.tier import load_tier
+from deploy.comparison.execution import Plan, compare
+from deploy.comparison.local_runner import LocalRunner
+from deploy.spec.tier import load_tier
 from trainer.errors import DONE
 
 COMPARED, ALONE = "a run of deploy compare", "trainer.task alone"

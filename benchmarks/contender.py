@@ -7,7 +7,7 @@ import importlib
 import sys
 
 from benchmarks.turns import Run, Work, wait_for_turns
-from trainer.recipe import resolve
+from trainer.config.recipe import resolve
 
 MODULES = {
     "ours": "benchmarks.ours",

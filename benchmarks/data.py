@@ -15,10 +15,10 @@ from PIL import Image, ImageOps
 
 from benchmarks import input_side
 from benchmarks.measure import alternate, base_parser, keep, run_main, table
-from trainer.config import TrainConfig
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.data import image_folder
 from trainer.data.prepare import prepare
-from trainer.recipe import resolve
 
 SIZE = 64
 ON_PHOTOS, ON_MNIST = ("wgan_gp_photos",), ("mlp_mnist", "cnn_mnist", "wgan_gp_mnist")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trainer.config import TrainConfig
-from trainer.recipe import resolve
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 
 _DIGITS = Path(__file__).parents[1] / "trainer" / "data" / "digits.npz"
 

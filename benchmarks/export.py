@@ -12,10 +12,10 @@ from pathlib import Path
 import keras
 
 from benchmarks.measure import alternate, base_parser, keep, run_main, table
-from trainer.assembly import assemble
+from trainer.build import assemble
+from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
 from trainer.export import export, plain_copy
-from trainer.recipe import resolve
 
 CASES = {"cnn_mnist": 1, "wgan_gp_mnist": 3}  # recipe: networks that are written
 

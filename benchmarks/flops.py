@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.assembly import Assembly
+from trainer.build import Assembly
 
 # Of each convolution where its dense side and its filter are: ("out" or "in", number). Each of the dense side's pixels
 # meets the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.

@@ -19,12 +19,12 @@ from benchmarks.flops import step_flops
 from benchmarks.measure import alternate, base_parser, keep, run_main
 from benchmarks.ours import fresh_collectives
 from benchmarks.report import report_seconds
-from trainer.assembly import Assembly, assemble
-from trainer.config import TrainConfig
+from trainer.build import Assembly, assemble
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Arrays
 from trainer.distribution.strategy import make_replicas
-from trainer.recipe import resolve
 
 WGAN_GP = ["--model=wgan_gp", "--data=digits", "--replicas=1", "--width=16"]
 REPLICAS = (1, 2, 4)

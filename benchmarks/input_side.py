@@ -9,11 +9,11 @@ import tensorflow as tf
 from benchmarks.digits import images_a_step
 from benchmarks.measure import alternate, quartiles, ratios
 from benchmarks.turns import CONSTANT_RATE, Contender, Run, Work, started, timed
-from trainer.config import TrainConfig
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import make_replicas
-from trainer.recipe import resolve
 
 MODEL = "the model"
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from benchmarks.ours import batches_alike, networks, new_optimizers, work_of
 from benchmarks.turns import Run, Work
 from benchmarks.tutorial import gan
-from trainer.assembly import Assembly, assemble
-from trainer.config import TrainConfig
+from trainer.build import Assembly, assemble
+from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.export import plain_copy
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from benchmarks.flops import operations, step_graph
 from benchmarks.measure import base_parser, keep, possible, run_main, some_of
 from benchmarks.profile import kind, seconds_by_kind
-from trainer.assembly import assemble
+from trainer.build import assemble
+from trainer.config.recipe import recipe_names, resolve
 from trainer.distribution.strategy import make_replicas
-from trainer.recipe import recipe_names, resolve
 
 RECIPES = "cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist"
 SIZES = (512, 1024, 2048)  # of the square matrices

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, base_parser, keep, possible, run_main, some_of, table
 from benchmarks.turns import CONSTANT_RATE, Contender, started
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 SHORT_STEPS = "wgan_gp-16"  # of which a loop's own work is a large part
 CASES = {

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.turns import Run, Work, timed
-from trainer.assembly import Assembly, assemble
-from trainer.cluster import read_cluster
-from trainer.config import TrainConfig
+from trainer.build import Assembly, assemble
+from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
+from trainer.distribution.cluster import read_cluster
 from trainer.distribution.strategy import make_replicas
 from trainer.models.optimizers import FusedAdam
 

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.turns import Run, Work, timed
-from trainer.cluster import read_cluster
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.cluster import read_cluster
 
 
 def contender(config: TrainConfig, option: str = "eager") -> tuple[Run, Work]:

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import base_parser, count, keep, run_main
-from deploy.page import write_report
-from deploy.runs import repeat_folder
+from deploy.report.collection import repeat_folder
+from deploy.report.html_page import write_report
 from tests.deploy.planted import plant
 
 

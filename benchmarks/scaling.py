@@ -15,9 +15,9 @@ from benchmarks.flops import Operation, operations, step_graph
 from benchmarks.limit import EXTRA
 from benchmarks.measure import base_parser, keep, run_main
 from benchmarks.ours import fresh_collectives
-from trainer.assembly import assemble
+from trainer.build import assemble
+from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
-from trainer.recipe import resolve
 
 CASES = {
     "wgan_gp_mnist": ["--recipe=wgan_gp_mnist"],

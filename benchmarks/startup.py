@@ -26,7 +26,7 @@ RECIPE = "wgan_gp_digits"
 # Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or reports.
 ALONE = """
 import tensorflow as tf
-from trainer.recipe import resolve
+from trainer.config.recipe import resolve
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.models import build_model

@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.measure import alternate, base_parser, keep, quartiles, run_main, table
 from tests.trainer.storage.emulator import fake_gcs
-from trainer.assembly import assemble
-from trainer.config import TrainConfig
+from trainer.build import assemble
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
-from trainer.recipe import resolve
 from trainer.storage import Address
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.gcs import connect

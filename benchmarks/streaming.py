@@ -16,9 +16,9 @@ from benchmarks import input_side
 from benchmarks.digits import images_a_step
 from benchmarks.measure import base_parser, keep, quartiles, ratios, run_main
 from tests.trainer.storage.emulator import fake_gcs
-from trainer.config import TrainConfig
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.data.prepare import prepare
-from trainer.recipe import resolve
 from trainer.storage import Address
 from trainer.storage.gcs import connect
 from trainer.storage.staging import stage

@@ -19,8 +19,8 @@ from benchmarks import ours
 from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, base_parser, counts, keep, run_main, table
 from benchmarks.turns import Contender, Run, Work, started
-from trainer.assembly import Assembly
-from trainer.config import TrainConfig
+from trainer.build import Assembly
+from trainer.config.train_config import TrainConfig
 from trainer.data.batches import batches
 from trainer.distribution import gradients
 from trainer.models import layers

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from deploy.rehearsal import free_addresses
+from deploy.localrun.workers import free_addresses
 
 Run = Callable[[int], float]  # steps -> seconds
 Work = Mapping[str, Any]  # what a step is: trainable numbers of the networks, settings of the optimizers

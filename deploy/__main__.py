@@ -4,24 +4,24 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from trainer.config.fields import nearest
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.settings import nearest
 
 # verb -> its module, whose `main(arguments)` returns the exit code, and what it does. Only the module asked for is
 # imported. A verb is listed once it works.
 VERBS: dict[str, tuple[str, str]] = {
-    "local": ("deploy.local", "rehearse a job on this machine, in the environment that Vertex AI gives"),
-    "machines": ("deploy.offers", "the table of machines, accelerators and prices"),
-    "render": ("deploy.render", "the full job spec of a tier and the trainer's flags, as gcloud takes it"),
-    "submit": ("deploy.submit", "check, package, upload, submit to Vertex AI, follow to the end"),
-    "package": ("deploy.ship", "build the trainer's wheel and store it in a bucket"),
-    "image": ("deploy.image", "build your own image with Cloud Build"),
-    "watch": ("deploy.watch", "states and logs of a job until it ends"),
-    "jobs": ("deploy.jobs", "the jobs that this package submitted"),
-    "cancel": ("deploy.cancel", "cancel a job, and see that it is over"),
-    "compare": ("deploy.compare", "one recipe on several tiers: time, price and quality of the same work"),
-    "estimate": ("deploy.estimate", "hours and money of a full job on each tier, from a short run"),
-    "report": ("deploy.report", "table, verdict and one HTML file from job directories"),
+    "local": ("deploy.cli.local", "rehearse a job on this machine, in the environment that Vertex AI gives"),
+    "machines": ("deploy.cli.machines", "the table of machines, accelerators and prices"),
+    "render": ("deploy.cli.render", "the full job spec of a tier and the trainer's flags, as gcloud takes it"),
+    "submit": ("deploy.cli.submit", "check, package, upload, submit to Vertex AI, follow to the end"),
+    "package": ("deploy.cli.package", "build the trainer's wheel and store it in a bucket"),
+    "image": ("deploy.cli.image", "build your own image with Cloud Build"),
+    "watch": ("deploy.cli.watch", "states and logs of a job until it ends"),
+    "jobs": ("deploy.cli.jobs", "the jobs that this package submitted"),
+    "cancel": ("deploy.cli.cancel", "cancel a job, and see that it is over"),
+    "compare": ("deploy.cli.compare", "one recipe on several tiers: time, price and quality of the same work"),
+    "estimate": ("deploy.cli.estimate", "hours and money of a full job on each tier, from a short run"),
+    "report": ("deploy.cli.report", "table, verdict and one HTML file from job directories"),
 }
 
 
@@ -53,7 +53,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"{verb}: no such verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
     module = importlib.import_module(VERBS[verb][0])
-    from deploy.arguments import refuse_empty  # not for --help, which it would slow down
+    from deploy.cli.arguments import refuse_empty  # not for --help, which it would slow down
 
     refuse_empty(arguments)
     code: int = module.main(arguments)

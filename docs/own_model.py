@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import current_step

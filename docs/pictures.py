@@ -18,10 +18,10 @@ from matplotlib import colors
 from matplotlib.figure import Figure
 from PIL import Image
 
-from deploy import figures
-from deploy.jobdir import read_run
-from deploy.measure import measure
-from deploy.runs import collect
+from deploy.report import figures
+from deploy.report.collection import collect
+from deploy.report.rows import measure
+from deploy.report.run_reader import read_run
 
 IMAGES = Path(__file__).parent / "images"
 SHOWN = ("Loss", "Speed-up")

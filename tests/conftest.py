@@ -8,10 +8,10 @@ import pytest
 
 from tests import fuzz
 from tests.trainer.storage.emulator import fake_gcs, find_binary
-from trainer.config import TrainConfig
+from trainer.command import quiet_start
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
-from trainer.quiet import quiet_start
-from trainer.recipe import resolve
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
     import keras

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.cluster import read_cluster
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.distribution.cluster import read_cluster
 from trainer.distribution.gradients import sum_and_build
 from trainer.models.layers import StepDropout
 from trainer.training.state import variables_of

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from benchmarks.ours import fresh_collectives
 from trainer import job
-from trainer.assembly import assemble
-from trainer.config import TrainConfig
+from trainer.build import assemble
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
-from trainer.progress import StepLogs
-from trainer.recipe import resolve
+from trainer.reporting.progress import StepLogs
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
 

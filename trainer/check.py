@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from trainer.command import run_command
-from trainer.config import TrainConfig
+from trainer.command import quiet_start, run_command
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, USER_MUST_CHANGE
 from trainer.log import log
-from trainer.quiet import quiet_start
-from trainer.recipe import resolve
 
 STEPS = 5
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor: float64 rounding stays far below
@@ -67,7 +66,7 @@ def compare(config: TrainConfig) -> list[str]:
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     """The model after a few steps, and what they returned."""
-    from trainer.assembly import assemble
+    from trainer.build import assemble
     from trainer.data.dataset import failures_of_reading
     from trainer.distribution.strategy import make_replicas
 

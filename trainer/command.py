@@ -1,6 +1,11 @@
-"""How a command ends: what it raises is one line, and an exit code."""
+"""How a command starts and ends: TensorFlow without its greeting; what it raises is one line, and an exit code."""
 
-from collections.abc import Callable
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from trainer.errors import FAULT, INTERRUPTED, PlatformFault, UserError
 from trainer.log import log, start_logging
@@ -26,3 +31,31 @@ def run_command(work: Callable[[], int], again: str) -> int:
     except Exception:
         log.exception("a fault of ours or of the platform, not of your settings")
         return FAULT
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hides what C++ code prints to stderr within the block; shows it after all when the block raises.
+
+    TensorFlow 2.21 prints device and oneDNN notices while it is imported, before it looks at TF_CPP_MIN_LOG_LEVEL.
+    A user who sets that variable sees everything.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    sys.stderr.flush()
+    real = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(real, 2)
+            hidden.seek(0)
+            with open(os.dup(2), "wb") as stderr:
+                shutil.copyfileobj(hidden, stderr)
+            raise
+        finally:
+            os.dup2(real, 2)
+            os.close(real)

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.disk import tensorflow_writing
 from trainer.errors import UserError, reason
 from trainer.log import log
 from trainer.models.layers import refresh_normalization
 from trainer.storage import whole_folder
+from trainer.storage.tensorflow_errors import tensorflow_writing
 
 
 def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) -> None:

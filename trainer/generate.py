@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.command import run_command
+from trainer.command import quiet_start, run_command
+from trainer.config.flags import Parser, whole
 from trainer.errors import DONE, UserError, reason
-from trainer.flags import Parser, whole
 from trainer.log import log
-from trainer.quiet import quiet_start
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
 
@@ -30,7 +29,7 @@ def _generate(arguments: Sequence[str] | None) -> int:
     make_writable(out.parent, "out")  # before the model is loaded
     model = fetch_model(options.model, "model")
     with quiet_start():
-        from trainer import images
+        from trainer.data import images
 
     generate, latent_dim, dtype = load_generator(model)
     pictures = in_batches(generate, images.noise(options.seed, options.count, latent_dim, dtype))
@@ -64,7 +63,7 @@ def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
 def _load_keras(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
     import keras
 
-    from trainer.images import to_uint8
+    from trainer.data.images import to_uint8
 
     model = keras.models.load_model(path, compile=False)
     shape, output = model.input_shape, model.output_shape

@@ -10,30 +10,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.account import Account, refuse_hopeless_restart
-from trainer.assembly import Assembly, assemble
-from trainer.cluster import Cluster, read_cluster
-from trainer.config import TrainConfig
+from trainer.build import Assembly, assemble
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading
+from trainer.distribution.cluster import Cluster, read_cluster
 from trainer.distribution.meeting import meet
 from trainer.distribution.peers import Peers
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, PlatformFault, UserError
-from trainer.events import Best, events_of
 from trainer.export import export, load_template_weights
-from trainer.jobdir import JobDir, open_job_dir, write_json
 from trainer.log import log
 from trainer.models import depends_on_replicas
 from trainer.models.layers import refresh_normalization
-from trainer.progress import Progress
-from trainer.record import describe, versions
+from trainer.reporting.job_directory import JobDir, open_job_dir, write_json
+from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
+from trainer.reporting.result import Account, refuse_hopeless_restart
+from trainer.reporting.run_info import describe, versions
 from trainer.reporting.stats import drop_past, last_reported_step
 from trainer.storage import write_whole
 from trainer.storage.initial import fetch_checkpoint, fetch_model
 from trainer.training.callbacks import bind, load_callbacks, restore_callbacks, state_of_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
-from trainer.training.evaluate import Evaluation, evaluation
+from trainer.training.evaluation import Evaluation, evaluation
+from trainer.training.hooks import Best, events_of
 from trainer.training.loop import CallSize, Event, do_due, train
 from trainer.training.preemption import Control, Interrupted, StopRequest, stop_on_signals
 from trainer.training.state import LearningRates

@@ -17,11 +17,11 @@ from benchmarks.digits import write_digits
 from benchmarks.keras_fit import batches_for, model_for
 from benchmarks.ours import networks, optimizers, work_of
 from benchmarks.tutorial import classifier_loop, gan
-from trainer.assembly import Assembly, assemble
-from trainer.config import TrainConfig
+from trainer.build import Assembly, assemble
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.export import plain_copy
-from trainer.recipe import resolve
 
 GANS = ("wgan_gp", "dcgan")
 ROWS = 8

@@ -10,7 +10,7 @@ import tensorflow as tf
 from benchmarks.flops import operations, step_flops, step_graph
 from benchmarks.profile import kind, seconds_by_kind, split
 from tests.support import fresh_collectives, small
-from trainer.assembly import assemble
+from trainer.build import assemble
 from trainer.distribution.strategy import make_replicas
 
 ROWS = 2

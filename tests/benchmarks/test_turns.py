@@ -12,8 +12,8 @@ from benchmarks.measure import quartiles, run_main, table
 from benchmarks.startup import seconds_until
 from benchmarks.talk import CONTENDERS
 from benchmarks.turns import Contender, Failed, started
+from trainer.config.recipe import resolve
 from trainer.errors import UserError
-from trainer.recipe import resolve
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

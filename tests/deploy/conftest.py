@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from deploy import compare, package
-from deploy.backends import Backend, open_backend
-from deploy.backends.sdk import Sdk
-from deploy.desk import Desk
-from deploy.measure import Row, measure
-from deploy.patience import Clock
-from deploy.runs import collect
+from deploy.cli import compare
+from deploy.cli.target import Desk
+from deploy.report.collection import collect
+from deploy.report.rows import Row, measure
+from deploy.spec import packages as package
+from deploy.vertex.api import Backend, open_backend
+from deploy.vertex.retry import Clock
+from deploy.vertex.sdk import Sdk
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.storage import gcs, staging

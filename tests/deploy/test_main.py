@@ -101,7 +101,7 @@ def test_a_fault_of_the_platform_is_one_line_too(
     def away(arguments: object) -> int:
         raise PlatformFault("gs://bucket/runs: Cloud Storage does not answer as it should")
 
-    monkeypatch.setattr("deploy.report.main", away)
+    monkeypatch.setattr("deploy.cli.report.main", away)
     assert main(["report", "gs://bucket/runs"]) == 1
     line = "error: gs://bucket/runs: Cloud Storage does not answer as it should: give the same command again later\n"
     assert capsys.readouterr().err == line

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from deploy import cancel, jobs, submit, watch
 from deploy.__main__ import main as deploy
-from deploy.desk import Desk
+from deploy.cli import cancel, jobs, submit, watch
+from deploy.cli.target import Desk
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from trainer import generate
+from trainer.config.recipe import resolve
 from trainer.data import prepare
-from trainer.recipe import resolve
 
 COMMANDS = documented()
 
@@ -148,10 +148,10 @@ def gcloud_tree() -> dict[str, Any]:
 Rule = Callable[[Command, Desk], None]
 # Verbs that begin to work on this machine: everything up to this name is run, then the door shuts.
 DOORS = {
-    "deploy local": "deploy.local.LocalJob.run",
-    "deploy compare": "deploy.comparison.make_writable",
-    "deploy estimate": "deploy.estimate._short_run",
-    "deploy report": "deploy.report.write_report",
+    "deploy local": "deploy.cli.local.LocalJob.run",
+    "deploy compare": "deploy.comparison.execution.make_writable",
+    "deploy estimate": "deploy.cli.estimate._short_run",
+    "deploy report": "deploy.cli.report.write_report",
 }
 RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings,

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from deploy.machines import load_machines
-from deploy.tier import JOB_CONFIGS, Tier, load_tier
+from deploy.spec.machine_table import load_machines
+from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
-from trainer.recipe import recipe_names
+from trainer.config.recipe import recipe_names
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

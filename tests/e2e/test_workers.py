@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from deploy.rehearsal import free_addresses
+from deploy.localrun.workers import free_addresses
 from tests import workers
 from tests.drill import losses, numbers
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE

@@ -21,11 +21,11 @@ from PIL import Image
 
 from tests.fuzz import NUMBERS, WORDS, at_most, damaged, examples, json_like, one_line
 from tests.support import real_data
-from trainer.config import TrainConfig
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.data.decode import SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset
 from trainer.errors import UserError
-from trainer.recipe import resolve
 
 IMAGES, LABELS = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), np.array([0, 1, 2, 1], np.uint8)
 MIB = 64  # of memory for files of a few bytes

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy import record
-from deploy.jobdir import read_run
-from deploy.measure import measure
-from deploy.page import to_html, write_report
-from deploy.runs import collect
-from deploy.table import notes, to_csv, to_json, to_markdown, to_terminal
-from deploy.verdict import verdict
+from deploy.report.collection import collect
+from deploy.report.html_page import to_html, write_report
+from deploy.report.rows import measure
+from deploy.report.run_reader import read_run
+from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.verdict import verdict
+from deploy.vertex import history as record
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from trainer import job
-from trainer.account import Account, refuse_hopeless_restart
-from trainer.config import TrainConfig
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
-from trainer.jobdir import JobDir, open_job_dir
-from trainer.recipe import resolve
+from trainer.reporting.job_directory import JobDir, open_job_dir
+from trainer.reporting.result import Account, refuse_hopeless_restart
 from trainer.reporting.stats import Stats, last_reported_step
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
 
@@ -211,7 +211,7 @@ _files = {
 def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
     folder = comparison(tmp_path_factory.getbasetemp() / "report", **files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deploy.page.draw", lambda collection, rows: [])
+        patch.setattr("deploy.report.html_page.draw", lambda collection, rows: [])
         one_line(lambda: reported(folder))
 
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.__main__ import main as deploy
-from deploy.machines import load_machines
-from deploy.messages import MESSAGES
-from deploy.tier import JOB_CONFIGS, load_tier
+from deploy.spec.machine_table import load_machines
+from deploy.spec.schema_fields import MESSAGES
+from deploy.spec.tier import JOB_CONFIGS, load_tier
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
-from trainer.config import TrainConfig
-from trainer.recipe import resolve
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.task import main as task
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tests.support import fresh_collectives, run_steps
 from trainer import generate, job
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
+from trainer.data.images import noise
 from trainer.errors import UserError
 from trainer.export import export, plain_copy
-from trainer.images import noise
 from trainer.storage.initial import fetch_model
 
 READER = """
@@ -118,7 +118,7 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
-    from trainer.recipe import resolve
+    from trainer.config.recipe import resolve
 
     assert job.run(resolve([*flags, f"--job_dir={folder}"]).config, [], 0.0) == 0
     return folder

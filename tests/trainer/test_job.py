@@ -17,13 +17,13 @@ import tensorflow as tf
 from tests import models
 from tests.support import fresh_collectives, largest_difference, run_steps, small, weights
 from trainer import job
-from trainer.account import Account
-from trainer.config import TrainConfig
+from trainer.config.metric_names import STEP_VALUES
+from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
-from trainer.jobdir import open_job_dir
-from trainer.measures import STEP_VALUES
+from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
+from trainer.reporting.result import Account
 from trainer.training.checkpoint import whole_checkpoints
 
 Make = Callable[..., TrainConfig]

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config import AUGMENTATIONS, TrainConfig
+from trainer.config.train_config import AUGMENTATIONS, TrainConfig
 from trainer.distribution.step import StepContext
 
 Augment = Callable[[Any, StepContext], Any]

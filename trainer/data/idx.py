@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import DEFLATE, MOST_BYTES, arrays_dataset
 from trainer.data.dataset import Dataset
 from trainer.errors import UserError

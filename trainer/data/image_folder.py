@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import with_evaluation
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.decode import SUFFIXES, BadImage, decode

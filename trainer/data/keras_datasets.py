@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
 from trainer.errors import UserError, reason

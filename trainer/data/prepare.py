@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.command import run_command
-from trainer.config import TrainConfig, said_kind
+from trainer.command import quiet_start, run_command
+from trainer.config.flags import Parser, refuse_unknown, whole
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig, said_kind
 from trainer.errors import DONE, UserError
-from trainer.flags import Parser, refuse_unknown, whole
 from trainer.log import log
-from trainer.quiet import quiet_start
-from trainer.recipe import resolve
 
 with quiet_start():
     from trainer.data import image_folder, sources, tfrecord

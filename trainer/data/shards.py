@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Arrays, Dataset, Examples, gathered
 from trainer.errors import PlatformFault, UserError

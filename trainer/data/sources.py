@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
+from trainer.config.fields import nearest
+from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
+from trainer.config.user_code import load_function
 from trainer.data import idx, image_folder, npz, shards, streaming, tfrecord
 from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
 from trainer.data.dataset import Arrays, Dataset, closed_on_failure
 from trainer.errors import UserError
-from trainer.imports import load_function
-from trainer.settings import nearest
 from trainer.storage import Address, is_remote, local_path, parse
 from trainer.storage.staging import Staged
 
@@ -117,7 +117,7 @@ def _load(config: TrainConfig) -> Any:
     data = config.data
     if config.stream:
         address = parse(said_kind(data)[1], "data")
-        assert address is not None, "trainer.rules lets only addresses pass"
+        assert address is not None, "trainer.config.rules lets only addresses pass"
         return streaming.load(config, address)
     if is_named(data):
         return load_function(DATA_SOURCES.get(data, data), "data")(config)

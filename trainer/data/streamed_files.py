@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
 from trainer.data.arrays import checked_labels
 from trainer.data.image_folder import Bad, decode_many, refuse_or_skip

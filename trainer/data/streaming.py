@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
 from trainer.data.arrays import largest_label, numbered_classes
 from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered

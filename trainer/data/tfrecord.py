@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import MOST_BYTES, checked_labels, with_evaluation
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.image_folder import Bad, decode_many, refuse_or_skip

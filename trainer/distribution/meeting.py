@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.cluster import Cluster
+from trainer.distribution.cluster import Cluster
 from trainer.distribution.peers import Peers, parse
 from trainer.errors import PlatformFault, UserError
 from trainer.log import log

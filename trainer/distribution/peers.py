@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.cluster import Cluster
+from trainer.distribution.cluster import Cluster
 from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.log import log
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-from trainer.cluster import Cluster
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.cluster import Cluster
 from trainer.errors import UserError
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` where the machine has no GPUs

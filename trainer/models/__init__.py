@@ -23,11 +23,11 @@ Optional, used where they are there:
 import keras
 import tensorflow as tf
 
-from trainer.config import MODELS, TrainConfig
+from trainer.config.train_config import MODELS, TrainConfig
+from trainer.config.user_code import load_function
 from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError
-from trainer.imports import load_function
 from trainer.log import log
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import running_step
 from trainer.errors import UserError

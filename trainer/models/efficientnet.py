@@ -12,14 +12,14 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.config import TrainConfig
+from trainer.config.rules import FROM_SCRATCH
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.errors import UserError, reason
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.layers import StepDropout, batch_norm, refresh_normalization, synchronized
 from trainer.models.optimizers import FusedAdam
-from trainer.rules import FROM_SCRATCH
 from trainer.storage.staging import stage
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 from keras import layers
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.data.images import to_uint8
 from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
-from trainer.images import to_uint8
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
 from trainer.models.layers import batch_norm, full_precision
 from trainer.models.optimizers import FusedAdam, learning_rate

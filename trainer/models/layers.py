@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.distribution.step import current_step
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.data.images import from_uint8
 from trainer.distribution.step import StepContext, current_step
-from trainer.images import from_uint8
 from trainer.models.gan import GAN, build_critic, build_generator
 from trainer.models.layers import synchronized
 

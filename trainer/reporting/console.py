@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.log import on_vertex
-from trainer.progress import Progress
+from trainer.reporting.progress import Progress
 
 
 def status_line(entry: Mapping[str, Any], progress: Progress) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from trainer.config import TrainConfig
-from trainer.images import encode_png, grid, noise
-from trainer.jobdir import JobDir
+from trainer.config.metric_names import check_known
+from trainer.config.train_config import TrainConfig
+from trainer.data.images import encode_png, grid, noise
 from trainer.log import log
-from trainer.measures import check_known
-from trainer.progress import Progress, StepLogs, Window, by_kind, numbers, rounded
 from trainer.reporting.console import Bar, status_line
+from trainer.reporting.job_directory import JobDir
+from trainer.reporting.progress import Progress, StepLogs, Window, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.jobdir import finite
+from trainer.reporting.job_directory import finite
 from trainer.storage import write_whole, writing
 
 

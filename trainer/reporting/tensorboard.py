@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.disk import tensorflow_writing
-from trainer.images import UInt8Array, encode_png
+from trainer.data.images import UInt8Array, encode_png
+from trainer.storage.tensorflow_errors import tensorflow_writing
 
 
 class EventFiles:

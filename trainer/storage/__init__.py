@@ -7,7 +7,15 @@ preflight.py proves beforehand that both will work.
 """
 
 from trainer.storage.address import Address, expanded, is_remote, local_path, output_address, parse
-from trainer.storage.local import cannot_write, keep_others_out, make_writable, sync, whole_folder, write_whole, writing
+from trainer.storage.local_files import (
+    cannot_write,
+    keep_others_out,
+    make_writable,
+    sync,
+    whole_folder,
+    write_whole,
+    writing,
+)
 
 __all__ = [
     "Address",

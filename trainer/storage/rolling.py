@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from trainer.storage.gcs import Remote, connect
-from trainer.storage.local import is_running
+from trainer.storage.local_files import is_running
 
 Opened = TypeVar("Opened")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
-from trainer.config import TrainConfig
+from trainer.config.metric_names import EVALUATED, check_known
+from trainer.config.train_config import TrainConfig
+from trainer.config.user_code import load_function
 from trainer.errors import UserError
-from trainer.imports import load_function
 from trainer.log import log
-from trainer.measures import EVALUATED, check_known
-from trainer.progress import Progress, is_loss
+from trainer.reporting.progress import Progress, is_loss
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):

@@ -19,15 +19,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.disk import tensorflow_writing
 from trainer.distribution.strategy import Replicas
 from trainer.errors import NotFinite, UserError, reason
-from trainer.jobdir import finite, write_json
 from trainer.log import log
+from trainer.reporting.job_directory import finite, write_json
 from trainer.storage import sync, whole_folder
 from trainer.storage.checksum import sha256_of
 from trainer.storage.mirror import MANIFEST as _MANIFEST
 from trainer.storage.mirror import Mirror
+from trainer.storage.tensorflow_errors import tensorflow_writing
 from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
 
 _PREFIX = "variables"

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.data.dataset import Examples
+from trainer.data.images import noise, to_uint8
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
-from trainer.images import noise, to_uint8
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from trainer.errors import NotFinite
-from trainer.progress import Progress, StepLogs
+from trainer.reporting.progress import Progress, StepLogs
 from trainer.training.preemption import Control, Interrupted
 from trainer.training.steps import StepRunner
 

@@ -20,8 +20,8 @@ WEIGHTS = "model/"  # the prefix of what a network holds; the rest is "training/
 def variables_of(model: keras.Model) -> dict[str, Any]:
     """Every variable that training changes, by a name that no strategy or number of replicas alters.
 
-    Left out: metrics, which begin anew with every call to the device (trainer.progress adds them up), and learning
-    rates, which the settings give and LearningRates follows.
+    Left out: metrics, which begin anew with every call to the device (trainer.reporting.progress adds them up),
+    and learning rates, which the settings give and LearningRates follows.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     found: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
-from trainer.progress import Counts, StepLogs
+from trainer.reporting.progress import Counts, StepLogs
 
 
 class StepRunner:

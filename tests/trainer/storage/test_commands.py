@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.trainer.data.test_sources import levels
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.test_sources import levels
 
 ROOT = Path(__file__).parents[3]
 SMALL = [
@@ -62,7 +62,7 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
 
 def test_cloud_storage_is_imported_only_for_its_paths() -> None:
     code = (
-        "import sys; from trainer.recipe import resolve; from trainer.storage.preflight import preflight; "
+        "import sys; from trainer.config.recipe import resolve; from trainer.storage.preflight import preflight; "
         "preflight(resolve(['--recipe=wgan_gp_digits']).config.inputs, {'job_dir': 'runs'}); "
         "heavy = ('google.cloud.storage', 'google.auth', 'requests', 'tensorflow'); "
         "print([name for name in sys.modules if name.startswith(heavy)])"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.fuzz import WORDS, examples, one_line
 from tests.trainer.storage.conftest import Bucket
+from trainer.config.recipe import resolve
 from trainer.data import shards
 from trainer.data.sources import load_dataset
-from trainer.jobdir import open_job_dir
-from trainer.recipe import resolve
+from trainer.reporting.job_directory import open_job_dir
 from trainer.storage.initial import fetch_checkpoint, fetch_model
 from trainer.storage.staging import stage
 

@@ -19,10 +19,10 @@ from tests import workers
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Fault, Proxy
 from trainer import generate, job
-from trainer.config import TrainConfig
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, INTERRUPTED, UserError
-from trainer.jobdir import open_job_dir, outputs
-from trainer.recipe import resolve
+from trainer.reporting.job_directory import open_job_dir, outputs
 from trainer.reporting.tensorboard import EventFiles
 from trainer.storage import mirror as mirror_module
 from trainer.storage import uploader as uploader_module

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.rehearsal import free_addresses
+from deploy.localrun.workers import free_addresses
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Fault, Proxy
 from trainer.errors import PlatformFault, UserError

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from tests.support import run_steps, small, weights
+from tests.trainer.data.test_sources import levels, png, write_idx, write_tfrecord
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
-from tests.trainer.test_sources import levels, png, write_idx, write_tfrecord
-from trainer.assembly import assemble
-from trainer.config import TrainConfig
+from trainer.build import assemble
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Examples
 from trainer.data.prepare import prepare
 from trainer.data.sources import beside_data, load_dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
-from trainer.events import _fid
+from trainer.training.hooks import _fid
 
 
 def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.trainer.data.test_sources import png, write_tfrecord
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Fault, Proxy
 from tests.trainer.storage.test_remote_sources import config, content, filled, image_folder
-from tests.trainer.test_sources import png, write_tfrecord
 from trainer import job
-from trainer.cluster import Cluster
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset
 from trainer.data.streaming import GROUP, Streamed
+from trainer.distribution.cluster import Cluster
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError
 from trainer.storage.gcs import connect

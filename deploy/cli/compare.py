@@ -1,0 +1,87 @@
+"""Trains one recipe on several tiers, the same work on each, and reports what came out.
+
+The state of a comparison is its folder: comparison.json says what was asked, TIER/repeat-N is the job directory of each
+run, or the copy of what a report reads of it. The same command again repeats nothing that is done; what failed or was
+interrupted goes on where it stood. On Vertex AI an interrupted comparison leaves its jobs running, to be found again.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
+from deploy.cli.job_flags import add_sending_flags
+from deploy.cli.target import DESK, Desk, add_backend
+from deploy.comparison.directory import any_begun
+from deploy.comparison.execution import Plan, Runner, announced, compare, left, read_tiers
+from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.vertex_runner import VertexRunner
+from deploy.report.html_page import write_report
+from deploy.spec.checks import sent_to_the_cloud
+from deploy.spec.tier import Tier
+from trainer.config.flags import Parser, whole
+from trainer.config.recipe import resolve
+from trainer.errors import DONE, INTERRUPTED, UserError
+from trainer.storage import local_path
+
+SCALINGS = ("strong", "weak")
+
+
+def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+    """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
+    found, flags = parse(_flags(), arguments)
+    usd_by_tier = read_prices(found.price_per_hour)
+    specs = read_tiers(found.tiers, found.prices, usd_by_tier)
+    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
+        resolve(flags)  # mistakes of the command itself are told before what depends on the account
+    asked = command_line("compare", arguments)
+    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats, asked)
+    if found.baseline and found.baseline not in (tier.name for tier in specs):
+        raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
+    out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
+    runner = _runner(specs, found, desk)
+    if found.dry_run:
+        announced(plan, out, runner)
+        if not left(plan, out):
+            print(f"nothing to send: all runs in {out} are done")
+        return DONE
+    try:
+        code = compare(plan, out, runner, at_once)
+    except KeyboardInterrupt:
+        print("stopped: the same command again goes on", file=sys.stderr)
+        return INTERRUPTED
+    if any_begun(out):
+        write_report([found.out], found.out, found.baseline, usd_by_tier)
+    return code
+
+
+def _flags() -> Parser:
+    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
+    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
+    own.add_argument(
+        "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
+    )
+    own.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
+                     "tier (default); weak: the same batch per replica")  # fmt: skip
+    own.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
+    own.add_argument(
+        "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
+    )
+    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+                     "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
+    own.add_argument("--dry_run", action="store_true", help="say what the jobs may cost at most, and send nothing")
+    add_sending_flags(own)
+    add_backend(own)
+    own.set_defaults(name="", disable_retries=True, backend="")
+    add_table_flags(own)
+    return own
+
+
+def _runner(tiers: Sequence[Tier], found: Namespace, desk: Desk) -> Runner:
+    if found.on == "vertex":
+        return VertexRunner(tiers, found, desk)
+    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run"):
+        if getattr(found, name):
+            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    return LocalRunner(tiers)

@@ -1,0 +1,82 @@
+"""Rehearses a job: `python -m deploy local TIER --recipe=…` runs its workers as processes of this machine.
+
+Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
+this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
+"""
+
+import dataclasses
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from deploy.cli.arguments import command_line, parse, parser
+from deploy.localrun.processes import LocalJob, Loss, kept_step, on_signals
+from deploy.localrun.workers import workers_of
+from deploy.spec.job_spec import settings_on
+from deploy.spec.tier import Tier, load_tier
+from trainer.config.flags import whole
+from trainer.errors import DONE, UserError
+from trainer.reporting.job_directory import open_job_dir
+from trainer.storage import local_path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
+    own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
+    own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
+    own.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
+                     help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
+    own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
+    asked, flags = parse(own, arguments)
+    tier = load_tier(asked.spec, "")
+    config = settings_on(tier, flags)
+    loss = _loss(asked.kill, tier)
+    job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
+    job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
+    open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)  # before workers wait for each other
+    workers = workers_of(tier, flags, job_dir.absolute(), job_id, command_line("local", arguments))
+    job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
+    print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
+    with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
+        outcome = job.run()
+    print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
+    if outcome.state == "CANCELLED" and outcome.code != DONE:
+        print(f"{outcome.error or 'interrupted'}: {_goes_on(job_dir, named=bool(config.job_dir))}")
+    elif outcome.error:
+        print(f"error: {outcome.error}", file=sys.stderr)
+    return outcome.code
+
+
+def _goes_on(job_dir: Path, *, named: bool) -> str:
+    """What a job that was stopped goes on from, and by which command; `named`: its job directory was given."""
+    step = kept_step(job_dir)
+    again = "the same command again" if named else f"the same command with --job_dir={job_dir}"
+    return f"{again} starts anew: there is no checkpoint yet" if step is None else f"{again} goes on from step {step:,}"
+
+
+def _loss(text: str, tier: Tier) -> Loss | None:
+    """`worker1@step200` or `chief@step200`; worker 0 is the chief."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
+    index = 0 if found and found[1] else int(found[2]) if found else -1
+    if not found or not 0 <= index < tier.workers:
+        raise UserError(
+            f"kill={text}: say which worker is lost at which step, as worker1@step200; {tier.name} has the chief"
+            + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
+        )
+    return Loss(index, int(found[3]))
+
+
+def _printer() -> Callable[[str, str], None]:
+    lock = threading.Lock()
+
+    def say(worker: str, line: str) -> None:
+        with lock:
+            print(f"[{worker}] {line}", flush=True)
+
+    return say

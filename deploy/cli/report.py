@@ -1,0 +1,23 @@
+"""Makes a table, a verdict and one self-contained report.html from job directories."""
+
+from collections.abc import Sequence
+
+from deploy.cli.arguments import add_table_flags, parser, read_prices
+from deploy.report.html_page import write_report
+from trainer.errors import DONE
+from trainer.storage import is_remote
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m deploy report DIR… [--baseline= --price_per_hour=TIER=USD --out=]`"""
+    own = parser("report", __doc__, "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]")
+    own.add_argument(
+        "folders", nargs="+", metavar="DIR", help="a job directory, a folder of them, or a comparison's; local or gs://"
+    )
+    own.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
+                     "runs/report if that is in a bucket)")  # fmt: skip
+    add_table_flags(own)
+    found = own.parse_args(arguments)
+    beside = "runs/report" if is_remote(found.folders[0]) else found.folders[0]
+    write_report(found.folders, found.out or beside, found.baseline, read_prices(found.price_per_hour))
+    return DONE

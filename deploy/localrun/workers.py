@@ -1,0 +1,125 @@
+"""What Vertex AI gives each worker of a job, given to processes of this machine: variables, devices, cores.
+
+https://cloud.google.com/vertex-ai/docs/training/distributed-training describes TF_CONFIG and CLUSTER_SPEC,
+https://cloud.google.com/vertex-ai/docs/training/code-requirements the AIP_ variables.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.spec.tier import Tier
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of a rehearsed job."""
+
+    name: str  # as Vertex AI's logs name it: workerpool0-0
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]  # besides that of this process
+    cores: frozenset[int]
+
+
+def workers_of(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[Worker]:
+    """The workers of `tier`, the chief first, each with the trainer's `flags`; a Reduction Server is left out.
+
+    `command`: what the user typed, for run.json; without it that holds the chief's own command.
+    """
+    pools = [pool for pool in tier.pools if pool.place < 2]
+    names = [f"workerpool{pool.place}-{index}" for pool in pools for index in range(pool.replicas)]
+    addresses = free_addresses(len(names))
+    devices = _devices(tier.accelerators, len(names))
+    cores = _cores(len(names))
+    shared = {
+        "CLOUD_ML_JOB_ID": job_id,
+        "CLOUD_ML_PROJECT_ID": "0",
+        "AIP_MODEL_DIR": f"{job_dir}/model/",
+        "AIP_CHECKPOINT_DIR": f"{job_dir}/checkpoints/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/logs/",
+        "PYTHONUNBUFFERED": "1",
+        "TRAINER_COMMAND": command,
+    }
+    result = []
+    for place, name in enumerate(names):
+        pool = tier.spec["workerPoolSpecs"][int(name[10])]
+        task = pool.get("pythonPackageSpec") or pool["containerSpec"]
+        own = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+        threads = {name: str(len(cores[place])) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
+        environment = {**own, **shared, **threads, **devices[place], **_cluster(names, addresses, name, job_id)}
+        arguments = (*task.get("args", []), *flags, f"--expect_devices={tier.accelerators}")
+        result.append(Worker(name, task.get("pythonModule", "trainer.task"), arguments, environment, cores[place]))
+    return result
+
+
+def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: str) -> dict[str, str]:
+    """TF_CONFIG and CLUSTER_SPEC of the worker `name`; a chief alone is named too, as real jobs show."""
+    by_pool: dict[str, list[str]] = {}
+    for each, address in zip(names, addresses, strict=True):
+        by_pool.setdefault(each.split("-")[0], []).append(address)
+    roles = {"workerpool0": "chief", "workerpool1": "worker"}
+    pool, index = name.split("-")
+    config = {
+        "cluster": {roles[each]: there for each, there in by_pool.items()},
+        "environment": "cloud",
+        "task": {"type": roles[pool], "index": int(index), "cloud": job_id},
+    }
+    spec = {"cluster": by_pool, "environment": "cloud", "task": {"type": pool, "index": int(index)}}
+    return {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
+
+
+def free_addresses(count: int) -> list[str]:
+    """As many addresses of this machine whose ports are free now.
+
+    Below the range from which systems take the ports of outgoing connections: one of those could come first.
+    """
+    found: list[str] = []
+    while len(found) < count:
+        port = 10_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found += [f"127.0.0.1:{port}"] if f"127.0.0.1:{port}" not in found else []
+    return found
+
+
+def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
+    """The machine's GPUs split between the workers; where it has none, logical CPU devices stand for them."""
+    gpus = local_gpus()
+    if not gpus or not accelerators:
+        return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
+    if len(gpus) < accelerators * workers:
+        raise UserError(
+            f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs: take a smaller "
+            "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
+        )
+    shares = [gpus[first : first + accelerators] for first in range(0, workers * accelerators, accelerators)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
+
+
+def local_gpus() -> list[str]:
+    """Numbers of the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [number for number in visible.split(",") if number and number != "-1"]
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return found.stdout.split() if found.returncode == 0 else []
+
+
+def _cores(workers: int) -> list[frozenset[int]]:
+    """This machine's cores split between the workers; shared in turn where there are fewer cores than workers."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if len(cores) < workers:
+        return [frozenset({cores[place % len(cores)]}) for place in range(workers)]
+    share = len(cores) // workers
+    return [frozenset(cores[place * share : (place + 1) * share]) for place in range(workers)]

@@ -1,0 +1,1 @@
+"""Job directories, read and turned into rows, words, tables, figures and one HTML page."""

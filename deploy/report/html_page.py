@@ -1,0 +1,131 @@
+"""Table, verdict and one self-contained report.html, printed and written."""
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from deploy.report.collection import Collection, collect
+from deploy.report.figures import Figure, draw
+from deploy.report.rows import Row, measure
+from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.verdict import verdict
+from trainer.storage import local_path, make_writable, write_whole
+
+_TEMPLATE = Path(__file__).parent / "report.html"
+_MOST_IMAGE_BYTES = 2_000_000
+
+
+def write_report(
+    folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: dict[str, float] | None = None
+) -> None:
+    """Prints the table and the verdict, and writes report.html, table.md, table.csv and table.json into `out`.
+
+    report.html is the last: a UserError for want of matplotlib leaves the tables printed and written.
+    """
+    collection = collect(folders)
+    rows = measure(collection, baseline, usd_by_tier)
+    words, said = verdict(collection, rows, baseline), notes(rows, collection)
+    target = local_path(out, "out")
+    make_writable(target, "out")
+    write_whole(target / "table.md", to_markdown(rows, [*words, *said]))
+    write_whole(target / "table.csv", to_csv(rows))
+    write_whole(target / "table.json", to_json(rows, said, words))
+    print("\n".join([to_terminal(rows), *words, "", *said]))
+    write_whole(target / "report.html", to_html(collection, rows, words, said))
+    print(f"\n{target / 'report.html'}")
+
+
+def to_html(collection: Collection, rows: Sequence[Row], words: Sequence[str], said: Sequence[str]) -> str:
+    """One HTML page that needs no other file."""
+    simulated = [row.tier for row in rows if row.simulated]
+    mark = f'<p class="simulated">Simulated devices: {html.escape(", ".join(simulated))}</p>' if simulated else ""
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
+        about=html.escape(_about(collection)),
+        simulated=mark,
+        verdict=_items(words),
+        table=_table(rows),
+        notes=_items(said),
+        figures=_figures(draw(collection, rows)),
+        samples=_samples(collection),
+        commands=_commands(collection),
+    )
+
+
+def _subject(collection: Collection) -> str:
+    names = {str(run.config.get("recipe") or run.config.get("model")) for run in collection.runs if run.config}
+    return Path(names.pop()).stem if len(names) == 1 else "Training"
+
+
+def _about(collection: Collection) -> str:
+    runs = collection.runs
+    tensorflow = sorted({run.tensorflow for run in runs if run.tensorflow})
+    parts = [f"{len(collection.tiers)} tiers, {len(runs)} runs", min((run.started for run in runs), default="")[:10]]
+    parts += [f"TensorFlow {', '.join(tensorflow)}"] if tensorflow else []
+    parts += [f"{collection.scaling} scaling"] if collection.scaling else []
+    return " · ".join(part for part in parts if part)
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Tiers side by side: a narrow screen scrolls sideways, the names of the values stay."""
+    titles, cells = shown(rows)
+    head = "".join(f'<th scope="col">{html.escape(cell[0])}</th>' for cell in cells)
+    body = "\n".join(
+        f'<tr><th scope="row">{html.escape(title)}</th>{"".join(_cell(cell[index]) for cell in cells)}</tr>'
+        for index, title in enumerate(titles)
+        if index
+    )
+    return f"<table>\n<thead><tr><td></td>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _cell(text: str) -> str:
+    """The quartiles in brackets go below the median."""
+    value, bracket, rest = text.partition(" (")
+    return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
+
+
+def _figures(figures: Sequence[Figure]) -> str:
+    drawn = "\n".join(
+        f"<figure><h3>{html.escape(figure.title)}</h3><figcaption>{html.escape(figure.caption)}</figcaption>"
+        f"{figure.svg}</figure>"
+        for figure in figures
+    )
+    return f'<h2>Figures</h2>\n<div class="figures">\n{drawn}\n</div>' if drawn else ""
+
+
+def _samples(collection: Collection) -> str:
+    """The newest sample grid of each tier's first run."""
+    grids = [(tier.name, tier.runs[0].sample) for tier in collection.tiers if tier.runs]
+    drawn = "\n".join(_sample(html.escape(name), path) for name, path in grids if path)
+    return f'<h2>Samples from the same noise</h2>\n<div class="figures samples">\n{drawn}\n</div>' if drawn else ""
+
+
+def _sample(name: str, picture: Path) -> str:
+    step = picture.stem.rpartition("-")[2].lstrip("0")
+    if picture.stat().st_size > _MOST_IMAGE_BYTES:
+        where = html.escape(str(picture))
+        return f"<figure><h3>{name}</h3><figcaption>too large to stand here: {where}</figcaption></figure>"
+    data = base64.b64encode(picture.read_bytes()).decode()
+    return (
+        f"<figure><h3>{name}</h3><figcaption>step {step}</figcaption>"
+        f'<img alt="samples of {name}" src="data:image/png;base64,{data}"></figure>'
+    )
+
+
+def _commands(collection: Collection) -> str:
+    """Each command that made some of the tiers, once: that of the comparison, else of the tier's first run."""
+    tiers: dict[str, list[str]] = {}
+    for tier in collection.tiers:
+        command = tier.command or next((run.command for run in tier.runs), "")
+        tiers.setdefault(command, []).append(tier.name)
+    return "\n".join(
+        f"<details><summary>{html.escape(', '.join(names))}</summary><pre>{html.escape(command)}</pre></details>"
+        for command, names in tiers.items()
+        if command
+    )

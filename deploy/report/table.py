@@ -1,0 +1,216 @@
+"""The rows of a comparison as a table: for the terminal, as Markdown, CSV, JSON and for the HTML report."""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.report.collection import Collection
+from deploy.report.rows import Row
+from deploy.report.timing import Spread
+from deploy.spec.machine_table import load_machines
+
+
+def figures(value: float, digits: int = 3) -> str:
+    """`digits` significant digits, thousands with commas: 12,300; 8.10; 0.00786."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    if abs(rounded) >= 10 ** (digits - 1):
+        return f"{rounded:,.0f}"
+    decimals = 0
+    while abs(rounded) * 10**decimals < 10 ** (digits - 1):
+        decimals += 1
+    return f"{rounded:,.{decimals}f}"
+
+
+def money(value: float) -> str:
+    """USD: cents, or three digits of less than one dollar."""
+    exact = f"{value:,.2f}"
+    return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
+
+
+def counted_devices(count: int) -> str:
+    """`1 device`, `2 devices`."""
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def with_spread(value: Spread) -> str:
+    """`8.10 (7.90 - 8.40)`: the median and, of several values, the quartiles."""
+    middle = figures(value.median)
+    return middle if value.count == 1 else f"{middle} ({figures(value.low)} - {figures(value.high)})"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column for people: the field of Row that it shows, its title with the unit, how a value is written."""
+
+    key: str
+    title: str
+    text: Callable[[Any], str]
+
+
+def _milliseconds(value: Spread) -> str:
+    return with_spread(Spread(1e3 * value.median, 1e3 * value.low, 1e3 * value.high, value.count))
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f} x"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+COLUMNS = (
+    Column("tier", "tier", str),
+    Column("state", "state", str),
+    Column("machine", "machine", str),
+    Column("devices", "devices", str),
+    Column("repeats", "repeats", str),
+    Column("batch_per_replica", "batch per replica", str),
+    Column("global_batch", "global batch", str),
+    Column("steps", "steps", "{:,}".format),
+    Column("step_seconds", "ms/step", _milliseconds),
+    Column("epoch_seconds", "s/epoch", with_spread),
+    Column("images_per_second", "images/s", with_spread),
+    Column("speed_up", "speed-up", _times),
+    Column("efficiency", "efficiency", _percent),
+    Column("startup_seconds", "start-up s", figures),
+    Column("total_seconds", "total s", figures),
+    Column("price_per_hour", "price an hour", money),
+    Column("cost", "cost of the run", money),
+    Column("cost_per_million_images", "cost per million images", money),
+    Column("final_loss", "final loss", figures),
+    Column("final_accuracy", "final accuracy", "{:.4f}".format),
+    Column("fid", "FID", figures),
+    Column("peak_memory_gib", "peak memory GiB", figures),
+    Column("peak_gpu_memory_gib", "peak GPU memory GiB", figures),
+)
+
+
+def shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells of the columns in which any tier has a value; a missing value is an empty cell."""
+    columns = [column for column in COLUMNS if any(getattr(row, column.key) is not None for row in rows)]
+    return [column.title for column in columns], [[_cell(row, column) for column in columns] for row in rows]
+
+
+def _cell(row: Row, column: Column) -> str:
+    value = getattr(row, column.key)
+    text = "" if value is None else column.text(value)
+    return f"{text} (simulated)" if column.key == "devices" and row.simulated else text
+
+
+def notes(rows: Sequence[Row], collection: Collection) -> list[str]:
+    """What has to stand below a table: how it was measured, what is simulated, why a value is missing."""
+    warm_up = sorted({row.warmup_steps for row in rows if row.warmup_steps is not None})
+    said = [_SCALING[collection.scaling]] if collection.scaling in _SCALING else []
+    if warm_up:
+        span = f"{warm_up[0]:,}" if len(warm_up) == 1 else f"{warm_up[0]:,} to {warm_up[-1]:,}"
+        said.append(
+            "Medians, with the quartiles in brackets, of the time in steps alone, without saving and evaluation; "
+            f"{span} warm-up steps of each run are left out."
+        )
+    losses = sorted({row.loss_name for row in rows if row.loss_name})
+    said += [f"Final loss is {' or '.join(losses)}."] if losses else []
+    accuracies = sorted({row.accuracy_name for row in rows if row.accuracy_name})
+    said += [f"Final accuracy is {' or '.join(accuracies)}."] if accuracies else []
+    if any(row.price_per_hour is not None for row in rows):
+        table = load_machines()
+        said.append(f"Prices are estimates of {table.date} for {table.region} where none was given (--price_per_hour).")
+    said += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
+    said += [
+        f"{tier.name}: restarted {'once' if run.restarts == 1 else f'{run.restarts} times'}: its total time holds "
+        "each start-up."
+        for tier in collection.tiers
+        for run in tier.runs
+        if run.restarts
+    ]
+    said += [f"The comparison in {name} is left out: give its folder too." for name in collection.left_out]
+    return [*said, *_reasons(rows), *(problem for run in collection.runs for problem in run.problems)]
+
+
+_SCALING: dict[str | None, str] = {
+    "strong": "Strong scaling: the global batch is the same on every tier.",
+    "weak": "Weak scaling: the batch per replica is the same on every tier, the global batch grows with the devices.",
+}
+
+
+_MANY = 10  # columns that one reason leaves empty: then it was the whole run
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """One line for each column and reason, with the tiers it holds for."""
+    tiers: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for column in COLUMNS:
+            if column.key in row.missing:
+                tiers.setdefault((column.title, row.missing[column.key]), []).append(row.tier)
+    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (title, reason), names in tiers.items():
+        together.setdefault((reason, tuple(names)), []).append(title)
+    return [
+        f"No {', '.join(titles) if len(titles) <= _MANY else 'measurements'} "
+        f"for {'any tier' if len(names) == len(rows) else ', '.join(names)}: {reason}."
+        for (reason, names), titles in together.items()
+    ]
+
+
+def to_markdown(rows: Sequence[Row], said: Sequence[str]) -> str:
+    """A Markdown table with the lines `said` below it."""
+    titles, cells = shown(rows)
+    lines = [titles, ["---", *["--:"] * (len(titles) - 1)], *cells]
+    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join([table, "", *(f"- {line}" for line in said)]) + "\n"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Every field of every row; a spread becomes NAME, NAME_low, NAME_high, NAME_count; missing is empty."""
+    records = [_flat(row) for row in rows]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, records[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue()
+
+
+def to_json(rows: Sequence[Row], said: Sequence[str], verdict: Sequence[str]) -> str:
+    """The rows with full precision, with the notes and the verdict."""
+    content = {"tiers": [dataclasses.asdict(row) for row in rows], "verdict": list(verdict), "notes": list(said)}
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        if field.name == "missing":
+            record["missing"] = "; ".join(f"{key}: {reason}" for key, reason in value.items())
+        elif field.type == Spread | None:
+            parts = dataclasses.asdict(value) if value else dict.fromkeys(("median", "low", "high", "count"))
+            record |= {field.name if key == "median" else f"{field.name}_{key}": part for key, part in parts.items()}
+        else:
+            record[field.name] = value
+    return record
+
+
+def to_terminal(rows: Sequence[Row], width: int | None = None) -> str:
+    """A table whose columns are the tiers: it stays narrow however many values there are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    titles, cells = shown(rows)
+    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    table.add_column("")
+    for row in rows:
+        table.add_column(row.tier, justify="right")
+    for index, title in enumerate(titles[1:], start=1):
+        table.add_row(title, *(cell[index] for cell in cells))
+    # Names and states come from folders and files: what looks like markup in them is none.
+    console = Console(width=width or max(80, 26 + 26 * len(rows)), markup=False, emoji=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()

@@ -1,0 +1,269 @@
+"""A tier: one machine spec, read from job_configs/ or a file of the user's own, and proved to be one that exists."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.spec.machine_table import Machines, Price, load_machines
+from deploy.spec.schema import check_shape
+from trainer.config.fields import nearest
+from trainer.config.flags import read_yaml
+from trainer.errors import UserError
+
+JOB_CONFIGS = Path(__file__).parents[2] / "job_configs"
+WEEK_S = 7 * 24 * 3600.0  # the timeout of a job that states none
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Machines of one kind within a job. `accelerators`: of each machine; `place`: the index in workerPoolSpecs."""
+
+    place: int
+    replicas: int
+    machine_type: str
+    accelerator_type: str | None
+    accelerators: int
+    price: Price
+
+
+@dataclasses.dataclass(frozen=True)
+class TierFacts:
+    """What a comparison keeps of a tier: `workers` machines of one type, each with `accelerators` devices (0: its CPU).
+
+    The price is in USD an hour, for all of them.
+    """
+
+    name: str
+    machine_type: str
+    accelerator_type: str = ""
+    accelerators: int = 0
+    workers: int = 1
+    price_per_hour: float | None = None
+
+    @property
+    def devices(self) -> int:
+        """Replicas of the model: accelerators of all workers, or one a CPU worker."""
+        return max(1, self.accelerators) * self.workers
+
+    @property
+    def machine(self) -> str:
+        """`2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
+        each = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
+        return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + each
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """A machine spec: `spec` is the CustomJobSpec as its file gives it, without arguments, packages or bucket.
+
+    `given_price`, in USD an hour of all machines, wins over the prices of the pools.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    pools: tuple[Pool, ...]
+    given_price: float | None = None
+
+    @property
+    def workers(self) -> int:
+        """Machines that train: the chief and the workers, without a Reduction Server."""
+        return sum(pool.replicas for pool in self.pools if pool.place < 2)
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of each worker; 0 on a CPU tier."""
+        return self.pools[0].accelerators
+
+    @property
+    def accelerator_type(self) -> str | None:
+        """The workers' accelerator, as Vertex AI names it."""
+        return self.pools[0].accelerator_type
+
+    @property
+    def machine_type(self) -> str:
+        """The workers' machine type."""
+        return self.pools[0].machine_type
+
+    @property
+    def strategy(self) -> str:
+        """How machines are had: STANDARD, SPOT or FLEX_START."""
+        return str(self.spec.get("scheduling", {}).get("strategy", "STANDARD"))
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds after which Vertex AI ends the job."""
+        timeout = self.spec.get("scheduling", {}).get("timeout")
+        return float(timeout[:-1]) if timeout else WEEK_S
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """USD an hour of all machines; None where one of them has no known price."""
+        if self.given_price is not None:
+            return self.given_price
+        prices = [pool.price.under(self.strategy) for pool in self.pools]
+        known = [usd * pool.replicas for usd, pool in zip(prices, self.pools, strict=True) if usd is not None]
+        return sum(known) if len(known) == len(prices) else None
+
+    @property
+    def most_usd(self) -> float | None:
+        """What a job costs that runs until its timeout, in USD; None where the price is not known."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
+
+    @property
+    def facts(self) -> TierFacts:
+        """What a comparison keeps of it."""
+        kind = self.accelerator_type or ""
+        return TierFacts(self.name, self.machine_type, kind, self.accelerators, self.workers, self.price_per_hour)
+
+    @property
+    def price_inferred(self) -> bool:
+        """Whether the price is an estimate."""
+        return self.given_price is None and any(pool.price.inferred for pool in self.pools)
+
+
+def load_tier(name: str, price_file: str = "") -> Tier:
+    """The tier of a YAML file, or of job_configs/ by its bare name; UserError for one that Vertex AI could not run."""
+    path = find_tier(name)
+    spec = read_yaml(path, path.name)
+    check_shape(spec, "CustomJobSpec", path.name)
+    machines = load_machines(price_file)
+    pools = tuple(_pools(spec, path.name, machines))
+    _check_pools(pools, path.name)
+    _check_scheduling(spec.get("scheduling", {}), path.name)
+    return Tier(path.stem, spec, pools)
+
+
+def find_tier(name: str) -> Path:
+    """The file of a tier: a path, or a bare name in job_configs/ here or in the checkout; UserError where none is."""
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
+        if os.path.isfile(path):
+            return path
+    if "," in name:
+        raise UserError(f"tier {name}: several tiers are separated by blanks: {name.replace(',', ' ')}")
+    known = sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
+    raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or a .yaml file of yours")
+
+
+def _families(known: Sequence[str]) -> str:
+    """`Known: cpu, l4x1/2/4`: names that differ in their count of accelerators alone stand together."""
+    families: dict[str, list[str]] = {}
+    for name in known:
+        counted = re.fullmatch(r"(.+x)(\d+)", name)
+        counts = families.setdefault(counted[1] if counted else name, [])
+        counts += [counted[2]] if counted else []
+    return "Known: " + ", ".join(family + "/".join(counts) for family, counts in families.items())
+
+
+def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[Pool]:
+    for place, pool in enumerate(spec.get("workerPoolSpecs", [])):
+        where = f"{name}: workerPoolSpecs[{place}]"
+        if not pool:
+            if place != 1:
+                raise UserError(f"{where} is empty: remove it; only pool 1 may be skipped")
+            continue
+        if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
+            raise UserError(f"{where}: give one of containerSpec (an image of yours) and pythonPackageSpec")
+        _check_disk(pool.get("diskSpec", {}), where)
+        _check_task(place, pool.get("containerSpec") or pool.get("pythonPackageSpec"), where)
+        machine = pool.get("machineSpec", {})
+        kind, accelerator = machine.get("machineType", ""), machine.get("acceleratorType")
+        count = int(machine.get("acceleratorCount", 0))
+        _check_machine(kind, accelerator, count, f"{where}.machineSpec", machines)
+        yield Pool(
+            place, int(pool.get("replicaCount", 1)), kind, accelerator, count, machines.price(kind, accelerator, count)
+        )
+
+
+def _check_machine(kind: str, accelerator: str | None, count: int, where: str, machines: Machines) -> None:
+    if not kind:
+        raise UserError(f"{where}: machineType is missing: see `python -m deploy machines`")
+    machine = machines.machines.get(kind)
+    if machine is None and (kind.split("-")[0] not in machines.cpu_families or accelerator):
+        raise UserError(
+            f"{where}.machineType={kind}: no such machine{nearest(kind, machines.machines)} "
+            "`python -m deploy machines` lists them"
+        )
+    if accelerator and accelerator not in machines.accelerators:
+        raise UserError(
+            f"{where}.acceleratorType={accelerator}: not offered to this trainer: take one of "
+            f"{', '.join(machines.accelerators)}"
+        )
+    if bool(accelerator) != bool(count):
+        raise UserError(f"{where}: acceleratorType={accelerator} and acceleratorCount={count}: give both, or neither")
+    if machine is None or (machine.attached and not accelerator):
+        return
+    if accelerator is None or count not in machine.counts.get(accelerator, ()):
+        given = f"{accelerator} x {count}" if accelerator else "none"
+        has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
+        others = [
+            offer.machine.name
+            for offer in machines.offers()
+            if offer.accelerator and offer.accelerator.name == accelerator and offer.count == count
+        ]
+        cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
+        if machine.inferred_counts:
+            cure += " (these counts are read from a table that is not clear: if you know better, mend machines.yaml)"
+        raise UserError(f"{where}: {kind} takes {has}, not {given}{cure}")
+
+
+def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
+    if not pools or pools[0].place != 0:
+        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    if pools[0].replicas != 1:
+        raise UserError(
+            f"{name}: workerPoolSpecs[0].replicaCount={pools[0].replicas}: pool 0 is the chief alone, so 1: the other "
+            f"{pools[0].replicas - 1} belong into workerPoolSpecs[1]"
+        )
+    for pool in pools:
+        if not pool.replicas:
+            raise UserError(f"{name}: workerPoolSpecs[{pool.place}].replicaCount=0: remove the pool, or ask for 1")
+        if pool.place == 1 and dataclasses.replace(pool, place=0, replicas=1) != pools[0]:
+            raise UserError(
+                f"{name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
+                "share of a batch, so give both the same machineSpec"
+            )
+        if pool.place > 2:
+            raise UserError(f"{name}: workerPoolSpecs[{pool.place}]: the chief evaluates: remove the pool")
+
+
+def _check_scheduling(scheduling: Mapping[str, Any], name: str) -> None:
+    strategy = scheduling.get("strategy")
+    newer = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
+    if strategy in newer:
+        raise UserError(f"{name}: scheduling.strategy={strategy} is deprecated: write {newer[strategy]}")
+    if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
+        raise UserError(
+            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: say how long it may "
+            'wait for machines, as maxWaitDuration: "14400s"'
+        )
+    if "maxWaitDuration" in scheduling and strategy != "FLEX_START":
+        raise UserError(
+            f"{name}: scheduling.maxWaitDuration counts under strategy: FLEX_START only: drop it, or say so"
+        )
+    if float(scheduling.get("timeout", "1s")[:-1]) <= 0:
+        raise UserError(f'{name}: scheduling.timeout={scheduling["timeout"]} ends the job at once: write "86400s"')
+
+
+def _check_disk(disk: Mapping[str, Any], where: str) -> None:
+    size, kind = int(disk.get("bootDiskSizeGb", 100)), disk.get("bootDiskType", "pd-ssd")
+    kinds = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
+    if not 100 <= size <= 64000:
+        raise UserError(f"{where}.diskSpec.bootDiskSizeGb={size}: a boot disk has 100 to 64000 GB")
+    if kind not in kinds:
+        raise UserError(f"{where}.diskSpec.bootDiskType={kind}: no such disk{nearest(kind, kinds)} {', '.join(kinds)}")
+
+
+def _check_task(place: int, task: Mapping[str, Any], where: str) -> None:
+    if place == 2 and "reductionserver" not in task.get("imageUri", ""):
+        raise UserError(
+            f"{where}: this trainer has no parameter servers: pool 2 is for a Reduction Server's image only"
+        )
+    for variable in task.get("env", []):
+        name = variable.get("name", "")
+        if not name or name in ("TF_CONFIG", "CLUSTER_SPEC") or name.startswith(("AIP_", "CLOUD_ML_")):
+            raise UserError(f"{where}: env name={name!r}: Vertex AI sets this itself: take another name, or drop it")

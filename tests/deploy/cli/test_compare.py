@@ -1,0 +1,421 @@
+"""A comparison: what it asks of each tier, in which order, and how it goes on after whatever happened."""
+
+import dataclasses
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from deploy.__main__ import main
+from deploy.comparison.execution import Plan, compare
+from deploy.report.collection import collect
+from deploy.report.rows import measure
+from deploy.report.run_reader import read_run
+from deploy.spec.tier import JOB_CONFIGS, TierFacts
+from tests.deploy.planted import edit, noisy, plant
+from trainer.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",
+         "--report_every_steps=10", "--checkpoint_every_steps=10")  # fmt: skip
+ONE, TWO, FOUR = TierFacts("one", "n1"), TierFacts("two", "g2", "NVIDIA_L4", 2), TierFacts("four", "g2", "NVIDIA_L4", 4)
+
+
+class Planting:
+    """Plants job directories instead of training; `script` may do something else for a run."""
+
+    name = "local"
+
+    def __init__(self, script: Callable[[TierFacts, Path], int | None] = lambda tier, job_dir: None) -> None:
+        self.script, self.asked, self.stopped = script, [], False
+        self.asked: list[tuple[str, str, list[str]]]
+
+    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
+        if tier.machine_type == "none":
+            raise UserError("this machine cannot be had")
+
+    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+        return iter(())
+
+    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+        pass
+
+    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+        self.asked.append((tier.name, job_dir.name, list(flags)))
+        code = self.script(tier, job_dir)
+        if code is None:
+            plant(job_dir, noisy(0.1 / tier.devices), devices=[f"CPU:{i}" for i in range(tier.devices)])
+        return code or 0
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def asked(runner: Planting) -> list[str]:
+    return [f"{tier}/{repeat}" for tier, repeat, _ in runner.asked]
+
+
+def test_repeats_alternate_and_what_is_done_is_not_repeated(tmp_path: Path) -> None:
+    runner = Planting()
+    assert compare(Plan((ONE, TWO), FLAGS, repeats=2), tmp_path, runner) == 0
+    assert asked(runner) == ["one/repeat-1", "two/repeat-1", "two/repeat-2", "one/repeat-2"]
+    again = Planting()
+    assert compare(Plan((ONE, TWO), FLAGS, repeats=3), tmp_path, again) == 0
+    assert asked(again) == ["one/repeat-3", "two/repeat-3"]
+    rows = measure(collect([str(tmp_path)]))
+    assert [(row.tier, row.repeats, row.machine) for row in rows] == [
+        ("one", 3, "n1"),
+        ("two", 3, "g2 + 2 x NVIDIA_L4"),
+    ]
+
+
+def test_a_tier_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    def script(tier: TierFacts, job_dir: Path) -> int | None:
+        if tier is ONE:
+            plant(job_dir, [0.1, 0.1], state="failed", error="out of memory")
+            return 2
+        if tier is TWO:
+            raise RuntimeError("the service is away")
+        return None
+
+    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, Planting(script)) == 1
+    assert [row.state for row in measure(collect([str(tmp_path)]))] == ["failed", "missing", "done"]
+    (tmp_path / "one" / "repeat-1" / "stats.jsonl").unlink()
+    again = Planting(lambda tier, job_dir: edit(job_dir / "result.json", state="done") or 0 if tier is ONE else None)
+    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
+    assert asked(again) == ["one/repeat-1", "two/repeat-1"]
+
+
+@pytest.mark.parametrize(("codes", "whole"), [((0, 2), 2), ((1, 2), 1), ((75, 1), 75), ((0, -9), 1), ((0, 0), 0)])
+def test_the_exit_code_says_what_to_do(tmp_path: Path, codes: tuple[int, int], whole: int) -> None:
+    runner = Planting(lambda tier, job_dir: codes[tier is TWO])
+    assert compare(Plan((ONE, TWO), FLAGS), tmp_path, runner) == whole
+
+
+def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+    for other, key in {
+        Plan(
+            (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
+        ): "steps: 40 there, 20 here; seed: not given there, 1 here",
+        Plan((ONE, TWO), (*FLAGS, "--skip_bad_images")): "skip_bad_images: not given there, true here",
+        Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
+        Plan((ONE,), FLAGS): "tiers: one, two there, one here",
+        Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",
+        Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong there, weak here",
+    }.items():
+        runner = Planting()
+        with pytest.raises(UserError, match=rf"holds another comparison \({key}\): give another --out"):
+            compare(other, tmp_path, runner)
+        assert runner.asked == []
+    priced = TierFacts("one", "n1", price_per_hour=0.5)
+    assert compare(Plan((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
+    assert measure(collect([str(tmp_path)]))[0].price_per_hour == 0.5
+
+
+def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Path) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
+    mended = Plan((ONE, FOUR), (*FLAGS, "--seed=1"))
+    assert compare(mended, tmp_path, Planting(), parallel=2) == 0
+    assert [row.tier for row in measure(collect([str(tmp_path)]))] == ["one", "four"]
+
+
+@pytest.mark.parametrize(("content", "what"), [(None, "missing"), ("{", "damaged"), ('{"tiers": [1]}', "damaged")])
+def test_runs_of_which_nothing_says_what_they_are_are_not_adopted(
+    tmp_path: Path, content: str | None, what: str
+) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+    (tmp_path / "comparison.json").unlink()
+    if content is not None:
+        (tmp_path / "comparison.json").write_text(content)
+    line = rf"comparison\.json is {what}, but runs lie here, .* or look at them: `python -m deploy report {tmp_path}`"
+    with pytest.raises(UserError, match=line):
+        compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+
+
+def test_the_folder_of_a_training_is_refused(tmp_path: Path) -> None:
+    plant(tmp_path / "run", [0.1, 0.1])
+    with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): give another --out"):
+        compare(Plan((ONE,), FLAGS), tmp_path / "run", Planting())
+
+
+def refuses(tier: TierFacts, job_dir: Path) -> int:
+    """As the trainer leaves its folder where it does not come to train."""
+    job_dir.mkdir(parents=True, exist_ok=True)
+    (job_dir / "result.json").write_text('{"state": "failed", "error": "data=x: no images", "exit_code": 2}')
+    return 2
+
+
+def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_path: Path) -> None:
+    runner = Planting(refuses)
+    with pytest.raises(UserError, match=r"^data=x: no images$"):
+        compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+    assert asked(runner) == ["one/repeat-1"]
+
+
+def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier is TWO else None)
+    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
+    assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
+    line = "two, repeat 1: exit code 2: data=x: no images; mend that, then give the command again ("
+    assert line in capsys.readouterr().out
+
+
+def test_what_is_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare(Plan((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
+    assert capsys.readouterr().out.startswith("trains mlp on digits, global batch 8, 40 steps\n")
+    compare(Plan((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
+    line = "trains mlp on digits, global batch 8, 40 steps; weak scaling: that is the batch of two, the others have as "
+    assert capsys.readouterr().out.startswith(line)
+
+
+def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    said = []
+
+    def second(tier: TierFacts, job_dir: Path) -> None:
+        with deploy("compare", "l4x1", *FLAGS, f"--out={tmp_path / 'out'}") as process:
+            said.append(process.communicate(timeout=60)[1])
+
+    assert compare(Plan((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
+    line = f"error: out={tmp_path}/out: another run writes there now: wait for it, or give another --out\n"
+    assert said == [line]
+
+
+def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert compare(Plan((ONE,), FLAGS), tmp_path, Planting()) == 0
+
+
+def test_strong_scaling_keeps_the_global_batch_and_weak_the_batch_per_replica(tmp_path: Path) -> None:
+    runner = Planting()
+    compare(Plan((ONE, TWO), FLAGS, "strong"), tmp_path / "strong", runner)
+    assert {tuple(flags) for _, _, flags in runner.asked} == {FLAGS}
+    runner = Planting()
+    compare(Plan((TWO, ONE, FOUR), FLAGS, "weak"), tmp_path / "weak", runner)
+    batches = {tier: [flag for flag in flags if "batch" in flag] for tier, _, flags in runner.asked}
+    assert batches == {"two": ["--global_batch_size=8"], "one": ["--global_batch_size=4"],
+                       "four": ["--global_batch_size=16"]}  # fmt: skip
+
+
+def test_what_can_be_known_to_fail_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    three = TierFacts("three", "g2", "NVIDIA_L4", 3)
+    for plan, line in {
+        Plan((ONE, three), FLAGS): "three: global_batch_size=8 does not divide over 3 replicas: take 6 or 9",
+        Plan((ONE,), (*FLAGS, "--stepz=3")): "unknown flag --stepz",
+        Plan((ONE,), (*FLAGS, "--job_dir=x")): "--job_dir is not for a comparison: --out names the folder",
+        Plan((ONE,), (*FLAGS, "--replicas=2")): "--replicas is not for a comparison: the tiers say how many",
+        Plan((TierFacts("x", "none"),), FLAGS): "this machine cannot be had",
+    }.items():
+        runner = Planting()
+        with pytest.raises(UserError, match=line):
+            compare(plan, tmp_path / "out", runner)
+        assert (runner.asked, (tmp_path / "out").exists()) == ([], False)
+
+
+def test_parallel_runs_overlap(tmp_path: Path) -> None:
+    together = threading.Barrier(2, timeout=30)  # each waits for the other: one at a time would break it
+
+    def script(tier: TierFacts, job_dir: Path) -> None:
+        together.wait()
+
+    assert compare(Plan((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script), parallel=2) == 0
+    assert collect([str(tmp_path)]).parallel == 2
+    compare(Plan((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script))
+    assert collect([str(tmp_path)]).parallel == 2  # of the runs that are there
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]], ids=["SIGTERM", "closed"])
+def test_an_interrupt_stops_the_runs_and_starts_no_other(
+    tmp_path: Path, numbers: list[signal.Signals], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that is closed is heard of from the shell and, when the shell ends, from the kernel."""
+    locked, waits = [], threading.Event()
+
+    def script(tier: TierFacts, job_dir: Path) -> int:
+        assert waits.wait(60)  # with all runs in the pool
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.1)
+        for _ in range(1000):
+            if runner.stopped:
+                locked.append(is_locked(tmp_path))
+                return 75
+            time.sleep(0.01)
+        return 1
+
+    def waiting(*given: Any, **more: Any) -> Any:
+        waits.set()
+        return wait(*given, **more)
+
+    def unheard(number: int, frame: object) -> None:
+        """Else the signal would end the tests where `compare` does not hear it."""
+
+    runner = Planting(script)
+    monkeypatch.setattr("deploy.comparison.execution.wait", waiting)
+    before = signal.signal(numbers[0], unheard)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+        assert signal.getsignal(numbers[0]) == unheard
+    finally:
+        signal.signal(numbers[0], before)
+    assert (runner.stopped, locked) == (True, [True])
+    assert asked(runner) == ["one/repeat-1"]
+    again = Planting()
+    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
+    assert len(again.asked) == 3
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a second comparison would be refused."""
+    with open(folder / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, line in {
+        ("cpu", "cpu", *FLAGS): "cpu is given twice",
+        ("l4x", *FLAGS): "tier l4x: no such tier; did you mean 'l4x",
+        ("cpu", "--price_per_hour=tow=1", *FLAGS): "price_per_hour=tow: no such tier. Here are: cpu",
+        ("cpu", "--baseline=two", *FLAGS): "baseline=two: it must be one of cpu",
+        ("cpu", "--parallel=0", *FLAGS): "'0' is not a whole number from 1 to 100",
+        ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
+        (): "the following arguments are required: TIER",
+    }.items():
+        assert main(["compare", *arguments, f"--out={tmp_path / 'out'}"]) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_are_not_there_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS, f"--data=idx:{tmp_path / 'nothere'}", f"--out={tmp_path / 'out'}"]
+    assert main(["compare", "l4x1", "l4x2", *flags]) == 2
+    shown = capsys.readouterr()
+    assert (
+        shown.err
+        == f"error: data=idx:{tmp_path}/nothere: there is no such path: give a folder or file of this machine\n"
+    )
+    assert ("runs; its output" in shown.out, list((tmp_path / "out").iterdir())) == (False, [])
+
+
+def deploy(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deploy", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
+    """Real runs on 1 and 2 simulated devices: the same losses, and a report."""
+    with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
+        out, error = process.communicate(timeout=300)
+    assert (process.returncode, error) == (0, "")
+    assert "Simulated devices: l4x1 and l4x2: their speeds say nothing of real machines, so none is called" in out
+    assert "Up to 2 runs shared this machine and slowed each other down" in out
+    one, two = measure(collect([str(tmp_path / "out")]))
+    assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
+    assert one.final_loss == pytest.approx(two.final_loss, rel=1e-3)
+    assert one.step_seconds is not None
+    assert one.step_seconds.count == 3
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"<summary>l4x1, l4x2</summary><pre>python -m deploy compare l4x1 l4x2 {FLAGS[0]}" in page
+    assert "trainer.task" not in page
+
+
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """What is started within the block runs on so many of this machine's cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [
+    ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8"),
+    ("--recipe=cnn_mnist", "--data=digits", "--image_size=20", "--width=4"),
+    ("--recipe=wgan_gp_digits", "--width=8"),
+])  # fmt: skip
+def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ...]) -> None:
+    """One worker on one core and on two, two workers on one each, and one with two devices: the same training."""
+    flags = [*recipe, "--global_batch_size=32", "--steps=30", "--report_every_steps=5"]
+    one_core = tmp_path / "cpu-1core.yaml"
+    one_core.write_text((JOB_CONFIGS / "cpu.yaml").read_text())
+    for cores, tiers in {1: [str(one_core)], 2: ["cpu", "cpu-2workers", "l4x2"]}.items():
+        with on_cores(cores), deploy("compare", *tiers, *flags, f"--out={tmp_path / f'out{cores}'}") as process:
+            out, error = process.communicate(timeout=600)
+        assert (process.returncode, error) == (0, ""), out
+    alone, one, workers, devices = measure(collect([str(tmp_path / "out1"), str(tmp_path / "out2")]))
+    assert [(row.devices, row.workers) for row in (alone, one, workers, devices)] == [(1, 1), (1, 1), (2, 2), (2, 1)]
+    assert (alone.simulated, one.simulated, workers.simulated) == ("", "", "all workers on one machine")
+    assert devices.simulated == "NVIDIA_L4 simulated on a CPU"
+    losses = [row.final_loss for row in (alone, workers, devices)]
+    assert losses == pytest.approx([one.final_loss] * 3, rel=0.02, abs=0.02)
+    assert "Different final losses" not in out
+    page = (tmp_path / "out2" / "report.html").read_text()
+    assert page.count('alt="samples of') == (3 if "wgan_gp" in recipe[0] else 0)
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> None:
+    """What came to nothing is no restart of the run, and no hopeless one."""
+    (tmp_path / "photos").mkdir()
+    flags = ["l4x1", *FLAGS, f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
+    with deploy("compare", *flags) as process:
+        _, error = process.communicate(timeout=120)
+    assert (process.returncode, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: data={tmp_path}/photos: no image files here")
+    assert not (tmp_path / "out" / "report.html").exists()
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir()
+        for shade in range(8):
+            Image.new("L", (16, 16), 16 * shade).save(tmp_path / "photos" / name / f"{shade}.png")
+    with deploy("compare", *flags) as process:
+        assert process.wait(timeout=300) == 0
+    run = read_run(tmp_path / "out" / "l4x1" / "repeat-1")
+    assert (run.state, run.restarts) == ("done", 0)
+
+
+@pytest.mark.slow
+def test_a_terminated_comparison_saves_its_run_and_goes_on(tmp_path: Path) -> None:
+    flags = ["l4x1", *FLAGS[:-3], "--steps=20000", "--report_every_steps=10", f"--out={tmp_path / 'out'}"]
+    job = tmp_path / "out" / "l4x1" / "repeat-1"
+    with deploy("compare", *flags) as process:
+        for _ in range(600):
+            if len(read_run(job).reports) > 2:
+                break
+            time.sleep(0.1)
+        process.terminate()
+        _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (75, "stopped: the same command again goes on\n")
+    saved = read_run(job)
+    assert saved.state == "interrupted"
+    with deploy("compare", *flags) as process:
+        assert process.wait(timeout=300) == 0
+    run = read_run(job)
+    assert (run.state, run.steps, run.restarts) == ("done", 20000, 1)
+    assert f"resumes at step {saved.steps:,}" in Path(f"{job}.log").read_text()

@@ -1,0 +1,313 @@
+"""The estimate: what follows from a short run, what is said to be unknown, and how far it was off afterwards."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.cli.estimate import Interval, estimate
+from deploy.comparison.directory import remember
+from deploy.comparison.execution import Plan, compare
+from deploy.report.collection import collect, repeat_folder
+from deploy.spec.tier import Tier, TierFacts
+from tests.deploy.cli.test_compare import Planting, deploy
+from tests.deploy.planted import edit, plant
+from trainer.config.train_config import TrainConfig
+from trainer.errors import UserError
+
+CONFIG = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, steps=10_000)
+CPU = TierFacts("cpu", "n1", price_per_hour=0.5)
+L4X2, L4X4 = TierFacts("l4x2", "g2", "NVIDIA_L4", 2, price_per_hour=2.0), TierFacts("l4x4", "g2", "NVIDIA_L4", 4)
+
+
+def short_run(tmp_path: Path, tier: TierFacts, device: str = "GPU", gpu: str = "NVIDIA L4") -> Path:
+    """A comparison of one tier and 200 steps: 5 s to start, then steps of 0.1 s and nothing else."""
+
+    def script(tier: TierFacts, job_dir: Path) -> int:
+        devices = [f"{device}:{index}" for index in range(tier.devices)]
+        plant(job_dir, [0.1] * 20, devices=devices, gpu=gpu if device == "GPU" else "")
+        return 0
+
+    flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
+    assert compare(Plan((tier,), flags), tmp_path / "short", Planting(script)) == 0
+    return tmp_path / "short"
+
+
+def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    (cpu,), assumptions = estimate(measured, [CPU], CONFIG, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
+    assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((1005, 1005))
+    assert cpu.usd is not None
+    assert cpu.usd.middle == pytest.approx(0.5 * 1005 / 3600)
+    assert "cpu: its own step times, the quartiles as interval" in assumptions
+    assert "cpu: the CPU of the short run is taken for n1" in assumptions
+
+
+def test_more_devices_lie_between_ideal_and_no_gain(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, L4X2))])
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
+    assert four.seconds is not None
+    assert (four.seconds.low, four.seconds.high) == pytest.approx((505, 1005))
+    assert four.seconds.middle == pytest.approx(5 + 1000 / 2**0.5)
+    assert (four.usd, four.reason) == (None, "no price: give --price_per_hour=l4x4=USD")
+    assert any("4 devices take 0.500 to 1.00 x the time of 2" in line for line in assumptions)
+
+
+def ring(devices: int) -> float:
+    """Seconds of a step: 0.16 of work that is shared, 0.02 fixed, a ring all-reduce of 0.01 x 2 (N - 1) / N."""
+    return 0.16 / devices + 0.02 + 0.01 * 2 * (devices - 1) / devices
+
+
+def two_tiers(tmp_path: Path, *seconds: float) -> Path:
+    for devices, each in enumerate(seconds, start=1):
+        names = [f"GPU:{index}" for index in range(devices)]
+        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [each] * 20, devices=names, gpu="NVIDIA L4")
+    return tmp_path
+
+
+def test_two_measured_tiers_narrow_the_interval_of_a_larger_one(tmp_path: Path) -> None:
+    measured = collect([str(two_tiers(tmp_path, ring(1), ring(2)))])
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
+    assert four.seconds is not None
+    assert four.seconds.middle == pytest.approx(5 + 10_000 * ring(4))  # exact: a ring's volume is a / N + b too
+    assert four.seconds.low == pytest.approx(four.seconds.middle)
+    assert four.seconds.high == pytest.approx(min(5 + 10_000 * (ring(4) + 0.04), 5 + 10_000 * ring(2)))
+    assert any("by a / N + b through 1 and 2 devices, 4 take" in line for line in assumptions)
+    (two_machines,), _ = estimate(measured, [replace(L4X4, accelerators=2, workers=2)], CONFIG, {})
+    assert two_machines.seconds is not None
+    assert two_machines.seconds.low < four.seconds.low  # another network: not measured, so the wide interval
+
+
+@pytest.mark.parametrize(("seconds", "bounds"), [((0.1, 0.04), (0.02, 0.02)), ((0.1, 0.2), (0.2, 0.2))])
+def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
+    tmp_path: Path, seconds: tuple[float, float], bounds: tuple[float, float]
+) -> None:
+    measured = collect([str(two_tiers(tmp_path, *seconds))])
+    (four,), _ = estimate(measured, [L4X4], CONFIG, {})
+    assert four.seconds is not None
+    assert (four.seconds.low, four.seconds.high) == pytest.approx([5 + 10_000 * each for each in bounds])
+
+
+def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    (l4,), _ = estimate(measured, [L4X2], CONFIG, {})
+    assert (l4.seconds, l4.usd) == (None, None)
+    cure = "give --relative_speed=l4x2=FACTOR, or with --from= a run on it"
+    assert l4.reason == f"the speed of one NVIDIA_L4 was not measured: {cure}"
+    (l4,), assumptions = estimate(measured, [L4X2], CONFIG, {"l4x2": 20})
+    assert l4.seconds is not None
+    assert (l4.seconds.low, l4.seconds.high) == pytest.approx((5 + 1000 / 40, 5 + 1000 / 20))
+    assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the run of cpu") for line in assumptions)
+
+
+def test_nor_is_a_cpu_guessed_from_an_accelerator(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, L4X2))])
+    (cpu,), _ = estimate(measured, [CPU], CONFIG, {})
+    assert (cpu.seconds, cpu.usd) == (None, None)
+    cure = "give --relative_speed=cpu=FACTOR, or with --from= a run on it"
+    assert cpu.reason == f"the speed of one n1 was not measured: {cure}"
+    (cpu,), _ = estimate(measured, [CPU], CONFIG, {"cpu": 0.1})
+    assert cpu.seconds is not None
+    assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((5 + 10_000, 5 + 20_000))
+
+
+def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -> None:
+    def script(tier: TierFacts, job_dir: Path) -> int:
+        if tier.accelerators:
+            plant(job_dir, [0.1] * 20, devices=["GPU:0", "GPU:1"], gpu="NVIDIA L4")
+        else:
+            plant(job_dir, [0.8] * 20, devices=["CPU:0"])
+        return 0
+
+    flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
+    assert compare(Plan((L4X2, CPU), flags), tmp_path / "short", Planting(script)) == 0
+    measured = collect([str(tmp_path / "short")])
+    (two, four), _ = estimate(measured, [replace(CPU, name="cpu-2workers", workers=2), L4X4], CONFIG, {})
+    assert two.seconds is not None
+    assert four.seconds is not None
+    assert (two.seconds.low, two.seconds.high) == pytest.approx((5 + 4_000, 5 + 8_000))
+    assert (four.seconds.low, four.seconds.high) == pytest.approx((5 + 500, 5 + 1_000))
+
+
+def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
+    found, assumptions = estimate(measured, [replace(L4X4, price_per_hour=5.0), L4X2, CPU], CONFIG, {})
+    assert [(each.seconds, each.usd) for each in found] == [(None, None)] * 3
+    assert found[1].reason.startswith("the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR")
+    bound = "a step takes 0.500 to 1 x the time of one of l4x2, for 1.25 to 2.50 x its money (docs/scaling.md)"
+    assert [each.bound for each in found] == [bound, "", ""]
+    assert assumptions == []
+    (two,), _ = estimate(measured, [L4X2], CONFIG, {"l4x2": 100})
+    assert (two.seconds, two.reason) == (None, "simulated devices share one machine: take a short run on one device")
+
+
+def test_a_relative_speed_is_against_one_device_never_several_simulated(tmp_path: Path) -> None:
+    for devices, seconds in ((4, 0.3), (1, 0.1)):
+        names = [f"CPU:{index}" for index in range(devices)]
+        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [seconds] * 20, devices=names)
+    measured = collect([str(tmp_path)])
+    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {"l4x4": 100})
+    assert four.seconds is not None
+    assert (four.seconds.low, four.seconds.high) == pytest.approx((5 + 1000 / 400, 5 + 1000 / 100))
+    assert assumptions[0].startswith(
+        f"the short run of l4x1 is {tmp_path / 'l4x1' / 'repeat-1'}: 200 steps on 1 device"
+    )
+    assert any(line.startswith("l4x4: one device is 100 x as fast as one of the run of l4x1;") for line in assumptions)
+
+
+def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> None:
+    another = collect([str(short_run(tmp_path / "another", L4X2, gpu="NVIDIA GeForce RTX 4090 Laptop GPU"))])
+    found, assumptions = estimate(another, [L4X2, L4X4], CONFIG, {})
+    assert [each.seconds for each in found] == [None, None]
+    assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured")
+    assert assumptions == []
+    unnamed = collect([str(short_run(tmp_path / "unnamed", L4X2, gpu=""))])
+    (same, larger), assumptions = estimate(unnamed, [L4X2, L4X4], CONFIG, {})
+    assert same.seconds is not None
+    assert larger.seconds is None
+    assert "l4x2: the GPU of the short run is taken for NVIDIA_L4" in assumptions
+
+
+EPOCHS = replace(CONFIG, steps=None, epochs=100)
+
+
+def test_epochs_are_counted_in_the_steps_of_the_short_run(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    (cpu,), _ = estimate(measured, [CPU], EPOCHS, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
+
+
+def test_a_repeat_that_failed_early_says_nothing_of_the_others(tmp_path: Path) -> None:
+    failed = repeat_folder(tmp_path, "cpu", 1)
+    failed.mkdir(parents=True)
+    (failed / "result.json").write_text('{"state": "failed", "error": "no memory"}')
+    done = plant(repeat_folder(tmp_path, "cpu", 2), [0.1] * 20, devices=["CPU:0"])
+    (cpu,), assumptions = estimate(collect([str(tmp_path)]), [CPU], EPOCHS, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
+    assert assumptions[0].startswith(f"the short run of cpu is {done}: 200 steps")
+    with pytest.raises(UserError, match="is another training"):
+        estimate(collect([str(tmp_path)]), [CPU], replace(CONFIG, global_batch_size=200), {})
+
+
+def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "cpu", [0.1] * 20, devices=["CPU:0"])
+    edit(folder / "run.json", data=None)
+    with pytest.raises(UserError, match="does not say how many steps an epoch has: give --steps= instead of --epochs="):
+        estimate(collect([str(folder)]), [CPU], EPOCHS, {})
+    (cpu,), _ = estimate(collect([str(folder)]), [CPU], CONFIG, {})
+    assert cpu.seconds is not None
+    assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
+
+
+def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:
+    measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
+    other = TrainConfig(model="mlp", global_batch_size=200, learning_rate=0.1, steps=100)
+    with pytest.raises(UserError, match=r"is another training \(global_batch_size: 100 there, 200 here\)"):
+        estimate(measured, [CPU], other, {})
+    plant(tmp_path / "one-report", [0.1])
+    with pytest.raises(UserError, match="the short run has no step times"):
+        estimate(collect([str(tmp_path / "one-report")]), [CPU], CONFIG, {})
+
+
+def test_an_interval_can_be_scaled() -> None:
+    assert Interval(1, 2, 3).times(2) == Interval(2, 4, 6)
+
+
+def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
+    flags = ["--recipe=mlp_mnist", "--model=mlp", "--global_batch_size=100", "--learning_rate=0.1", "--steps=200"]
+    given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
+    assert main(["estimate", *given]) == 0
+    shown = capsys.readouterr().out
+    assert "cpu: 25.0 seconds (25.0 - 25.0), $0.00347 ($0.00347 - $0.00347)" in shown
+    assert "- the time to get machines and to start a container is not included" in shown
+    kept = json.loads((out / "estimate.json").read_text())
+    assert kept["tiers"]["cpu"]["seconds"]["middle"] == pytest.approx(25)
+
+    def slower(tier: TierFacts, job_dir: Path) -> int:
+        plant(job_dir, [0.2] * 20)
+        return 0
+
+    assert compare(Plan((CPU,), tuple(flags)), out, Planting(slower)) == 0
+    assert main(["report", str(out)]) == 0
+    off = "The estimate for cpu was 25.0 s, it took 45.0 s: 44 % too low, outside its interval."
+    assert off in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch", "kept", "other"),
+    [
+        (["--steps=400"], 100, {}, "steps: 400 there, 200 here"),
+        (["--epochs=2"], 100, {}, "steps: 120 there, 200 here"),
+        (["--steps=200"], 50, {}, "global_batch_size: 100 there, 50 here"),
+        (["--steps=200", "--report_every_steps=7", "--recipe=cnn_mnist", "--model=mlp"], 100, {}, ""),
+        (["--steps=200"], 100, {"config": None, "tiers": {"cpu": {"seconds": {"low": 1, "middle": 2, "high": 3}}}},
+         "steps: not known there, 200 here"),
+    ],
+)  # fmt: skip
+def test_an_estimate_of_another_job_is_called_so(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    batch: int,
+    kept: dict[str, Any],
+    other: str,
+) -> None:
+    """The last is as estimates were kept before they said of which job they are."""
+    short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
+    given = ["--recipe=mlp_mnist", "--global_batch_size=100", "--learning_rate=0.1", *flags]
+    assert main(["estimate", "cpu", *given, f"--from={short}", f"--out={out}"]) == 0
+    edit(out / "estimate.json", **kept)
+    remember(out, Plan((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
+    plant(repeat_folder(out, "cpu", 1), [0.1] * 20, devices=["CPU:0"], batch=batch)
+    capsys.readouterr()
+    assert main(["report", str(out)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "The estimate for cpu" in line)
+    assert f"The estimate for cpu is of another job ({other})." in line if other else "it took 25.0 s" in line
+
+
+def test_what_a_run_here_cannot_tell_is_said_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    shorts: list[Tier] = []
+
+    def stop(tier: Tier, *_: object) -> None:
+        shorts.append(tier)
+        raise UserError("the run begins")
+
+    monkeypatch.setattr("deploy.cli.estimate._short_run", stop)
+    flags = ["--recipe=mlp_mnist", f"--out={tmp_path}"]
+    assert main(["estimate", "l4x1", "l4x4", *flags]) == 2
+    told = capsys.readouterr()
+    assert "l4x4: not known: the speed of one NVIDIA_L4 was not measured" in told.out
+    assert "a step takes 0.250 to 1 x the time of one of l4x1, for " in told.out
+    assert told.err.startswith("error: this machine has no GPU: no tier's time is known: give --relative_speed=")
+    assert shorts == []
+    assert main(["estimate", "l4x4", "cpu-2workers", *flags]) == 2
+    assert capsys.readouterr().out.startswith("l4x4: will not be known: this machine has no GPU")
+    assert main(["estimate", "l4x4", "--relative_speed=l4x4=9", *flags]) == 2
+    assert [(tier.name, tier.facts.devices) for tier in shorts] == [("cpu-2workers", 1), ("l4x4", 1)]
+
+
+def test_a_relative_speed_of_no_tier_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "l4x1", "l4x4", "--recipe=mlp_mnist", "--relative_speed=l4=100"]) == 2
+    assert "relative_speed=l4: no such tier; did you mean 'l4x" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_verb_makes_its_own_short_run(tmp_path: Path) -> None:
+    flags = ["--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--steps=1000", "--short_steps=40"]
+    with deploy("estimate", "cpu", *flags, f"--out={tmp_path / 'out'}") as process:
+        out, error = process.communicate(timeout=300)
+    assert (process.returncode, error) == (0, "")
+    assert "40 steps on 1 device" in out
+    seconds = json.loads((tmp_path / "out" / "estimate.json").read_text())["tiers"]["cpu"]["seconds"]
+    assert 0 < seconds["low"] <= seconds["middle"] <= seconds["high"]

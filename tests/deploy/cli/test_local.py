@@ -1,0 +1,335 @@
+"""`deploy local`: what each worker finds, how a job ends, what is said of a lost worker."""
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.cli import local
+from deploy.localrun import processes as backend
+from deploy.localrun.processes import LocalJob, Loss, plain
+from deploy.localrun.workers import Worker, free_addresses, workers_of
+from deploy.spec.tier import load_tier
+from trainer.errors import UserError
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=1"]
+
+
+def worker(name: str, script: Path, *arguments: str) -> Worker:
+    environment = {"PYTHONPATH": str(script.parent), "PYTHONUNBUFFERED": "1"}
+    return Worker(name, script.stem, arguments, environment, frozenset(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A worker that does what its arguments say: sleeps, counts its starts in a file, exits."""
+    path = tmp_path / "worker_script.py"
+    path.write_text(
+        "import pathlib, sys, time\n"
+        "seconds, starts, codes = float(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3].split(',')\n"
+        "with starts.open('a') as file: file.write('x')\n"
+        "count = len(starts.read_text())\n"
+        "print(f'start {count}')\n"
+        "time.sleep(seconds)\n"
+        "print('slept')\n"
+        "sys.exit(int(codes[min(count, len(codes)) - 1]))\n"
+    )
+    return path
+
+
+def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: int = 0) -> tuple[LocalJob, list[str]]:
+    """Workers, each with (seconds, exit codes of its starts)."""
+    said: list[str] = []
+    workers = [
+        worker(
+            f"workerpool{min(index, 1)}-{max(0, index - 1)}", script, seconds, str(tmp_path / f"starts{index}"), codes
+        )
+        for index, (seconds, codes) in enumerate(cases)
+    ]
+    return LocalJob(workers, tmp_path, lambda name, line: said.append(f"[{name}] {line}"), restarts), said
+
+
+def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
+    chief, other = workers_of(load_tier("l4x1-2workers", ""), ["--seed=3"], tmp_path, "local-1")
+    assert (chief.name, other.name) == ("workerpool0-0", "workerpool1-0")
+    config, spec = (json.loads(other.environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC"))
+    assert config["task"]["type"] == "worker"
+    assert spec["task"] == {"type": "workerpool1", "index": 0}
+    assert config["cluster"]["chief"] == spec["cluster"]["workerpool0"]
+    assert config["cluster"]["worker"] == spec["cluster"]["workerpool1"]
+    assert other.environment["AIP_MODEL_DIR"] == f"{tmp_path}/model/"
+    assert other.environment["CLOUD_ML_JOB_ID"] == "local-1"
+    assert other.arguments[-2:] == ("--seed=3", "--expect_devices=1")
+    if len(os.sched_getaffinity(0)) > 1:
+        assert not chief.cores & other.cores
+
+
+def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None:
+    """The stand-in tells its cores once they are fewer than all: it may be faster than who pins it."""
+    everything = len(os.sched_getaffinity(0))
+    if everything < 2:
+        pytest.skip("one core cannot be shared out")
+    script.write_text(
+        "import os, time\n"
+        "for _ in range(100):\n"
+        f"    if len(os.sched_getaffinity(0)) < {everything}: break\n"
+        "    time.sleep(0.05)\n"
+        "print(sorted(os.sched_getaffinity(0)))\n"
+        "time.sleep(60)\n"
+    )
+    pinned = workers_of(load_tier("cpu-2workers"), [], tmp_path, "local-1")
+    made = LocalJob([replace(worker(each.name, script), cores=each.cores) for each in pinned], tmp_path, print)
+    said: dict[str, str] = {}
+
+    def say(name: str, line: str) -> None:
+        said.setdefault(name, line)
+        if said.keys() >= {each.name for each in pinned}:
+            made.stop()
+
+    made.say = say
+    assert made.run().state == "CANCELLED"
+    assert [said[each.name] for each in pinned] == [str(sorted(each.cores)) for each in pinned]
+
+
+def test_the_chiefs_end_is_the_jobs_and_nothing_is_left(tmp_path: Path, script: Path) -> None:
+    made, said = job(tmp_path, script, [("0.2", "0"), ("60", "0")])
+    outcome = made.run()
+    assert (outcome.code, outcome.state) == (0, "SUCCEEDED")
+    assert "[workerpool0-0] slept" in said
+    assert "[workerpool1-0] slept" not in said  # it was ended, not waited for
+    assert "[workerpool0-0] start 1" in said
+
+
+@pytest.mark.parametrize(("codes", "code"), [("2", 2), ("75", 75), ("1", 1), ("9", 1)])
+def test_one_workers_failure_fails_the_job(tmp_path: Path, script: Path, codes: str, code: int) -> None:
+    made, said = job(tmp_path, script, [("0.3", "75"), ("0", codes)])
+    outcome = made.run()
+    assert (outcome.code, outcome.state) == (code, "FAILED")
+    assert outcome.error == f"The replica workerpool1-0 exited with a non-zero status of {codes}."
+    assert said.count("[workerpool1-0] start 1") == 1  # said once, and not in the error again
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), ValueError("I/O operation on closed file.")])
+def test_what_cannot_be_said_does_not_end_the_worker(tmp_path: Path, script: Path, error: Exception) -> None:
+    """A full disk, a closed terminal: else the next line that it prints would."""
+
+    def say(name: str, line: str) -> None:
+        raise error
+
+    made, _ = job(tmp_path, script, [("0.2", "1,0")], restarts=1)
+    made.say = say
+    outcome = made.run()
+    assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 1)
+
+
+def test_no_worker_is_left_where_another_cannot_start(tmp_path: Path, script: Path) -> None:
+    started = []
+
+    class Watched(LocalJob):
+        def _start(self, worker: Worker) -> Any:
+            started.append(super()._start(worker))
+            return started[-1]
+
+    first = worker("workerpool0-0", script, "60", str(tmp_path / "starts"), "0")
+    second = replace(first, name="workerpool1-0", environment={"A": "\0"})  # no system takes that
+    with pytest.raises(ValueError, match="null"):
+        Watched([first, second], tmp_path, lambda name, line: None).run()
+    assert [one.process.returncode is None for one in started] == [False]
+
+
+@pytest.mark.skipif(not RANGE.exists(), reason="this system does not tell its ephemeral ports")
+def test_no_outgoing_connection_can_take_a_workers_port() -> None:
+    ports = [int(address.rpartition(":")[2]) for address in free_addresses(50)]
+    assert len(set(ports)) == 50
+    assert max(ports) < int(RANGE.read_text().split()[0])
+
+
+def test_what_cannot_save_its_state_in_time_is_ended(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "LEAVE_SECONDS", 0.5)
+    script.write_text("import signal\nsignal.signal(signal.SIGTERM, lambda *given: None)\n" + script.read_text())
+    made, _ = job(tmp_path, script, [("60", "0")])
+    made.say = lambda name, line: made.stop() if line == "start 1" else None
+    outcome = made.run()
+    assert (outcome.code, outcome.state) == (75, "CANCELLED")
+    assert outcome.error == "killed after 0 s"
+
+
+def test_a_stopped_job_says_what_goes_on(tmp_path: Path) -> None:
+    assert "with --job_dir=" in local._goes_on(tmp_path, named=False)
+    for name in ("step-00000500", "step-00001500", ".step-00002000.part", "step-2.part"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert local._goes_on(tmp_path, named=True) == "the same command again goes on from step 1,500"
+
+
+def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path) -> None:
+    made, said = job(tmp_path, script, [("1.5", "0"), ("0", "75,1,0")], restarts=2)
+    outcome = made.run()
+    assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 2)
+    assert "[workerpool1-0] exited with status 75: restart 1 of 2" in said
+    assert (tmp_path / "starts1").read_text() == "xxx"
+
+
+def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path, script: Path) -> None:
+    made, said = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
+    made.loss = Loss(1, 7)
+    (tmp_path / "stats.jsonl").write_text('{"kind": "report", "step": 7}\n')
+    outcome = made.run()
+    assert "workerpool1-0 exited with a non-zero status of 137" in outcome.error
+    assert "[workerpool1-0] killed at step 7, as --kill asks" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "code", "state"),
+    [(lambda number, frame: None, "20", 75, "CANCELLED"), (signal.SIG_IGN, "1", 0, "SUCCEEDED")],
+    ids=["closed", "nohup"],
+)
+def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    before: Any, seconds: str, code: int, state: str,
+) -> None:  # fmt: skip
+    starts = tmp_path / "starts"
+    sleeper = worker("workerpool0-0", script, seconds, str(starts), "0")
+    monkeypatch.setattr(local, "workers_of", lambda *given: [sleeper])
+
+    def hang_up() -> None:
+        for _ in range(2000):
+            if starts.exists():
+                break
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    kept = signal.signal(signal.SIGHUP, before)  # else it would end the tests where the job does not hear it
+    closing = threading.Thread(target=hang_up)
+    closing.start()
+    try:
+        assert local.main(["cpu", "--recipe=wgan_gp_digits", f"--job_dir={tmp_path / 'job'}"]) == code
+        closing.join()
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    shown = capsys.readouterr().out
+    assert f"JOB_STATE_{state}" in shown
+    assert ("the same command again starts anew: there is no checkpoint yet" in shown) == (state == "CANCELLED")
+
+
+def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
+    assert plain('{"severity": "WARNING", "message": "look"}\n') == "warning: look"
+    assert plain("no JSON\n") == "no JSON"
+    assert plain("17\n") == "17"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
+        (
+            ["cpu-2workers", "--recipe=wgan_gp_digits", "--kill=worker2@step5"],
+            "has the chief and workers up to worker1",
+        ),
+        (["cpu", "--recipe=wgan_gp_digits", "--kill=soon"], "has the chief alone"),
+        (["cpu-2workers", "--recipe=wgan_gp_digits", "--global_batch_size=63"], "does not divide over 2 replicas"),
+        (["cpu", "--recipe=wgan_gp_digitz"], "did you mean 'wgan_gp_digits'"),
+        (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
+    ],
+)
+def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        local.main(arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("below", "line"),
+    [
+        ("file", "job_dir={}: cannot write there (that is no folder): give a folder that you may write to"),
+        ("file/job", "job_dir={}: cannot write there (Not a directory): give a folder that you may write to"),
+        ("other", "job_dir={} holds another run (model: 'mlp' there, 'wgan_gp' here): give another --job_dir"),
+    ],
+)
+def test_a_job_dir_that_cannot_be_is_refused_before_any_worker_starts(
+    below: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("a file where a folder belongs")
+    (tmp_path / "other" / "checkpoints" / "step").mkdir(parents=True)
+    (tmp_path / "other" / "run.json").write_text('{"config": {"model": "mlp"}}')
+    assert main(["local", "cpu-2workers", "--recipe=wgan_gp_digits", f"--job_dir={tmp_path / below}"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"error: {line.format(tmp_path / below)}")
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "deploy", "local", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_restarted_and_the_run_goes_on(tmp_path: Path) -> None:
+    flags = [*SMALL, "--steps=60", "--report_every_steps=5", "--checkpoint_every_steps=10", "--sample_every_steps=0"]
+    done = run("l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step20", "--restarts=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[workerpool1-0] killed at step" in done.stdout
+    assert "[workerpool0-0] resumes at step" in done.stdout
+    assert "JOB_STATE_SUCCEEDED, 2 restarts" in done.stdout
+    described = json.loads((tmp_path / "job" / "run.json").read_text())
+    assert described["simulated"] is True
+    result = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (result["state"], result["steps"], result["restarts"]) == ("done", 60, 1)
+
+
+def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
+    flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
+    command = [sys.executable, "-m", "deploy", "local", "cpu", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 10/" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert "state saved at step" in output
+    assert "[all] asked to save the state and end, within 20 s" in output
+    assert "JOB_STATE_CANCELLED" in output
+    (kept,) = (path.name for path in (tmp_path / "job" / "checkpoints").iterdir())
+    assert output.endswith(f"interrupted: the same command again goes on from step {int(kept[5:]):,}\n")
+    typed = shlex.join(["python", "-m", "deploy", "local", "cpu", *flags])
+    assert json.loads((tmp_path / "job" / "run.json").read_text())["command"] == typed
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_keeps_the_state(tmp_path: Path) -> None:
+    """A real one: the kernel sends the signal, and nothing can be printed any more."""
+    flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
+    ours, theirs = pty.openpty()
+    shell = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs)]  # the first one that a session opens controls it
+    command = [*shell, sys.executable, "-m", "deploy", "local", "cpu", *flags]
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand on that it is ignored
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **ends) as process:
+        signal.signal(signal.SIGHUP, before)
+        os.close(theirs)
+        with open(ours, encoding="utf-8", errors="replace") as terminal:
+            for line in terminal:
+                if "step 10/" in line:
+                    break
+        process.wait(timeout=120)
+    result = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (result["state"], result["steps"] > 0) == ("interrupted", True)

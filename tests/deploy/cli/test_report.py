@@ -1,0 +1,246 @@
+"""report.html: one file, whole, readable in light and dark, with nothing from outside; and the verb."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from deploy.__main__ import main
+from deploy.cli.arguments import numbers_by_tier
+from deploy.report.collection import collect
+from deploy.report.figures import draw, pareto_front
+from deploy.report.rows import measure
+from deploy.report.table import to_terminal
+from docs.pictures import comparison
+from tests.deploy.conftest import put
+from tests.deploy.planted import edit, noisy, plant, sample
+from trainer.errors import UserError
+from trainer.storage.address import Address
+
+VOID = {"meta", "img", "br", "link", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects what is asked about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def attributes(self, name: str) -> list[str]:
+        return [str(given[name]) for _, given in self.tags if name in given]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    sample(plant(tmp_path / "runs" / "one", noisy(0.1), epochs=True))
+    sample(plant(tmp_path / "runs" / "two", noisy(0.06), devices=("CPU:0", "CPU:1"), epochs=True))
+    plant(tmp_path / "runs" / "three", noisy(0.05), devices=("GPU:0", "GPU:1"), epochs=True)
+    plant(tmp_path / "runs" / "broken", noisy(0.06, 3), state="failed", error="it <b>broke</b> & stopped")
+    return tmp_path / "runs"
+
+
+def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(runs), "--price-per-hour=one=1", "--price_per_hour=three=1.5", "--baseline=two"]) == 0
+    text = (runs / "report.html").read_text()
+    page = Page(text)
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "link", "iframe", "object", "base", "form"} & set(names)
+    assert all(address.startswith("data:image/png;base64,") for address in page.attributes("src"))
+    assert all(address.startswith("#") for address in [*page.attributes("href"), *page.attributes("xlink:href")])
+    assert not re.search(r"@import|url\((?!#)|\son\w+=", text)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
+    assert {address[1:] for address in page.attributes("xlink:href")} <= set(ids)
+    assert names.count("svg") == 5
+    assert "Speed-up, in part of simulated devices" in page.words
+    assert names.count("img") == 2
+    shown = capsys.readouterr().out
+    assert str(runs / "report.html") in shown
+    for form in ("table.md", "table.csv", "table.json"):
+        assert "two" in (runs / form).read_text()
+
+
+def test_the_page_suits_phones_paper_and_the_dark(runs: Path) -> None:
+    main(["report", str(runs), f"--out={runs / 'out'}", "--price_per_hour=one=1", "--price_per_hour=three=1.5"])
+    text = (runs / "out" / "report.html").read_text()
+    assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
+    light, _, rest = text.partition("@media screen and (prefers-color-scheme: dark)")
+    dark = rest[: rest.index("</style>")]
+    used = set(re.findall(r"var\((--c\d\d)\)", text[text.index("<svg") :]))
+    assert len(used) >= 4
+    for variable in used:
+        assert f"{variable}:" in light
+        assert f"{variable}:" in dark or variable == "--c02"  # the paper's own colour
+    assert "@media print" in dark
+    svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    for svg in svgs:
+        drawing = ElementTree.fromstring(svg)
+        assert drawing.get("role") == "img"
+        assert drawing.get("aria-label")
+        assert drawing.get("viewBox")
+        assert drawing.get("width") is None
+        assert not re.search(r"#[0-9a-f]{6}", svg), "a colour that does not follow light and dark"
+
+
+def test_what_the_page_says_is_escaped_and_complete(runs: Path) -> None:
+    main(["report", str(runs), f"--out={runs / 'out'}"])
+    text = (runs / "out" / "report.html").read_text()
+    page = Page(text)
+    words = " ".join(page.words)
+    assert "<b>" not in text
+    assert "it <b>broke</b> & stopped" in words
+    assert "Simulated devices: two" in words
+    assert "No machine for any tier" in words
+    assert "60 warm-up steps" in words
+    assert "python -m trainer.task --recipe=x" in words
+    picture = base64.b64decode(page.attributes("src")[0].partition(",")[2])
+    with Image.open(io.BytesIO(picture)) as image:
+        assert image.size == (8, 8)
+    assert "step 500" in words
+
+
+def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.report.html_page._MOST_IMAGE_BYTES", 10)
+    sample(plant(tmp_path / "a", noisy(0.1)))
+    main(["report", str(tmp_path / "a")])
+    assert (
+        f"too large to stand here: {tmp_path}/a/samples/step-00000500.png" in (tmp_path / "a/report.html").read_text()
+    )
+
+
+def test_figures_fall_back_to_steps_and_leave_out_what_is_not_known(tmp_path: Path) -> None:
+    plant(tmp_path / "a", noisy(0.1))
+    collection = collect([str(tmp_path)])
+    titles = [figure.title for figure in draw(collection, measure(collection))]
+    assert titles == ["Time of each step", "How step times are spread", "Loss"]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "run.json").write_text("{}")
+    empty = collect([str(tmp_path / "b")])
+    assert draw(empty, measure(empty)) == []
+
+
+def test_steps_epochs_and_counts_are_marked_in_whole_numbers(tmp_path: Path) -> None:
+    plant(tmp_path / "a", [0.2, 0.1, 0.11, 0.1], epochs=True)
+    collection = collect([str(tmp_path)])
+    times, spread, loss = (figure.svg for figure in draw(collection, measure(collection)))
+    for svg, label in ((times, "epoch"), (spread, "epochs"), (loss, "step")):
+        words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
+        axis = words[: words.index(label)] if label != "epochs" else words[words.index("s") : words.index(label)]
+        marks = [word for word in axis if re.fullmatch(r"[\d.]+", word)]
+        assert len(marks) > 1, label
+        assert all(mark.isdecimal() for mark in marks), (label, marks)
+
+
+def test_epochs_of_unknown_length_are_not_drawn(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        plant(tmp_path / name, noisy(0.1), epochs=True)
+    edit(tmp_path / "b" / "run.json", data=None)
+    collection = collect([str(tmp_path)])
+    titles = [figure.title for figure in draw(collection, measure(collection))]
+    assert titles[:2] == ["Time of each epoch", "How epoch times are spread"]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> None:
+    put(runs, bucket / "runs")
+    assert main(["report", f"{bucket}runs"]) == 0
+    assert Path("runs/report/report.html").read_text().count('alt="samples of') == 2
+
+
+def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
+    for number in range(10):
+        plant(tmp_path / f"tier{number}", noisy(0.1, 4))
+    collection = collect([str(tmp_path)])
+    svg = draw(collection, measure(collection))[0].svg
+    lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
+    tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
+    assert len(set(tiers)) == 10
+
+
+def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
+    names = ["_old", r"a$\x$b", "$5"]
+    for name in names:
+        plant(tmp_path / name, noisy(0.1))
+    collection = collect([str(tmp_path)])
+    for figure in draw(collection, measure(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
+        words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
+        assert [name for name in names if name not in words] == [], figure.title
+
+
+def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:
+    for name, devices in (("one", ["CPU:0"]), ("two", ["CPU:0", "CPU:1"])):
+        plant(tmp_path / name, noisy(0.1), devices=devices)
+    comparison(tmp_path, tmp_path / "tiers.png")
+    with Image.open(tmp_path / "tiers.png") as image:
+        assert image.width > 900
+
+
+def test_the_pareto_front() -> None:
+    assert pareto_front([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)]) == [1, 2, 0]
+    assert pareto_front([(1, 1), (1, 1)]) == [0]
+    assert pareto_front([]) == []
+
+
+@pytest.mark.parametrize("text", ["l4x1", "l4x1=", "=3", "l4x1=-1", "l4x1=0", "l4x1=nan", "l4x1=inf", "l4x1=x"])
+def test_prices_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="write --price_per_hour=TIER=NUMBER"):
+        numbers_by_tier("price_per_hour", [text])
+    assert numbers_by_tier("price_per_hour", ["a=b=0.5", "c=2"]) == {"a=b": 0.5, "c": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: DIR"),
+        (["none"], "error: none: no such folder"),
+        (["{runs}", "--basline=x"], "unknown flag --basline; did you mean 'baseline'?"),
+        (["{runs}", "--steps=3"], "unknown flag --steps"),
+        (["{runs}", "--folders=x"], "unknown flag --folders"),
+        (["{runs}", "--baseline=tow"], "tow: no such tier; did you mean 'two'?"),
+    ],
+)
+def test_mistakes_are_one_line(runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
+    assert main(["report", *(argument.format(runs=runs) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_names_and_states_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Square brackets and colons are no markup of the terminal's table."""
+    plant(tmp_path / "run[lr=0.1]", noisy(0.1))
+    plant(tmp_path / "run[lr=0.2]", noisy(0.1), state="[/x] :fire:")
+    names, state, *_ = to_terminal(measure(collect([str(tmp_path)]))).splitlines()
+    assert (names.split(), state.split()) == (["run[lr=0.1]", "run[lr=0.2]"], ["state", "done", "[/x]", ":fire:"])
+
+
+def test_without_matplotlib_the_cure_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    collection = collect([str(runs)])
+    with pytest.raises(UserError, match=r"pip install matplotlib"):
+        draw(collection, measure(collection))

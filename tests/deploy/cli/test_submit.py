@@ -1,0 +1,369 @@
+"""Submission from the command line to the end of the job, with what may go wrong on the way."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.cloud.aiplatform_v1.types import CustomJobSpec
+
+from deploy.__main__ import main
+from deploy.cli import submit, watch
+from deploy.cli.target import Desk
+from deploy.localrun.processes import LocalJob
+from deploy.localrun.workers import workers_of
+from deploy.spec.tier import load_tier
+from deploy.vertex.errors import LOST
+from tests.deploy.conftest import JOB, FlyingClock, needs_gcloud
+from tests.deploy.emulator import POSTS, QUOTA, RATE, Emulator, Fault
+from trainer.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
+SDK = [*WHERE, *JOB, "--backend=sdk"]
+
+
+def record() -> dict[str, Any]:
+    """The one submission of this test."""
+    (file,) = Path("runs/submitted").glob("*.json")
+    return json.loads(file.read_text())
+
+
+def ends(state: str, error: str = "", says: str = "") -> Callable[[Emulator, dict[str, Any]], None]:
+    """A job that runs at once to its end."""
+
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        if says:
+            google.log(job, says)
+        google.end(job, state, error)
+
+    return run
+
+
+def trains(folder: Path) -> Callable[[Emulator, dict[str, Any]], None]:
+    """A job whose workers are processes of this machine, by the local backend, with what was sent and nothing else."""
+
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        folder.mkdir()
+        spec = folder / "spec.yaml"
+        spec.write_text(yaml.safe_dump(job["jobSpec"]))
+        workers = workers_of(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
+        outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
+        google.end(job, outcome.state, outcome.error)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("backend", "tier", "workers"),
+    [
+        pytest.param("gcloud", "cpu", {"workerpool0-0"}, marks=needs_gcloud),
+        pytest.param("sdk", "cpu-2workers", {"workerpool0-0", "workerpool1-0"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_submitted_job_trains_and_is_followed_to_its_end(
+    backend: str, tier: str, workers: set[str], cloud: Emulator, desk: Desk, flying: FlyingClock, dist: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    output = tmp_path / "output"
+    cloud.run = trains(output)
+    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], desk) == 0
+    shown = capsys.readouterr().out
+    (job,) = cloud.jobs.values()
+    task = job["jobSpec"]["workerPoolSpecs"][0]["pythonPackageSpec"]
+    assert cloud.objects.keys() == {uri.removeprefix("gs://") for uri in task["packageUris"]}
+    assert task["args"] == [*JOB, "--expect_devices=0"]
+    assert json.loads((output / "result.json").read_text())["state"] == "done"
+    assert (output / "model" / "model.keras").is_file()
+    number = job["name"].rsplit("/", 1)[-1]
+    assert (
+        f"https://console.cloud.google.com/vertex-ai/locations/us-central1/training/{number}?project=my-proj" in shown
+    )
+    lines = re.findall(r"(workerpool\d-\d)  (.*)", shown)
+    sent = [(entry["resource"]["labels"]["task_name"], entry["jsonPayload"]["message"]) for entry in cloud.logs]
+    assert lines == sent  # all, in order, none twice
+    assert {worker for worker, _ in lines} == workers
+    assert any(line.startswith("done: 4 steps") for _, line in lines)
+    assert re.search(r"SUCCEEDED after 0:00:\d\d on its machines, about 0\.\d\d USD", shown)
+    attempt = record()["attempts"][-1]
+    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], tier)
+    assert attempt["spent_usd"] > 0
+
+
+def test_the_same_sources_are_not_sent_again(cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.run = ends("SUCCEEDED")
+    for _ in range(2):
+        assert submit.main(["cpu", *SDK], desk) == 0
+        stored = dict(cloud.objects)
+    assert len(stored) == 1
+    assert len(cloud.jobs) == 2
+
+
+def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(
+    cloud: Emulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "l4x4", "--dry-run", *WHERE, "--recipe=wgan_gp_photos", "--data=gs://my-bucket/a b"]) == 0
+    assert cloud.requests == []
+    assert not Path("runs").exists()
+    shown = capsys.readouterr().out
+    comments = [line for line in shown.splitlines() if line.startswith("#")]
+    assert sum(line.startswith("# warning: the prebuilt TensorFlow image was") for line in comments) == 1
+    assert any("4.60 USD an hour" in line and "110.45 USD at most" in line for line in comments)
+    commands = shown[shown.index("python -m deploy package") :]
+    assert commands.startswith("python -m deploy package --bucket=gs://my-bucket --project=my-proj\n")
+    spec = yaml.safe_load(commands[commands.index("workerPoolSpecs") : commands.rindex("END")])
+    CustomJobSpec.from_json(json.dumps(spec))
+    assert "--data=gs://my-bucket/a b" in spec["workerPoolSpecs"][0]["pythonPackageSpec"]["args"]
+
+
+@needs_gcloud
+def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "l4x4", "--dry-run", *WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    pasted = capsys.readouterr().out
+    done = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (job,) = cloud.jobs.values()
+    sent = job["jobSpec"]["workerPoolSpecs"][0]
+    assert sent["containerSpec"] == {"imageUri": "us-docker.pkg.dev/p/r/x:1", "args": [*JOB, "--expect_devices=4"]}
+    assert job["labels"]["submission"] == job["displayName"].removeprefix("mlp-l4x4-") + "-1"
+
+
+def test_no_quota_here_goes_on_there_and_everything_is_recorded(
+    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Quota in the first region, a stock-out on the first tier in the second; then the second tier."""
+    cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=2, message=QUOTA)]
+    alive: list[int] = []
+
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        with google.lock:
+            alive.append(
+                sum(other["state"] in ("JOB_STATE_PENDING", "JOB_STATE_RUNNING") for other in google.jobs.values())
+            )
+        if len(google.jobs) == 1:
+            google.end(job, "FAILED", "Resources are insufficient in region: us-east4. Please try another.")
+        else:
+            google.begin(job)
+            google.end(job, "SUCCEEDED")
+
+    cloud.run = run
+    flags = ["--regions=us-central1,us-east4,europe-west4", "--fallback=l4x1", *SDK]
+    cloud.bucket_location = "NAM4"
+    with pytest.raises(UserError, match="lies in NAM4, the job would run in europe-west4"):
+        submit.main(["l4x2", *flags], desk)
+    assert cloud.jobs == {}
+    flags[0] = "--regions=us-central1,us-east4"
+    assert submit.main(["l4x2", *flags], desk) == 0
+    attempts = record()["attempts"]
+    assert [(attempt["tier"], attempt["region"], attempt["state"]) for attempt in attempts] == [
+        ("l4x2", "us-central1", "NOT SUBMITTED"), ("l4x2", "us-east4", "FAILED"),
+        ("l4x1", "us-central1", "NOT SUBMITTED"), ("l4x1", "us-east4", "SUCCEEDED"),
+    ]  # fmt: skip
+    assert len({attempt["output"] for attempt in attempts}) == 1  # the next goes on where the last stopped
+    assert alive == [1, 1]  # never two at once
+    assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
+
+
+def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, desk: Desk, dist: Path) -> None:
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        if len(google.jobs) == 1:
+            google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
+            google.faults = [Fault(POSTS, 503)]
+        else:
+            ends("SUCCEEDED")(google, job)
+
+    cloud.run = run
+    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk) == 0
+    first, second = record()["attempts"]
+    assert (first["state"], second["state"]) == ("FAILED", "SUCCEEDED")
+    assert first["job"] != second["job"]
+
+
+def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
+    cloud: Emulator, desk: Desk, dist: Path
+) -> None:
+    """It is listed late, and its own machines are why it is refused the second time."""
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
+    cloud.lists_nothing = 1
+    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk) == 0
+    (job,) = cloud.jobs.values()
+    (attempt,) = record()["attempts"]
+    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [(POSTS, 429, QUOTA), (POSTS, 400, "no"), ("GET .*/customJobs$", 403, "the list itself is refused")],
+)
+def test_no_other_tier_is_tried_beside_a_job_that_may_run(
+    where: str, code: int, said: str, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever ends the asking."""
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=said)]
+    cloud.lists_nothing = 1000
+    with pytest.raises(SystemExit) as caught:
+        submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk)
+    assert caught.value.code == LOST
+    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
+    (attempt,) = record()["attempts"]
+    assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
+
+
+def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
+    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a lost answer the second one is clear; that jobs may not be listed from then on does not unmake it."""
+    cloud.run = ends("SUCCEEDED")
+    listing = "GET .*/customJobs$"
+    cloud.faults = [Fault(POSTS, 503), Fault(listing, "slow"), Fault(listing, 403, times=9)]
+    assert submit.main(["cpu", *SDK], desk) == 0
+    assert record()["attempts"][0]["state"] == "SUCCEEDED"
+    assert "see `python -m deploy jobs`, and cancel a double" in capsys.readouterr().err
+
+
+def test_stopped_while_submitting_it_says_where_to_look(
+    cloud: Emulator, desk: Desk, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    cloud.faults = [Fault(POSTS, 503)]
+    flying.asleep = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        submit.main(["cpu", *SDK], desk)
+    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
+    assert record()["attempts"][0]["state"] == "SUBMITTING"
+
+
+def test_without_quota_the_metric_is_named(cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.faults = [Fault(POSTS, 429, times=9, message=QUOTA)]
+    with pytest.raises(UserError) as caught:
+        submit.main(["l4x2", *SDK], desk)
+    assert "no quota left in us-central1 for aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus" in str(
+        caught.value
+    )
+    assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (400, "the service refused the job as it is"),
+        (401, "not logged in, or no more (401): run `gcloud auth application-default login`"),
+        (403, "ask for roles/aiplatform.user on my-proj"),
+        (404, "nothing of that name is there"),
+    ],
+)
+def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.faults = [Fault(POSTS, code, times=9)]
+    with pytest.raises(UserError, match=re.escape(line)):
+        submit.main(["cpu", *SDK], desk)
+
+
+def test_a_service_that_is_away_for_long_is_not_the_users_fault(
+    cloud: Emulator, desk: Desk, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is it known whether one of its answers made a job."""
+    cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
+    with pytest.raises(SystemExit) as caught:
+        submit.main(["cpu", *SDK], desk)
+    assert caught.value.code == LOST
+    assert "away), and no job of it is listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
+    assert 0 < flying.slept < 2 * 1800
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize("said", ["Too many requests", RATE])
+def test_too_many_calls_are_waited_for(said: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault(where, 429, times=3, message=said) for where in (POSTS, "GET .*/customJobs/")]
+    assert submit.main(["cpu", *SDK], desk) == 0
+    assert len(cloud.jobs) == 1
+
+
+@pytest.mark.parametrize("code", [401, 503])
+def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
+    code: int, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.faults = [Fault("GET .*/customJobs/", code, times=1000)]
+    with pytest.raises(SystemExit) as caught:
+        submit.main(["cpu", *SDK], desk)
+    (job,) = cloud.jobs.values()
+    assert caught.value.code == LOST
+    assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().err
+    assert record()["attempts"][0]["state"] == "SUBMITTED"
+
+
+def test_detached_it_is_named_in_the_record_and_watched_later(
+    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit.main(["cpu", *SDK, "--detach"], desk) == 0
+    (job,) = cloud.jobs.values()
+    assert record()["attempts"][0]["job"] == job["name"]
+    assert f"python -m deploy watch {job['name']}" in capsys.readouterr().out
+    cloud.begin(job)
+    cloud.end(job, "SUCCEEDED")
+    assert watch.main(["--backend=sdk"], desk) == 0  # without a name: the last one
+    assert record()["attempts"][0]["state"] == "SUCCEEDED"
+    with pytest.raises(UserError, match="--detach contradicts --regions and --fallback"):
+        submit.main(["cpu", *SDK, "--detach", "--fallback=t4x1"], desk)
+
+
+def test_the_price_and_the_limit_go_along(cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.run = ends("SUCCEEDED")
+    assert submit.main(["l4x4", *SDK, "--max_cost=5", "--disable-retries"], desk) == 0
+    (job,) = cloud.jobs.values()
+    hourly = load_tier("l4x4").price_per_hour
+    assert hourly
+    assert job["labels"]["usd-per-hour"] == f"{hourly:.4f}".replace(".", "-")
+    scheduling = job["jobSpec"]["scheduling"]
+    assert (scheduling["timeout"], scheduling["disableRetries"]) == (f"{int(5 / hourly * 3600)}s", True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([], "no recipe: trains wgan_gp (the default) on digits, global batch 64, 1 epoch"),
+        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 3,000 steps"),
+        (["--model=mlp"], "trains mlp on digits, global batch 64, 1 epoch"),
+    ],
+)
+def test_what_is_trained_without_a_recipe_is_said(
+    cloud: Emulator, capsys: pytest.CaptureFixture[str], flags: list[str], line: str
+) -> None:
+    assert main(["submit", "cpu", *WHERE, *flags, "--dry_run"]) == 0
+    assert f"# {line}" in capsys.readouterr().out.splitlines()
+
+
+def test_a_missing_project_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="project is missing: say --project=ID"):
+        submit.main(["cpu", *WHERE, *JOB])
+
+
+def test_without_the_sdk_it_says_how_to_get_it(cloud: Emulator, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match="google-cloud-aiplatform is not installed"):
+        submit.main(["cpu", *SDK, "--image=us-docker.pkg.dev/p/r/x:1"], desk)
+    assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
+
+
+def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--bucket=gs://my-bucket", *JOB, "--dry_run"]
+    assert main(["submit", "l4x1", "--regions=us-west2,us-east4", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "left out: l4x1 in us-west2" in shown
+    assert "--region=us-east4" in shown
+    assert main(["submit", "l4x1", "--regions=us-west2", *flags]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("region=us-west2 has no NVIDIA_L4 for training: say")) == ("", 1)

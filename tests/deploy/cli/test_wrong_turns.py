@@ -1,0 +1,162 @@
+"""A user with a deadline: each wrong turn on the way to a submitted comparison is one line that says what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.cli import compare, submit
+from deploy.cli.target import Desk
+from deploy.spec.gcp_config import Place
+from deploy.vertex.api import ApiError
+from deploy.vertex.errors import meaning
+from deploy.vertex.gcloud import _error
+from tests.deploy.emulator import Emulator, Fault
+from trainer.errors import UserError
+
+JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
+PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["l4x4", "--recipe=wgan_gp_digit"], "recipe=wgan_gp_digit: no such recipe; did you mean 'wgan_gp_digits'?"),
+        (JOB, "the following arguments are required: TIER (python -m deploy "),
+        (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
+        (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
+        (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
+        (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
+        (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: several tiers are separated by blanks: l4x1 l4x4"),
+        (
+            ["l4x4", *JOB, "--max_cost=-3"],
+            "argument --max_cost: '-3' must be a number above 0, in USD",
+        ),
+        (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
+        (
+            ["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
+            "project=My Project: give its ID, of lower-case letters",
+        ),
+        (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
+        (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER)"),
+        (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
+        (
+            ["l4x4", *JOB, "--data=photoz"],
+            "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, a pa",
+        ),
+        (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
+        (["l4x4", *JOB], "region is missing: say --region=us-central1"),
+        (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: say --bucket=gs://NAME"),
+        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing: say --project=ID"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("verb", ["submit", "render"])
+def test_mistakes_of_the_command_come_before_those_of_the_account(
+    verb: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([verb, *arguments])
+    if verb == "render" and "project is missing" in line:
+        assert code == 0  # it sends nothing
+        return
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert shown.err.startswith(f"error: {line}")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [["--recipe=wgan_gp_digit"], [*JOB, "--stepz=4"]])
+def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
+    with pytest.raises(UserError, match="did you mean"):
+        compare.main(["cpu", "l4x1", "--on=vertex", *more])
+
+
+@pytest.mark.parametrize("verb", ["local", "compare", "estimate"])
+def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "cpu", "--recipe=efficientnet_photos"]) == 2
+    assert capsys.readouterr().err.startswith("error: data is missing: say --data=FOLDER")
+
+
+def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message="The specified bucket does not exist.")]
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk"]
+    with pytest.raises(UserError, match=re.escape("gcloud storage buckets create gs://my-bucket --location=us-")):
+        submit.main(["cpu", *JOB, *where], desk)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
+def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+    cloud.objects["my-bucket/photos/a.png"] = b"a"
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--recipe=wgan_gp_photos"]
+    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: nothing lies there: check with `gcloud storage l"):
+        submit.main(["l4x4", *where, f"--data={data}"], desk)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize("verb", [["submit"], ["render"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    ("data", "copied", "said"),
+    [
+        ("photoz", "photoz", "gs://BUCKET/photoz"),
+        ("my photos/2026/", "'my photos/2026/'", "gs://BUCKET/2026"),
+        ("folder:./photos", "./photos", "folder:gs://BUCKET/photos"),
+    ],
+)
+def test_data_of_this_disk_are_told_the_way_to_the_cloud(
+    verb: list[str], data: str, copied: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([*verb, "l4x4", *JOB, "--region=us-central1", "--bucket=gs://b-1", "--project=p", f"--data={data}"]) == 2
+    )
+    error = capsys.readouterr().err
+    assert "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
+    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and say --data={said}\n")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "login"),
+    [
+        (_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
+        (_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
+        (
+            ApiError(401, "said the SDK", "gcloud auth application-default login"),
+            "gcloud auth application-default login",
+        ),
+    ],
+)
+def test_one_login_is_named(error: ApiError, login: str) -> None:
+    assert meaning(error, PLACE) == f"not logged in, or no more (401): run `{login}`"
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("u@x.org does not have storage.objects.create access to the object.", "roles/storage.objectUser on the buck"),
+        ("Permission 'logging.logEntries.list' denied", "roles/logging.viewer on my-proj"),
+        ("You do not have permission to act as service_account: s@p.iam", "roles/iam.serviceAccountUser on the job's"),
+        ("Permission 'aiplatform.customJobs.create' denied", "roles/aiplatform.user on my-proj"),
+        (
+            "Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
+            "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
+            "`gcloud services enable logging.googleapis.com --project=my-proj`",
+        ),
+    ],
+)
+def test_a_refusal_names_the_role_that_is_missing(said: str, cure: str) -> None:
+    assert cure in meaning(ApiError(403, said), PLACE)
+
+
+@pytest.mark.parametrize(("code", "later"), [(0, True), (409, False), (412, False), (429, True), (503, True)])
+def test_what_is_refused_for_good_is_not_put_off(code: int, later: bool) -> None:
+    assert ("try again later" in meaning(ApiError(code, "said the service"), PLACE)) == later
+
+
+def test_a_disk_that_cannot_be_written_is_no_traceback(
+    cloud: Emulator, dist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs").write_text("a file where a folder belongs")
+    assert main(["submit", "cpu", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"]) == 2
+    assert capsys.readouterr().err.startswith("error: runs/submitted: Not a directory")

@@ -1,0 +1,236 @@
+"""A comparison on Vertex AI that goes wrong, before its jobs, in them or after, and how it is taken up again."""
+
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.cli import compare
+from deploy.cli.arguments import parse as parse_command
+from deploy.cli.target import Desk
+from deploy.comparison import execution as comparison
+from deploy.comparison.vertex_runner import VertexRunner
+from deploy.vertex.submission import ship
+from tests.deploy.conftest import JOB, FlyingClock, Job, output_of, put, rows, tier_of
+from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
+from tests.deploy.planted import plant
+from trainer.errors import UserError
+from trainer.storage.address import Address
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+def test_a_stop_while_the_first_is_shipped_submits_nothing(
+    cloud: Emulator, desk: Desk, bucket: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that one nor those that wait for it."""
+    where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
+    names = ["l4x1", "l4x2", "l4x4"]
+    found, flags = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
+    tiers = comparison.read_tiers(names, "", {})
+    runner = VertexRunner(tiers, found, desk)
+    shipped: list[Any] = []
+
+    def stopped(*given: Any) -> None:
+        ship(*given)
+        shipped.append(given)
+        for _ in range(1000):
+            if len(list(tmp_path.glob("out/*/repeat-1.log"))) == len(names):
+                break  # the others wait
+            time.sleep(0.01)
+        runner.stop()
+
+    monkeypatch.setattr("deploy.comparison.vertex_runner.ship", stopped)
+    plan = comparison.Plan(tuple(tier.facts for tier in tiers), tuple(flags))
+    assert comparison.compare(plan, tmp_path / "out", runner, parallel=3) == 75
+    assert (len(shipped), cloud.jobs) == (1, {})
+
+
+def test_without_a_login_nothing_begins_and_it_is_said_once(
+    cloud: Emulator,
+    bucket: Address,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """That of Python programs, which reads the results."""
+    where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    assert main(["compare", "l4x1", "l4x2", "--repeats=3", *where, *JOB]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(
+        "error: Cloud Storage: no valid Google credentials: run `gcloud auth application-default"
+    )
+    assert (shown.err.count("\n"), shown.out.count("runs; its output")) == (1, 0)
+    assert (cloud.requests, list((tmp_path / "out").iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (Fault("GET .*/customJobs$", 401, times=99), "(401): run `gcloud auth application-default login`"),
+        (Fault("GET .*/customJobs$", 403, times=99), "ask for roles/aiplatform.user on my-proj"),
+    ],
+)
+def test_what_would_keep_all_jobs_from_running_is_said_once(
+    fault: Fault, line: str, command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    cloud.faults = [fault]
+    with pytest.raises(UserError, match=re.escape(line)):
+        command("l4x1", "l4x2", "--repeats=3")
+    assert len(cloud.requests) == 1
+
+
+def test_data_that_are_not_there_are_missed_once(command: Callable[..., tuple[int, str]], bucket: Address) -> None:
+    with pytest.raises(UserError, match="photos: nothing lies there: check with"):
+        command("l4x1", "l4x2", f"--initial_model={bucket}photos")
+
+
+def test_a_job_that_is_lost_sight_of_is_named_and_found_again(
+    command: Callable[..., tuple[int, str]], cloud: Emulator
+) -> None:
+    cloud.faults = [Fault("GET .*/customJobs/", 401)]
+    code, shown = command("cpu")
+    (job,) = cloud.jobs.values()
+    assert code == 2
+    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in shown
+    assert command("cpu")[0] == 0
+    assert len(cloud.jobs) == 1
+
+
+def test_a_submission_without_a_clear_answer_is_not_called_refused(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    """The list is late: whether the job was made shows when the same command looks again."""
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
+    cloud.lists_nothing = 3
+    code, shown = command("cpu")
+    assert code == 1
+    assert "no job of it is listed yet: see `python -m deploy jobs --project=my-proj" in shown
+    assert "not submitted" not in shown
+    assert command("cpu")[0] == 0
+    assert len(cloud.jobs) == 1
+    assert rows(tmp_path)[0].state == "done"
+
+
+def test_a_tier_without_quota_is_recorded_and_the_rest_goes_on(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
+    code, shown = command("l4x1", "l4x2", "--parallel=1")
+    assert code == 2
+    assert "l4x1, repeat 1: no quota left in us-central1 for aiplatform.googleapis.com/custom_model" in shown
+    assert [row.state for row in rows(tmp_path)] == ["failed", "done"]
+    assert "No measurements for l4x1: the run ended as 'failed': not submitted: no quota left in us-central1" in shown
+    assert command("l4x1", "l4x2")[0] == 0
+    assert [tier_of(job) for job in cloud.jobs.values()] == ["l4x2", "l4x1"]
+    assert [row.state for row in rows(tmp_path)] == ["done", "done"]
+
+
+def test_a_job_that_fails_is_submitted_again_into_the_same_output(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    """The reason is that of the newest attempt."""
+    trained = cloud.run
+    cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
+    assert "cpu, repeat 1: no quota left in us-central1" in command("cpu")[1]
+    assert rows(tmp_path)[0].state == "failed"
+
+    def stocked_out(google: Emulator, job: Job) -> None:
+        google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
+
+    cloud.run = stocked_out
+    code, shown = command("cpu")
+    assert code == 1
+    assert "cpu, repeat 1: exit code 1: Resources are insufficient in region: us-central1.; the same command" in shown
+    assert not (tmp_path / "out" / "report.html").exists()  # of nothing
+    cloud.run = trained
+    assert command("cpu")[0] == 0
+    first, second = cloud.jobs.values()
+    assert output_of(first) == output_of(second)
+    assert first["labels"] != second["labels"]
+    assert rows(tmp_path)[0].state == "done"
+
+
+def test_the_trainers_own_word_wins_over_the_exit_status(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        put(plant(tmp_path / "failed", [0.1, 0.1], state="failed", error="out of memory"), output_of(job))
+        google.end(job, "FAILED", "The replica workerpool0-0 exited with a non-zero status of 2.")
+
+    cloud.run = run
+    code, shown = command("cpu")
+    assert code == 2
+    assert "cpu, repeat 1: exit code 2: out of memory; mend that, then give the command again (" in shown
+    assert "2 means the trainer refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
+
+
+def test_an_interrupted_comparison_finds_its_jobs_again(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, flying: FlyingClock, tmp_path: Path
+) -> None:
+    trained, goes_on, killed = cloud.run, threading.Event(), []
+    assert trained
+
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        goes_on.wait(60)
+        trained(google, job)
+
+    def terminate() -> None:
+        if len(cloud.jobs) == 2 and not killed:
+            killed.append(True)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # does not wake the main thread
+
+    cloud.run, flying.asleep = run, terminate
+    code, shown = command("l4x1", "l4x2")
+    assert code == 75
+    for job in cloud.jobs.values():
+        assert f"{job['name']} goes on; end it: python -m deploy cancel {job['name']}" in shown
+    goes_on.set()
+    assert command("l4x1", "l4x2")[0] == 0
+    assert len(cloud.jobs) == 2
+    assert [row.state for row in rows(tmp_path)] == ["done", "done"]
+
+
+def test_a_run_that_was_fetched_in_part_is_fetched_again(
+    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+) -> None:
+    job_dir = tmp_path / "out" / "cpu" / "repeat-1"
+    (job_dir / "stats.jsonl" / "stats.jsonl").mkdir(parents=True)  # in the way of the file
+    assert command("cpu")[0] == 1
+    assert not (job_dir / "result.json").exists()
+    shutil.rmtree(job_dir / "stats.jsonl")
+    assert command("cpu")[0] == 0
+    assert (len(cloud.jobs), rows(tmp_path)[0].step_seconds is None) == (1, False)
+
+
+def test_a_result_that_is_gone_is_said(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        google.end(job, "SUCCEEDED")
+
+    cloud.run = run
+    code, shown = command("cpu")
+    assert code == 2
+    assert "cpu, repeat 1: output=gs://" in shown
+    assert "nothing lies there" in shown
+
+
+def test_a_damaged_record_is_named(command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path) -> None:
+    file = tmp_path / "out" / "cpu" / "repeat-1" / "vertex.json"
+    assert command("cpu")[0] == 0
+    (file.parent / "result.json").unlink()
+    file.write_text('{"job": 1}')
+    code, shown = command("cpu")
+    assert (code, len(cloud.jobs)) == (2, 1)
+    assert f"{file} is damaged: see `python -m deploy jobs`" in shown

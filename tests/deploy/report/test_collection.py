@@ -1,0 +1,79 @@
+"""Folders of job directories, local and in a bucket, become tiers."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.report.collection import collect
+from deploy.report.rows import measure
+from deploy.report.table import notes
+from tests.deploy.conftest import put
+from tests.deploy.planted import plant, sample
+from trainer.errors import UserError
+from trainer.storage.address import Address
+
+
+def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
+    for name in ("one", "two/repeat-1", "two/repeat-2", "two/repeat-10", "no-run"):
+        if name == "no-run":
+            (tmp_path / name).mkdir()
+        else:
+            plant(tmp_path / name, [0.2, 0.1, 0.1])
+    collection = collect([str(tmp_path)])
+    assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
+    assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]
+    assert [tier.name for tier in collect([f"{tmp_path}/one"]).tiers] == ["one"]
+
+
+def test_a_comparison_beside_job_directories_is_named(tmp_path: Path) -> None:
+    plant(tmp_path / "cmp" / "l4x1" / "repeat-1", [0.2, 0.1, 0.1])
+    (tmp_path / "cmp" / "comparison.json").write_text('{"tiers": [{"name": "l4x1", "machine_type": "g2"}]}')
+    with pytest.raises(UserError, match="comparisons lie in it: name one of them: cmp"):
+        collect([str(tmp_path)])
+    plant(tmp_path / "one", [0.2, 0.1, 0.1])
+    collection = collect([str(tmp_path)])
+    assert [tier.name for tier in collection.tiers] == ["one"]
+    assert "The comparison in cmp is left out: give its folder too." in notes(measure(collection), collection)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address) -> None:
+    """One, a folder of them, and a comparison: the same as local ones; of their files only what is read is fetched."""
+    for name in ("one", "two/repeat-1", "two/repeat-2"):
+        sample(plant(tmp_path / "runs" / name, [0.2, 0.1, 0.1]))
+    (tmp_path / "runs" / "one" / "checkpoints").mkdir()
+    (tmp_path / "runs" / "one" / "checkpoints" / "weights").write_bytes(b"large")
+    put(tmp_path / "runs", bucket / "lab/runs")
+    local, remote = (measure(collect([path])) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
+    assert local == remote
+    (run,) = collect([f"{bucket}lab/runs/one/"]).runs
+    assert (run.folder.name, run.problems) == ("one", ())
+    assert sorted(file.name for file in run.folder.rglob("*") if file.is_file()) == [
+        "result.json", "run.json", "stats.jsonl", "step-00000500.png",
+    ]  # fmt: skip
+    (tmp_path / "runs" / "comparison.json").write_text(
+        '{"on": "vertex", "tiers": [{"name": "two", "machine_type": "n1", "price_per_hour": 1.0}]}'
+    )
+    put(tmp_path / "runs", bucket / "lab/runs")
+    (row,) = measure(collect([f"{bucket}lab/runs"]))
+    assert (row.tier, row.machine, row.repeats, row.price_per_hour) == ("two", "n1", 2, 1.0)
+    with pytest.raises(UserError, match=r"report=gs://.*/lab/none: nothing lies there"):
+        collect([f"{bucket}lab/none"])
+    with pytest.raises(UserError, match="did you mean gs://"):
+        collect(["gs:/bucket/runs"])
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    plant(tmp_path / "x" / "a", [0.1, 0.1])
+    plant(tmp_path / "y" / "a", [0.1, 0.1])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "comparison.json").write_text('{"tiers": [{"nme": "a"}]}')
+    for folders, line in {
+        ("none",): "no such folder",
+        ("empty",): "no run.json, stats.jsonl or result.json in it",
+        ("damaged",): "comparison.json is damaged",
+        ("x/a", "y/a"): "a stands for two tiers",
+    }.items():
+        with pytest.raises(UserError, match=line):
+            collect([str(tmp_path / folder) for folder in folders])

@@ -1,0 +1,323 @@
+"""What is sent: the full spec of every tier, word for word, and the refusals that need the trainer's settings."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from google.cloud.aiplatform_v1.types import CustomJobSpec
+
+from deploy.__main__ import main
+from deploy.spec.gcp_config import Place
+from deploy.spec.job_spec import Job, Wanted, render, to_yaml
+from deploy.spec.packages import Package
+from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
+from trainer.config.recipe import resolve
+from trainer.config.train_config import DATA_KINDS
+from trainer.data import sources
+from trainer.errors import UserError
+
+GOLDEN = Path(__file__).parent / "golden"
+PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
+FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
+PACKAGE = Package("vertex_trainer", "1.0", {})
+
+
+def job(tier: str | Tier, *flags: str, place: Place = PLACE, **wanted: object) -> Job:
+    known = Wanted("demo", "demo", **{"packages": (PACKAGE,), **wanted})
+    return render(load_tier(tier) if isinstance(tier, str) else tier, flags or FLAGS, place, known)
+
+
+def task(made: Job, pool: int = 0) -> dict:
+    spec = made.spec["workerPoolSpecs"][pool]
+    return spec.get("containerSpec") or spec["pythonPackageSpec"]
+
+
+@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_whole_spec_of_a_tier_is_the_golden_one(path: Path) -> None:
+    """UPDATE_GOLDEN=1 writes them anew."""
+    made = to_yaml(job(path.stem).spec)
+    golden = GOLDEN / path.name
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(made)
+    assert made == golden.read_text(), f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
+    CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.glob("*.yaml")} == {path.name for path in JOB_CONFIGS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("tier", ["cpu", "t4x2", "l4x4", "l4x1-2workers"])
+def test_the_trainer_takes_the_arguments_and_expects_the_devices(tier: str) -> None:
+    made = job(tier)
+    for pool in range(len(made.spec["workerPoolSpecs"])):
+        config = resolve(task(made, pool)["args"]).config
+        assert config.expect_devices == load_tier(tier).accelerators
+        assert (config.recipe, config.data) == ("wgan_gp_photos", "gs://my-bucket/photos")
+
+
+def test_an_image_of_ones_own_becomes_a_container_spec_in_every_pool() -> None:
+    made = job("l4x1-2workers", image="us-docker.pkg.dev/p/r/mine:1")
+    assert made.packages == ()
+    for pool in made.spec["workerPoolSpecs"]:
+        assert "pythonPackageSpec" not in pool
+        assert pool["containerSpec"]["imageUri"] == "us-docker.pkg.dev/p/r/mine:1"
+        assert pool["containerSpec"]["args"][-1] == "--expect_devices=1"
+    CustomJobSpec.from_json(json.dumps(made.spec))
+
+
+def test_a_job_dir_becomes_the_base_output_directory(tmp_path: Path) -> None:
+    made = job("cpu", *FLAGS, "--job_dir=gs://my-bucket/again/")
+    assert made.spec["baseOutputDirectory"] == {"outputUriPrefix": "gs://my-bucket/again"}
+    assert not any("job_dir" in argument for argument in task(made)["args"])
+
+
+def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: mlp\ndata: digits\nimage_size: 8\nepochs: 3\njit_compile: true\nlearning_rate: 1.0e-3\n")
+    made = job("cpu", f"--recipe={recipe}", "--steps=7", "--image_size=12", "--skip_bad_images")
+    arguments = task(made)["args"]
+    assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
+    there, here = resolve(arguments).config, made.config
+    assert (there.model, there.image_size, there.steps, there.epochs) == ("mlp", 12, 7, None)
+    assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == (True, True, here.learning_rate)
+
+
+def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
+    spec = yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text())
+    spec |= {
+        "network": "projects/1/global/networks/n",
+        "serviceAccount": "a@b.iam.gserviceaccount.com",
+        "enableWebAccess": True,
+        "tensorboard": "projects/p/locations/us-central1/tensorboards/1",
+    }
+    spec["scheduling"] = {
+        "timeout": "600s",
+        "strategy": "SPOT",
+        "restartJobOnWorkerRestart": True,
+        "disableRetries": True,
+    }
+    spec["workerPoolSpecs"][0]["pythonPackageSpec"]["env"] = [{"name": "A", "value": "b"}]
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    made = dict(job(load_tier(str(file))).spec)
+    del made["baseOutputDirectory"]
+    for added in ("args", "packageUris"):
+        del made["workerPoolSpecs"][0]["pythonPackageSpec"][added]
+    assert made == spec
+
+
+def test_max_cost_sets_the_timeout_by_the_price() -> None:
+    made = job("l4x4", max_cost=5.0)
+    hourly = load_tier("l4x4").price_per_hour
+    assert hourly
+    seconds = int(made.spec["scheduling"]["timeout"].removesuffix("s"))
+    assert 5 - hourly / 3600 < seconds / 3600 * hourly <= 5
+    assert made.tier.timeout_s == seconds
+    assert job("l4x4", max_cost=1e5).tier.timeout_s == load_tier("l4x4").timeout_s  # never longer than the tier's own
+
+
+def test_a_tier_that_ends_soon_by_itself_is_no_lack_of_money() -> None:
+    assert job(tier_with("scheduling", {"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
+
+
+def test_disable_retries_is_said_in_the_spec() -> None:
+    assert job("l4x4", disable_retries=True).spec["scheduling"] == {"timeout": "86400s", "disableRetries": True}
+
+
+def tier_with(change: str, value: object) -> Tier:
+    """l4x1 with one more key in its spec."""
+    file = Path("changed.yaml")
+    file.write_text(yaml.safe_dump({**yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text()), change: value}))
+    return load_tier(str(file))
+
+
+EUROPE = Place("my-proj", "europe-west1", "gs://my-bucket")
+DIGITS = "--recipe=wgan_gp_digits"
+REFUSED = [
+    ("l4x4", ["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+    ("l4x4", [DIGITS, "--stepz=3"], "unknown flag --stepz; did you mean 'steps'?"),
+    ("l4x4", [DIGITS, "--global_batch_size=70"], "l4x4: global_batch_size=70 does not divide over 4"),
+    ("cpu-2workers", [DIGITS, "--global_batch_size=63"], "does not divide over 2 replicas: take 62 or 64"),
+    ("l4x1-2workers", [DIGITS, "--strategy=mirrored"], "would each train alone"),
+    ("l4x4", [DIGITS, "--strategy=one_device"], "strategy=one_device and expect_devices=4 contradict"),
+    ("l4x4", [DIGITS, "--strategy=multi_worker"], "l4x4 has one worker"),
+    ("l4x4", [DIGITS, "--replicas=2"], "devices that are paid for would not be used"),
+    ("l4x4", [DIGITS, "--replicas=8"], "a worker of l4x4 has 4 accelerators: drop the flag"),
+    ("l4x4", [DIGITS, "--expect_devices=2"], "have 4 accelerators: drop the flag"),
+    ("l4x4", [DIGITS, "--image_size=30"], "a multiple of 8 from 16 to 256"),
+    ("l4x4", ["--recipe=efficientnet_photos", "--data=gs://my-bucket/x", "--channels=1"], "takes colour images"),
+    ("l4x4", [DIGITS, "--print_config"], "--print_config trains nothing"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines do not see this disk"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=folder:gs://BUCKET/photos"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "did you mean gs://my-bucket/photos?"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
+    ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines do not see this disk"),
+    ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines do not"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines do not"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' cannot be a"),
+    ("l4x4", [DIGITS, "--initial_model=/home/me/m.keras"], "say --initial_model=gs://BUCKET/m.keras"),
+    ("l4x4", [DIGITS, "--initial_model=gs:/my-bucket/x"], "did you mean gs://my-bucket/x?"),
+    ("l4x4", [DIGITS, "--stream"], "stream=true and data=digits: only what lies at gs:// is streamed"),
+    ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models does not go along: say --package=FOLDER"),
+    ("l4x4", [DIGITS, "--data=my_data:load"], "the module my_data does not go along"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tier", "flags", "line"), REFUSED, ids=lambda value: value[-1] if isinstance(value, list) else ""
+)
+def test_a_job_that_could_only_fail_is_refused(tier: str, flags: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        job(tier, *flags)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
+def test_a_job_dir_is_an_address(given: str) -> None:
+    assert job("cpu", DIGITS, f"--job_dir={given}").output == "gs://my-bucket/here"
+
+
+def test_the_kinds_of_data_are_the_trainers() -> None:
+    assert set(DATA_KINDS) == set(sources.KINDS)
+
+
+@pytest.mark.parametrize(
+    "data", ["photos", "mnist", "idx:/gcs/my-bucket/x", "/gcs/my-bucket/x", "shards:gs://my-bucket/x"]
+)
+def test_data_that_the_machines_can_see(data: str) -> None:
+    """A folder of this disk has no slash either, and hides behind the name of a source only if it has that name."""
+    Path("photos").mkdir()
+    if data == "photos":
+        with pytest.raises(UserError, match="do not see this disk"):
+            job("cpu", "--model=mlp", f"--data={data}")
+    else:
+        assert job("cpu", "--model=mlp", f"--data={data}").config.data == data
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "place", "line"),
+    [
+        ("tensorboard", "my-board", PLACE, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
+        (
+            "tensorboard",
+            "projects/p/locations/us-east1/tensorboards/1",
+            PLACE,
+            "is not in the job's region us-central1",
+        ),
+        ("tensorboard", "projects/p/locations/us-central1/tensorboards/1", PLACE, "tensorboard without serviceAccount"),
+        (
+            "baseOutputDirectory",
+            {"outputUriPrefix": "my-bucket/x"},
+            PLACE,
+            "baseOutputDirectory=my-bucket/x: an address looks",
+        ),
+        (
+            "enableWebAccess",
+            True,
+            EUROPE,
+            "region=europe-west1 has no NVIDIA_L4 for training: say --region= one of us-west1",
+        ),
+        (
+            "enableWebAccess",
+            True,
+            Place("my-proj", "mars-east1", "gs://my-bucket"),
+            "region=mars-east1 has no NVIDIA_L4 for training, or is no region: say --region= one of us-west1",
+        ),
+    ],
+)
+def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, place: Place, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        job(tier_with(change, value), place=place)
+    assert line in str(caught.value)
+
+
+def test_too_little_money_or_no_price_is_refused() -> None:
+    with pytest.raises(UserError, match=r"pays for 78 s of l4x4 \(4.60 USD an hour\).*give 0.77 or more"):
+        job("l4x4", max_cost=0.1)
+    unpriced = tier_with("scheduling", {"strategy": "FLEX_START", "maxWaitDuration": "60s"})
+    assert unpriced.price_per_hour is None
+    with pytest.raises(UserError, match="the price of changed is not known: say it with --prices=FILE"):
+        job(unpriced, max_cost=5.0)
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
+def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
+    for name in ("initial_checkpoint", "initial_model"):
+        assert job("cpu", DIGITS, f"--{name}={given}").config.inputs[name] == given
+
+
+def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mine:1") -> str:
+    """The one warning of a job, or none."""
+    lines = job(tier, *FLAGS, *flags, image=image).warnings
+    assert len(lines) <= 1
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "line"),
+    [
+        (0, 0, "a preemption loses all of it: say --checkpoint_every_minutes=15"),
+        (5000, 0, "SPOT with checkpoint_every_steps=5000: at a second a step a preemption loses over 15 minutes"),
+        (0, 5, ""),
+        (5000, 15, ""),
+        (500, 0, ""),
+        (500, 30, ""),
+        (0, 30, "SPOT with checkpoint_every_minutes=30: a preemption may lose as much: say --checkpoint_every_min"),
+        (5000, 15.5, "SPOT with checkpoint_every_minutes=15.5: a preemption may lose as much"),
+    ],
+)
+def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes: float, line: str) -> None:
+    flags = [f"--checkpoint_every_steps={steps}", f"--checkpoint_every_minutes={minutes}"]
+    said = warned(tier_with("scheduling", {"strategy": "SPOT"}), *flags)
+    assert line in said
+    assert bool(said) == bool(line)
+    assert warned("l4x1", *flags) == ""
+
+
+def test_what_may_be_a_mistake_is_a_warning() -> None:
+    assert "say --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
+    for image in ("", "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"):
+        assert warned("l4x1-2workers", image=image).startswith(
+            "the prebuilt TensorFlow image was listed as available until"
+        )
+    assert warned("cpu", image="us-docker.pkg.dev/my-project/vertex-ai/training:1") == ""
+
+
+def test_a_package_of_ones_own_may_be_named() -> None:
+    mine = Package("my_models", "0", {})
+    made = job("l4x1", "--model=my_models.gan:build", "--data=digits", packages=(mine, PACKAGE))
+    uris = task(made)["packageUris"]
+    assert [uri.rsplit("/", 1)[-1] for uri in uris] == [
+        "my_models-0-py3-none-any.whl",
+        "vertex_trainer-1.0-py3-none-any.whl",
+    ]
+
+
+def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "my_models"
+    mine.mkdir()
+    (mine / "__init__.py").write_text("")
+    flags = [*FLAGS, "--region=us-central1", "--bucket=gs://my-bucket", f"--package={mine}"]
+    for project, said in (["--project=my-proj"], " --project=my-proj"), ([], ""):
+        assert main(["render", "l4x4", *flags, *project]) == 0
+        shown = capsys.readouterr()
+        command = f"python -m deploy package --bucket=gs://my-bucket{said} --package={mine}"
+        assert f"the packages that the spec names have to be sent first: {command}\n" in shown.err
+        assert "packageUris" in shown.out
+    assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--name=demo"]
+    assert main(["render", "l4x4", *FLAGS, *flags]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)
+    CustomJobSpec.from_json(json.dumps(spec))
+    assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
+    assert main(["render", "l4x4", *FLAGS, "--bucket=gs://my-bucket"]) == 2
+    assert "region is missing" in capsys.readouterr().err
+    assert main(["render", "l4x4", *FLAGS, *flags, "--name=a/b"]) == 2
+    assert "it names a folder too" in capsys.readouterr().err

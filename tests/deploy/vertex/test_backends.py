@@ -1,0 +1,238 @@
+"""gcloud and the SDK do the same, against the same service; each makes a job at most once a call."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.cli.target import Desk
+from deploy.spec.gcp_config import Place
+from deploy.vertex.api import ApiError, Backend, Request
+from deploy.vertex.errors import meaning
+from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.retry import Clock
+from deploy.vertex.submission import create_once
+from tests.deploy.conftest import FlyingClock, needs_gcloud
+from tests.deploy.emulator import RATE, Emulator, Fault
+from trainer.errors import UserError
+
+SPEC = {
+    "workerPoolSpecs": [
+        {
+            "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
+            "replicaCount": 1,
+            "containerSpec": {"imageUri": "x", "args": ["--steps=5", "--data=a,b"]},
+        }
+    ],
+    "scheduling": {"strategy": "SPOT", "timeout": "3600s"},
+}
+REQUEST = Request("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
+POSTS = "POST /v1/projects/my-proj/locations/us-central1/customJobs"
+
+
+GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
+SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])  # a second a call
+
+
+@pytest.fixture(params=[GCLOUD, "sdk"])
+def backend(request: pytest.FixtureRequest, desk: Desk) -> Backend:
+    return desk.open(request.param, "my-proj", "us-central1")
+
+
+def both(*cases: object, quick_gcloud: object) -> list[object]:
+    """Every case with the SDK, and one with gcloud, which takes a second a call; its others are slow tests."""
+    slow = [
+        pytest.param("gcloud", case, marks=[needs_gcloud, pytest.mark.slow]) for case in cases if case != quick_gcloud
+    ]
+    return [*(("sdk", case) for case in cases), pytest.param("gcloud", quick_gcloud, marks=needs_gcloud), *slow]
+
+
+def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator) -> None:
+    name = backend.submit(REQUEST)
+    job = cloud.jobs[name.rsplit("/", 1)[-1]]
+    assert (job["displayName"], job["labels"]) == (REQUEST.display_name, REQUEST.labels)
+    sent = job["jobSpec"]["workerPoolSpecs"][0]
+    assert sent["machineSpec"] == SPEC["workerPoolSpecs"][0]["machineSpec"]
+    assert sent["containerSpec"] == SPEC["workerPoolSpecs"][0]["containerSpec"]
+    assert job["jobSpec"]["scheduling"] == SPEC["scheduling"]
+    assert (backend.state(name).state, backend.state(name).started) == ("PENDING", None)
+    cloud.begin(job)
+    for number in range(7):
+        cloud.log(job, f"line {number}", worker=f"workerpool{number % 2}-0")
+    entries = backend.logs(name, "")
+    assert [entry.text for entry in entries] == [f"line {number}" for number in range(7)]
+    assert entries[1].worker == "workerpool1-0"
+    assert [entry.text for entry in backend.logs(name, entries[5].time)] == ["line 5", "line 6"]
+    status = backend.state(name)
+    assert (status.state, status.over, status.labels["submission"]) == ("RUNNING", False, "s1")
+    backend.cancel(name)
+    assert (backend.state(name).state, backend.state(name).over) == ("CANCELLED", True)
+
+
+def test_only_jobs_of_ours_are_listed_and_those_of_a_submission_found(backend: Backend, cloud: Emulator) -> None:
+    parent = "projects/my-proj/locations/us-central1"
+    names = [
+        cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
+        for labels in ({"submission": "s1"}, {"submission": "s2"}, {"other": "s1"}, {"submission": "s3"}, {})
+    ]
+    assert {status.name for status in backend.jobs()} == {names[0], names[1], names[3]}
+    assert [status.name for status in backend.jobs("s2")] == [names[1]]
+    assert backend.jobs("s4") == []
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
+    """Other tools make other bytes of the same sources, which are what the address names."""
+    wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
+    wheel.write_bytes(bytes(range(256)) * 40)
+    backend.upload(wheel, uri)
+    assert cloud.objects["my-bucket/packages/x/a.whl"] == wheel.read_bytes()
+    first = wheel.read_bytes()
+    wheel.write_bytes(b"of another machine")
+    backend.upload(wheel, uri)
+    assert cloud.objects["my-bucket/packages/x/a.whl"] == first
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_where_a_bucket_lies_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
+    cloud.bucket_location = "EUROPE-WEST4"
+    assert backend.location("gs://my-bucket") == "EUROPE-WEST4"
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 403, times=9)]
+    assert backend.location("gs://my-bucket") == ""
+
+
+@pytest.mark.parametrize(("backend", "code"), both(400, 401, 403, 404, 429, quick_gcloud=403), indirect=["backend"])
+def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, code: int) -> None:
+    cloud.faults = [Fault(POSTS, code, times=9, message="not like this")]
+    with pytest.raises(ApiError) as caught:
+        backend.submit(REQUEST)
+    assert caught.value.code == code
+    assert caught.value.transient == (code == 429)
+    assert not caught.value.may_have_worked
+    assert cloud.jobs == {}
+    assert "not-a-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "quota"),
+    [
+        (RATE, False),
+        (RATE.replace("minute", "minute per user"), False),
+        ("Quota exceeded: RATE_LIMIT_EXCEEDED", False),
+        ("Quota exceeded for limit 'Queries per 100 seconds'", False),
+        ("Too many requests", False),
+        ("The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_cpus", True),
+    ],
+)
+def test_too_many_calls_are_told_from_a_quota_of_machines(said: str, quota: bool) -> None:
+    error = ApiError(429, said)
+    assert (error.quota, error.transient) == (quota, not quota)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"], indirect=True)
+def test_whether_something_lies_at_an_address(backend: Backend, cloud: Emulator) -> None:
+    cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
+    held = [backend.holds(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
+    assert held == [True, False, True, False, True]
+    cloud.objects = {}
+    assert not backend.holds("gs://my-bucket")
+    cloud.faults = [Fault("GET /storage/v1/b/my-bucket", 403, times=9)]
+    assert backend.holds("gs://my-bucket/photos")  # it is the job's account that has to read it
+
+
+LOST = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
+
+
+@pytest.mark.parametrize(("backend", "fault"), both(*LOST, quick_gcloud=(500, True)), indirect=["backend"])
+def test_a_lost_answer_never_makes_a_second_job(
+    backend: Backend, cloud: Emulator, flying: FlyingClock, fault: tuple[int | str, bool]
+) -> None:
+    """Before the job was made: it is submitted again. After: it is found by its label."""
+    kind, after = fault
+    cloud.faults = [Fault(POSTS, kind, after=after)]
+    name = create_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep))
+    assert [job["name"] for job in cloud.jobs.values()] == [name]
+    assert cloud.requests.count(POSTS) == (1 if after else 2)
+
+
+def test_a_job_that_is_listed_late_is_kept_and_its_double_cancelled(desk: Desk, cloud: Emulator) -> None:
+    """The first answer is lost, and the first look finds nothing: the second job is ended as soon as both show."""
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = 1
+    name = create_once(desk.open("sdk", "my-proj", "us-central1"), REQUEST, desk.clock)
+    states = {job["name"]: job["state"] for job in cloud.jobs.values()}
+    assert states.pop(name) == "JOB_STATE_PENDING"
+    assert list(states.values()) == ["JOB_STATE_CANCELLED"]
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_a_service_that_made_two_has_the_second_cancelled(
+    backend: Backend, cloud: Emulator, flying: FlyingClock
+) -> None:
+    parent = "projects/my-proj/locations/us-central1"
+    first = cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+    cloud.faults = [Fault(POSTS, 500, after=True)]
+    assert create_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep)) == first["name"]
+    assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
+
+
+def test_without_gcloud_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for call in (lambda gcloud: gcloud.jobs(), lambda gcloud: gcloud.submit(REQUEST)):
+        with pytest.raises(UserError, match="gcloud is not installed"):
+            call(Gcloud("my-proj", "us-central1"))
+
+
+def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gcloud, first on the PATH: the real one does not fail when it is asked to."""
+    (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "gcloud").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_gcloud_that_does_not_answer_ends_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has said until then means nothing."""
+    stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
+    monkeypatch.setattr("deploy.vertex.gcloud.TIMEOUT_S", 1.0)
+    with pytest.raises(ApiError, match="gcloud was ended by signal 9") as caught:
+        Gcloud("my-proj", "us-central1").jobs()
+    assert (caught.value.code, caught.value.transient) == (0, True)
+    child = (tmp_path / "child").read_text().strip()
+    for _ in range(200):
+        if not is_alive(child):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {child} was left")
+
+
+def is_alive(process: str) -> bool:
+    """Whether it runs: what nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("said", "asked_again"),
+    [
+        ("gcloud failed to load (gcloud.ai): No module named 'yaml'\n\nThis usually indicates corruption", False),
+        ("gcloud failed to load. You are running gcloud with Python 3.8", False),
+        ("gcloud crashed (TypeError): 'NoneType' object is not iterable", False),
+        ("gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='oauth2.googleapis.com', port=443)", True),
+    ],
+)
+def test_a_gcloud_that_is_broken_is_not_asked_again(
+    said: str, asked_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """https://github.com/XX-net/XX-Net/issues/13999: it also says that it crashed where it is offline."""
+    stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {said}\nEND\nexit 1", monkeypatch)
+    with pytest.raises(ApiError) as caught:
+        Gcloud("my-proj", "us-central1").jobs()
+    assert caught.value.transient == asked_again
+    line = meaning(caught.value, Place("my-proj", "us-central1", ""))
+    assert line.startswith(said.splitlines()[0])
+    assert ("reinstall it" in line) != asked_again

@@ -1,0 +1,177 @@
+"""Recipe and flags -> TrainConfig: who wins, and one teaching line for every mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.config import metric_names as measures
+from trainer.config.recipe import recipe_names, resolve, to_yaml
+from trainer.config.rules import FROM_SCRATCH
+from trainer.config.train_config import MODELS, TrainConfig
+from trainer.errors import UserError
+
+
+def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
+    config = resolve(["--recipe=wgan_gp_digits", "--global-batch-size=32", "--jit_compile"]).config
+    assert (config.global_batch_size, config.steps, config.seed) == (32, 3000, 0)
+    assert config.jit_compile is True
+
+
+@pytest.mark.parametrize(
+    "flags", [["--job_dir=a-b"], ["--job-dir=a-b"], ["--job-dir", "a-b"], ["--job_dir", "a-b"]], ids=" ".join
+)
+def test_flags_take_underscores_dashes_equals_and_spaces(flags: list[str]) -> None:
+    assert resolve(flags).config.job_dir == "a-b"
+
+
+def test_length_as_a_flag_replaces_the_recipes_length() -> None:
+    config = resolve(["--recipe=wgan_gp_digits", "--epochs=2"]).config
+    assert (config.epochs, config.steps) == (2, None)
+
+
+def test_without_any_length_one_epoch_is_trained() -> None:
+    assert resolve([]).config.epochs == 1
+
+
+def test_numbers_may_be_written_as_people_write_them() -> None:
+    config = resolve(["--steps=1e3", "--learning_rate=1e-3", "--tensorboard=no"]).config
+    assert (config.steps, config.learning_rate, config.tensorboard) == (1000, 1e-3, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+        (["--recipe=there/is/none.yaml"], "no such recipe"),
+        (["--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
+        (["--global-batchsize=4"], "unknown flag --global_batchsize; did you mean 'global_batch_size'?"),
+        (["steps=4"], "'steps=4' is not a flag"),
+        (["--steps"], "expected one argument"),
+        (["--steps=many"], "flags: steps='many' must be a whole number"),
+        (["--steps=1.5"], "steps='1.5' must be a whole number"),
+        (["--steps=-5"], "flags: steps=-5 must be at least 1"),
+        (["--learning_rate=0"], "learning_rate=0.0 must be greater than 0"),
+        (["--learning_rate=nan"], "learning_rate='nan' must be a number"),
+        (["--jit_compile=maybe"], "jit_compile='maybe' must be true or false"),
+        (["--precision=float46"], "precision=float46 must be one of"),
+        (["--steps=4", "--epochs=2"], "steps=4 and epochs=2 both say how long to train"),
+        (["--image_size=30"], "image_size=30: wgan_gp needs a multiple of 8 from 16 to 256: take 24 or 32"),
+        (["--image_size=8"], "take 16"),
+        (["--image_size=512"], "take 256"),
+        (["--channels=2"], "images have 1 channel (grey) or 3 (colour)"),
+        (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
+        (["--data=digit"], "no such data; did you mean 'digits'?"),
+        (["--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER) with images"),
+        (["--recipe=efficientnet_photos", "--steps=5"], "or --data=digits to try it without"),
+        (["--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
+        (["--replicas=8", "--global_batch_size=4"], "does not divide over 8 replicas: take 8"),
+        (["--print_config=maybe"], "print_config='maybe' must be true or false"),
+        (["--replicas=2", "--expect_devices=4"], "devices that are paid for would not be used"),
+        (["--strategy=one_device", "--expect_devices=4"], "contradict each other"),
+        (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
+        (["--model=efficientnet"], "efficientnet takes colour images: say --channels=3"),
+        (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
+        (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),
+        (["--model=efficientnet", "--channels=3", "--weights=none", "--fine_tune_from=block6a"], FROM_SCRATCH),
+        (
+            ["--model=cnn", "--early_stopping=val_los"],
+            "early_stopping=val_los: cnn can stop by accuracy, loss, val_accuracy, val_loss; did you mean 'val_loss'?",
+        ),
+        (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
+        (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
+        (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
+        (["--cache_dir=gs://bucket/cache"], "cache_dir=gs://bucket/cache: only local paths are read and written here"),
+        (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
+        (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
+        (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
+        (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers that learn later, only efficientnet has"),
+        (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
+        (["--stream"], "stream=true and data=digits: only what lies at gs:// is streamed: drop --stream"),
+        (["--stream", "--data=tfrecord:/gcs/my-bucket/x"], "only what lies at gs:// is streamed"),
+        (["--stream", "--data=my_data:load"], "only what lies at gs:// is streamed"),
+        (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(flags)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("stepz: 4", "unknown setting 'stepz'; did you mean 'steps'?"),
+        ("steps: 4\nepochs: 2", "both say how long"),
+        ("steps: 4\nsteps: 5", "steps stands there twice"),
+        ("- steps", "'setting: value' lines are needed, this is list"),
+        ("steps: [", "not valid YAML"),
+        ("steps: true", "steps=True must be a whole number"),
+        ("model: 3", "model=3 must be text"),
+        ("steps: 2024-01-01", "steps=datetime.date(2024, 1, 1) must be a whole number"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    with pytest.raises(UserError) as caught:
+        resolve([f"--recipe={recipe}"])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
+    own = "--model=tests.models:classifier"
+    assert resolve([own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
+    assert resolve([own, "--tuning_metric=f1"]).config
+    assert resolve(["--tuning_metric=wasserstein_distance"]).config
+    assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
+    assert measures.STEP_VALUES.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("data", ["gs://my-bucket/x", "tfrecord:gs://my-bucket/x", "gs:/my-bucket/typo"])
+def test_what_is_or_was_meant_to_be_an_address_may_be_streamed(data: str) -> None:
+    assert resolve(["--stream", f"--data={data}"]).config.stream
+
+
+def test_what_print_config_shows_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
+    config = resolve(["--recipe=wgan_gp_digits", "--seed=3"]).config
+    recipe = tmp_path / "again.yaml"
+    recipe.write_text(to_yaml(config))
+    again = resolve([f"--recipe={recipe}"]).config
+    assert {**vars(again), "recipe": ""} == {**vars(config), "recipe": ""}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_opens_with_its_command_and_resolves(name: str) -> None:
+    text = (Path(__file__).parents[3] / "trainer" / "recipes" / f"{name}.yaml").read_text()
+    assert f"python -m trainer.task --recipe={name}" in text.split("\n\n")[0]
+    settings = yaml.safe_load(text)
+    data = ["--data=digits"] if settings["data"] == "" else []
+    assert resolve([f"--recipe={name}", *data]).config.model == settings["model"]
+
+
+def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() -> None:
+    program = (
+        "import sys, trainer.task\n"
+        "try: trainer.task.main(['--help'])\n"
+        "except SystemExit as end: code = end.code\n"
+        "trainer.task.main(['--recipe=wgan_gp_digits', '--print_config'])\n"
+        "print('LOADED', [name for name in ('tensorflow', 'keras') if name in sys.modules], code)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "LOADED [] 0" in shown
+    for field in TrainConfig.__dataclass_fields__.values():
+        assert f"--{field.name} " in shown
+    shown = " ".join(shown.split())
+    for field in TrainConfig.__dataclass_fields__.values():
+        assert field.metadata["meaning"] in shown
+        assert field.metadata["unit"] in shown
+    assert "one of auto, one_device, mirrored, multi_worker (default: auto)" in shown
+    assert "at least 1; in examples (default: 64)" in shown

@@ -1,0 +1,157 @@
+"""The order of the data is a function of (seed, step), whoever reads which rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.batches import Schedule, batches, row_order
+from trainer.data.dataset import Arrays, Dataset, failures_of_reading, gathered
+from trainer.data.digits import load
+from trainer.data.sources import load_dataset
+from trainer.distribution.cluster import Cluster
+from trainer.distribution.strategy import Replicas
+from trainer.errors import PlatformFault, UserError
+
+
+def numbered(examples: int) -> Arrays:
+    """Images whose pixel is their row number."""
+    return Arrays(np.arange(examples, dtype=np.int32).reshape(-1, 1, 1, 1), np.arange(examples))
+
+
+def part_of(cluster: Cluster, replicas: int, rows: int) -> Replicas:
+    """One worker's part of a global batch of `rows` a replica; its strategy is of no account."""
+    devices = tuple(f"CPU:{number}" for number in range(replicas))
+    return Replicas(None, devices, rows, cluster.workers * replicas * rows, cluster)
+
+
+def order(schedule: Schedule, first_step: int, steps: int) -> list[Any]:
+    return [rows.numpy() for rows in row_order(schedule, first_step).take(steps)]
+
+
+def test_an_epoch_is_a_permutation_cut_into_steps() -> None:
+    schedule = Schedule(examples=103, global_batch_size=10, batches_per_step=2, seed=1)
+    assert (schedule.examples_per_step, schedule.steps_per_epoch) == (20, 5)
+    first, second = (np.concatenate(order(schedule, start, 5)).ravel() for start in (0, 5))
+    assert len(set(first)) == len(set(second)) == 100
+    assert not np.array_equal(first, second)
+
+
+def test_another_seed_is_another_order() -> None:
+    one, other = (order(Schedule(50, 10, 1, seed), 0, 5) for seed in (1, 2))
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("first_step", [1, 4, 5, 7, 12])
+def test_a_run_can_begin_at_any_step(first_step: int) -> None:
+    schedule = Schedule(examples=53, global_batch_size=10, batches_per_step=1, seed=3)
+    assert np.array_equal(order(schedule, 0, 15)[first_step:], order(schedule, first_step, 15 - first_step))
+
+
+def test_a_step_that_reads_more_than_there_is_goes_round_again() -> None:
+    schedule = Schedule(examples=7, global_batch_size=5, batches_per_step=3, seed=0)
+    assert schedule.steps_per_epoch == 1
+    for rows in order(schedule, 0, 4):
+        assert rows.shape == (3, 5)
+        assert set(np.bincount(rows.ravel(), minlength=7)) <= {2, 3}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_replicas_take_their_rows_of_the_same_global_batch(replicas: int) -> None:
+    schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5)
+    rows = 8 // replicas
+    parts = batches(numbered(40), schedule, part_of(Cluster(), replicas, rows), first_step=2)
+    for expected, (images, labels) in zip(order(schedule, 2, 6), parts.take(6), strict=True):
+        assert images.shape == (replicas, 2, rows, 1, 1, 1)
+        assert np.array_equal(np.concatenate(images.numpy()[..., 0, 0, 0], axis=1), expected)
+        assert np.array_equal(np.concatenate(labels.numpy(), axis=1), expected)
+
+
+def test_a_worker_begins_at_its_first_row() -> None:
+    schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=1, seed=5)
+    second_of_two = Cluster(("a:1", "b:1"), index=1)
+    (images, _), *_ = batches(numbered(40), schedule, part_of(second_of_two, replicas=2, rows=2)).take(1)
+    assert np.array_equal(images.numpy().ravel(), order(schedule, 0, 1)[0][0, 4:])
+
+
+def test_digits_are_the_known_ones() -> None:
+    dataset = load(TrainConfig(image_size=8)).train
+    assert isinstance(dataset, Arrays)
+    assert dataset.images.shape == (1797, 8, 8, 1)
+    assert dataset.labels is not None
+    assert np.bincount(dataset.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (dataset.images.min(), dataset.images.max()) == (0, 255)
+    # The first one is a 0: dark in the middle, light around it.
+    assert dataset.images[0, 3:5, 3:5].mean() < 20 < dataset.images[0, 1:7, 2:6].mean()
+
+
+@pytest.mark.parametrize(("size", "channels"), [(16, 1), (40, 3)])
+def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
+    images = load(TrainConfig(image_size=size, channels=channels)).train.images
+    assert images.shape == (1797, size, size, channels)
+    assert images.dtype == np.uint8
+    assert np.array_equal(images[..., 0], images[..., -1])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "line"),
+    [
+        (np.zeros((0, 8, 8, 1)), None, "at least one is needed"),
+        (np.zeros((5, 8, 8)), None, "(5, 8, 8)"),
+        (np.zeros((5, 8, 8, 1)), np.zeros(4), "one number each"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Arrays(images, labels)
+    assert line in str(caught.value)
+
+
+def few(config: TrainConfig) -> Dataset:
+    return Dataset("few", Arrays(np.zeros((3, config.image_size, config.image_size, 1), np.uint8)))
+
+
+def wrong_size(config: TrainConfig) -> Dataset:
+    return Dataset("wrong", Arrays(np.zeros((99, 5, 5, 1), np.uint8)))
+
+
+def not_a_dataset(config: TrainConfig) -> int:
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        ("few", "3 examples are fewer than global_batch_size=64"),
+        ("wrong_size", "images are (5, 5, 1), the settings say (32, 32, 1)"),
+        ("not_a_dataset", "it returned int"),
+        ("no_such_function", "has no function no_such_function"),
+    ],
+)
+def test_a_users_own_source_that_does_not_fit_is_refused(function: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_dataset(TrainConfig(data=f"{__name__}:{function}"))
+    assert line in str(caught.value)
+
+
+def test_a_users_own_source_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(UserError, match="cannot import no_such_package"):
+        load_dataset(TrainConfig(data="no_such_package.data:load"))
+
+
+@pytest.mark.parametrize("kind", [UserError, PlatformFault])
+def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
+    """It passes through TensorFlow, which would make an UnknownError of it."""
+    error = kind("part-3#1: cannot be decoded; gs://bucket/ä")
+
+    def read(rows: Any) -> tuple[Any, ...]:
+        raise error
+
+    data = tf.data.Dataset.range(2).map(lambda row: gathered(read, row, (1, 1, 1), False))
+    with pytest.raises(kind) as caught, failures_of_reading():
+        next(iter(data))
+    assert caught.value is error
+    with pytest.raises(tf.errors.InvalidArgumentError), failures_of_reading():
+        tf.reshape(tf.zeros(3), (2,))

@@ -1,0 +1,129 @@
+"""Image files of any kind, also broken ones: right, or refused with a reason; never a crash."""
+
+import csv
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import real_data
+from trainer.data.decode import BadImage, decode
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
+def pixel(image: Image.Image, channels: int = 3, kind: str = "PNG", **options: Any) -> list[int]:
+    array, _ = decode(encoded(image, kind, **options), 8, channels)
+    assert array.shape == (8, 8, channels)
+    return array[4, 4].tolist()
+
+
+@pytest.mark.parametrize("level", [0, 1, 255, 256, 32896, 65535])
+def test_sixteen_bits_are_scaled_not_clipped(level: int) -> None:
+    image = Image.fromarray(np.full((16, 16), level, np.uint16))
+    assert pixel(image, channels=1) == [round(level / 257)]
+    assert pixel(image, channels=3) == [round(level / 257)] * 3
+
+
+def test_transparency_lies_over_white() -> None:
+    assert pixel(Image.new("RGBA", (16, 16), (10, 20, 30, 0))) == [255, 255, 255]
+    assert pixel(Image.new("RGBA", (16, 16), (10, 20, 30, 255))) == [10, 20, 30]
+    assert pixel(Image.new("LA", (16, 16), (100, 0)), channels=1) == [255]
+    palette = Image.new("P", (16, 16), 1)
+    palette.putpalette([0, 0, 0, 200, 100, 50])
+    assert pixel(palette) == [200, 100, 50]
+    assert pixel(palette, transparency=1) == [255, 255, 255]
+
+
+def test_modes_become_the_channels_asked_for() -> None:
+    assert pixel(Image.new("L", (16, 16), 77)) == [77, 77, 77]
+    assert pixel(Image.new("1", (16, 16), 1), channels=1) == [255]
+    assert pixel(Image.new("RGB", (16, 16), (255, 0, 0)), channels=1) == [76]
+    assert pixel(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), kind="TIFF") == [255, 0, 0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied(orientation: int) -> None:
+    """A picture whose bright corner is at the top left once turned upright, stored in each of the eight ways."""
+    upright = np.zeros((16, 16), np.uint8)
+    upright[:6, :6] = 200
+    stored = {
+        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],
+        5: upright.T, 6: np.rot90(upright, 1), 7: upright[::-1, ::-1].T, 8: np.rot90(upright, -1),
+    }[orientation]  # fmt: skip
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    array, converted = decode(encoded(Image.fromarray(np.ascontiguousarray(stored)), exif=exif), 16, 1)
+    assert array[1, 1, 0] > 150
+    assert array[-2, -2, 0] < 50
+    assert array[1, -2, 0] < 50
+    assert ("orientation" in converted) == (orientation != 1)
+
+
+def test_the_middle_square_is_taken() -> None:
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 200
+    array, _ = decode(encoded(Image.fromarray(wide)), 10, 3)
+    assert array.min() == 200
+
+
+def test_what_was_converted_is_told() -> None:
+    _, converted = decode(encoded(Image.new("RGBA", (16, 16), (10, 20, 30, 0))), 8, 1)
+    assert converted == ["transparency over white", "colour to grey"]
+    assert decode(encoded(Image.new("RGB", (16, 16))), 8, 3)[1] == []
+
+
+def test_a_bomb_is_refused() -> None:
+    with pytest.raises(BadImage, match=r"decompression bomb|exceeds limit"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decode(encoded(Image.new("1", (20_000, 6_000))), 8, 1)
+
+
+def test_every_nasty_file_is_decoded_or_refused_as_its_manifest_says() -> None:
+    root = real_data("nasty-images")
+    with open(root / "MANIFEST.tsv", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert len(rows) == 48
+    for row in rows:
+        for channels in (1, 3):
+            fine = row["pillow_13.0.0_result"] == "ok"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    array, _ = decode(root / row["file"], 32, channels)
+                except BadImage as error:
+                    assert not fine, f"{row['file']}: {error}"
+                    assert str(error)
+                    assert "\n" not in str(error)
+                else:
+                    assert fine, row["file"]
+                    assert array.shape == (32, 32, channels)
+
+
+def test_the_camera_photos_stand_upright() -> None:
+    root = real_data("nasty-images") / "exif-orientation"
+    plain, turned = (decode(root / f"Landscape_{n}.jpg", 64, 3)[0].astype(int) for n in (0, 6))
+    assert np.corrcoef(plain.ravel(), turned.ravel())[0, 1] > 0.9
+
+
+def test_a_folder_of_nasty_files_trains_without_the_bad_ones(tmp_path: Path) -> None:
+    from trainer.config.train_config import TrainConfig
+    from trainer.data.sources import load_dataset
+
+    root = real_data("nasty-images") / "derived"
+    config = TrainConfig(data=str(root), image_size=32, channels=3, global_batch_size=2, skip_bad_images=True)
+    dataset = load_dataset(config)
+    bad = [line.split(":")[0].rsplit("/")[-1] for line in dataset.notes["skipped"]]
+    assert sorted(bad) == [
+        "header_only.jpg", "html_error_page.jpg", "truncated_half.jpg", "zero_bytes.jpg", "zero_bytes.png",
+    ]  # fmt: skip
+    assert dataset.train.count == 14 - 1 - len(bad)  # and .hidden.jpg is not looked at
+    assert dataset.notes["converted"]["16 bits to 8"] == 1

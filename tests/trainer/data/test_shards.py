@@ -1,0 +1,336 @@
+"""Prepared shards: made once from any source, whole or not at all, and read with flat memory."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.data.test_sources import png, write_idx, write_tfrecord
+from trainer.config.train_config import TrainConfig
+from trainer.data import prepare as prepare_module
+from trainer.data.dataset import Arrays, failures_of_reading
+from trainer.data.prepare import JOURNAL, main, prepare
+from trainer.data.shards import ShardRows
+from trainer.data.sources import load_dataset
+from trainer.errors import PlatformFault, UserError
+
+SIZE = 16
+
+
+def config(data: Path, **settings: Any) -> TrainConfig:
+    given: dict[str, Any] = {"image_size": SIZE, "global_batch_size": 1, **settings}
+    return TrainConfig(data=str(data), **given)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
+    folder = tmp_path / "photos"
+    for split, name, levels in (("train", "a", range(30)), ("train", "b", range(100, 120)), ("val", "a", range(5))):
+        (folder / split / name).mkdir(parents=True)
+        for level in levels:
+            (folder / split / name / f"{level:03d}.png").write_bytes(png(level))
+    return folder
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten images a shard."""
+    real = prepare_module._source
+    monkeypatch.setattr(prepare_module, "_source", lambda config, per_shard: real(config, 10))
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 < done <= total
+
+
+def levels_of(part: Any) -> list[int]:
+    found: list[int] = part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
+    return found
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_shards_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
+    index = prepare(config(photos), tmp_path / "shards", 64, quiet)
+    assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
+    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "shards", data_memory_mib=memory))
+    assert isinstance(prepared.train, Arrays if memory else ShardRows)
+    assert levels_of(prepared.train) == levels_of(source.train)
+    assert levels_of(prepared.evaluation) == levels_of(source.evaluation) == list(range(5))
+    rows = np.array([[49, 0], [13, 13]], np.int32)
+    for part in (source, prepared):
+        images, labels = part.train.gather(rows)
+        assert images.shape == (2, 2, SIZE, SIZE, 1)
+        assert images.numpy()[..., 0, 0, 0].tolist() == [[119, 0], [13, 13]]
+        assert labels.numpy().tolist() == [[1, 0], [0, 0]]
+    assert prepared.class_names == source.class_names == ("a", "b")
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_an_interrupted_prepare_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = tmp_path / "shards"
+    whole = prepare(config(photos), tmp_path / "whole", 64, quiet)
+
+    def stop_at_30(done: int, total: int) -> None:
+        if done >= 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(photos), destination, 64, stop_at_30)
+    assert not (destination / "index.json").exists()
+    made: list[str] = []
+    write = prepare_module.Journal.write
+    monkeypatch.setattr(
+        prepare_module.Journal, "write", lambda self, name, piece: made.append(name) or write(self, name, piece)
+    )
+    assert prepare(config(photos), destination, 64, quiet)["splits"] == whole["splits"]
+    assert made == ["train-00003.bin", "train-00004.bin", "evaluation-00000.bin"]
+    assert not (destination / JOURNAL).exists()
+    assert {path.name for path in destination.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_shard_damaged_between_two_attempts_is_made_anew(photos: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "shards"
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(photos), destination, 64, stop)
+    (destination / "train-00000.bin").write_bytes(b"short")
+    prepare(config(photos), destination, 64, quiet)
+    assert levels_of(load_dataset(config(destination)).train)[:3] == [0, 1, 2]
+
+
+def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "shards"
+    index = prepare(config(photos), destination, 64, quiet)
+    assert prepare(config(photos), destination, 64, quiet) == index
+    with pytest.raises(UserError, match=rf"other data or settings \(image_size: {SIZE} there, 32 here\): give another"):
+        prepare(config(photos, image_size=32), destination, 64, quiet)
+    (photos / "train" / "a" / "000.png").write_bytes(png(77))
+    with pytest.raises(UserError, match=r"other data or settings \(its files changed, or the size of a shard\)"):
+        prepare(config(photos), destination, 64, quiet)
+
+
+@pytest.mark.parametrize("kind", ["npz", "idx", "tfrecord", "folder"])
+def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path: Path, kind: str) -> None:
+    """A folder and TFRecord files of which a part is held back: read as a whole, as the other kinds."""
+    source = tmp_path / "source"
+
+    def write(level: int) -> None:
+        images = np.full((4, SIZE, SIZE), level, np.uint8)
+        for number in range(4):
+            (source / str(number)).mkdir(parents=True, exist_ok=True)
+            if kind == "folder":
+                (source / str(number) / "0.png").write_bytes(png(level))
+        if kind == "npz":
+            np.savez(source / "x.npz", images=images)
+        if kind == "idx":
+            write_idx(source / "train-images-idx3-ubyte", images)
+        if kind == "tfrecord":
+            write_tfrecord(source / "r.tfrecord", [{"image": png(level)}] * 4)
+
+    write(7)
+    given = config(source / "x.npz" if kind == "npz" else source, evaluation_fraction=0.25)
+    index = prepare(given, tmp_path / "shards", 64, quiet)
+    assert prepare(given, tmp_path / "shards", 64, quiet) == index
+    write(8)
+    with pytest.raises(UserError, match="holds shards of other data or settings"):
+        prepare(given, tmp_path / "shards", 64, quiet)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_no_shard_stays_open(photos: Path, tmp_path: Path, memory: int) -> None:
+    destination = tmp_path / "shards"
+    prepare(config(photos), destination, 64, quiet)
+    dataset = load_dataset(config(destination, data_memory_mib=memory))
+    assert len(levels_of(dataset.train)) == 50
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [file for file in opened if file.startswith(str(destination))]
+
+
+def test_a_fraction_of_prepared_shards_is_refused(photos: Path, tmp_path: Path) -> None:
+    shutil.rmtree(photos / "val")
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    with pytest.raises(UserError, match=r"evaluation_fraction=0\.2: .* has no evaluation part"):
+        load_dataset(config(tmp_path / "shards", evaluation_fraction=0.2))
+    prepare(config(photos, evaluation_fraction=0.2), tmp_path / "parts", 64, quiet)
+    assert load_dataset(config(tmp_path / "parts", evaluation_fraction=0.2)).evaluation is not None
+
+
+def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="1 image files cannot be decoded"):
+        prepare(config(photos), tmp_path / "shards", 64, quiet)
+    index = prepare(config(photos, skip_bad_images=True), tmp_path / "shards", 64, quiet)
+    assert len(index["skipped"]) == 1
+    assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
+
+
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, memory: int) -> None:
+    (photos / "val").rename(tmp_path / "other")
+    (photos / "test").mkdir()
+    (photos / "test" / "7.png").write_bytes(png(7))
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "shards", data_memory_mib=memory))
+    for found in (source, prepared):
+        assert found.evaluation is not None
+        assert (found.train.labelled, found.evaluation.labelled) == (True, False)
+        assert levels_of(found.evaluation) == [7]
+    assert prepared.train.gather(np.array([49], np.int32))[1].numpy().tolist() == [1]
+
+
+def test_files_with_and_without_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tfrecord(tmp_path / "a.tfrecord", [{"image": png(1), "label": 1}])
+    write_tfrecord(tmp_path / "b.tfrecord", [{"image": png(2)}])
+    assert main([str(tmp_path), str(tmp_path / "shards"), f"--image_size={SIZE}"]) == 2
+    assert "some files have labels and some have none" in capsys.readouterr().err
+    with pytest.raises(UserError, match="some records have a label"):
+        load_dataset(config(tmp_path))
+
+
+def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=np.arange(20, dtype=np.uint8).repeat(64).reshape(20, 8, 8))
+    write_tfrecord(tmp_path / "r.tfrecord", [{"image": png(level), "label": level} for level in range(7)])
+    for name, count in (("x.npz", 20), ("r.tfrecord", 7), ("digits", 1797)):
+        source = name if name == "digits" else str(tmp_path / name)
+        destination = tmp_path / f"{name}-shards"
+        assert main([source, str(destination), f"--image-size={SIZE}", "--shard-mib", "1"]) == 0
+        given = load_dataset(TrainConfig(data=source, image_size=SIZE, global_batch_size=1))
+        found = load_dataset(config(destination))
+        assert found.train.count == given.train.count == count
+        assert found.class_names == given.class_names
+        assert levels_of(found.train) == levels_of(given.train)
+
+
+@pytest.mark.parametrize("flags", [["--image_size=zero"], ["--width=3"], ["--shard_mib=0"], []])
+def test_prepare_says_what_is_wrong(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing"), str(tmp_path / "shards"), *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_setting_without_its_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["digits", str(tmp_path / "shards"), "--image_size", "16"]) == 2
+    assert capsys.readouterr().err == "error: '16' is not a flag: write --name=value\n"
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
+        (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
+        (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
+        (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index says"),
+        (lambda f: flip(f / "train-00000.bin"), "its checksum is not that of the index"),
+        (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
+        (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
+    ],
+)
+def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    damage(tmp_path / "shards")
+    with pytest.raises(UserError) as caught:
+        load_dataset(config(f"shards:{tmp_path}/shards"))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+
+
+def rename_in_index(folder: Path, name: str) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    index["splits"]["train"][0]["file"] = name
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (Path.unlink, "train-00000.bin cannot be read any more (No such file or directory)"),
+        (lambda file: file.write_bytes(b"x"), "train-00000.bin cannot be read any more (it became shorter)"),
+    ],
+)
+def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+    """A restart may find it again; where not, it says so as above."""
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    train = load_dataset(config(tmp_path / "shards", data_memory_mib=0)).train
+    damage(tmp_path / "shards" / "train-00000.bin")
+    with pytest.raises(PlatformFault) as caught, failures_of_reading():
+        train.gather(np.array([3], np.int32))
+    assert str(caught.value) == f"data: {tmp_path}/shards/{line}"
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_shards_that_go_while_they_are_prepared_anew_are_named(photos: Path, tmp_path: Path) -> None:
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+
+    def vanish(done: int, total: int) -> None:
+        for file in (tmp_path / "shards").glob("*.bin"):
+            file.unlink()
+
+    with pytest.raises(PlatformFault, match=r"train-0000\d\.bin cannot be read any more"):
+        prepare(config(tmp_path / "shards", data_memory_mib=0), tmp_path / "again", 64, vanish)
+
+
+def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path) -> None:
+    prepare(config(photos), tmp_path / "shards", 64, quiet)
+    with pytest.raises(UserError, match=r"images are \(16, 16, 1\), the settings say \(32, 32, 1\)"):
+        load_dataset(config(tmp_path / "shards", image_size=32))
+
+
+_STREAM = """
+import sys
+import numpy as np, tensorflow as tf
+from trainer.config.train_config import TrainConfig
+from trainer.data.batches import Schedule, batches
+from trainer.data.sources import load_dataset
+from trainer.distribution.strategy import make_replicas
+from trainer.reporting.resources import memory_gib
+
+given = TrainConfig(data=sys.argv[1], image_size=64, channels=3, data_memory_mib=int(sys.argv[2]), global_batch_size=64)
+empty = memory_gib()
+train = load_dataset(given).train
+rows = iter(batches(train, Schedule(train.count, 64, 1, 0), make_replicas(given)))
+for _ in range(10):
+    next(rows)
+before = memory_gib()
+for _ in range(2 * train.count // 64):
+    next(rows)
+after = memory_gib()
+print(type(train).__name__, train.count, round(1024 * (after - empty)), round(1024 * (after - before)))
+del rows  # what it prefetches must not meet the interpreter's end
+"""
+
+
+def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
+    np.savez(tmp_path / "images.npz", images=images)
+    flags = ["--image_size=64", "--channels=3"]
+    assert main([str(tmp_path / "images.npz"), str(tmp_path / "shards"), *flags]) == 0
+    command = [sys.executable, "-c", _STREAM, str(tmp_path / "shards"), "16"]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=root)
+    kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
+    assert (kind, count) == (ShardRows.__name__, "5500")
+    assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"
+    assert int(grown_mib) < 16, "two epochs went through memory, and some of it stayed"

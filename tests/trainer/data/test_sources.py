@@ -1,0 +1,385 @@
+"""Every kind of data: the same small dataset object, one clear line for what does not fit."""
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from tests.support import real_data
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Arrays, Dataset
+from trainer.data.sources import load_dataset
+from trainer.data.tfrecord import is_held
+from trainer.errors import UserError
+from trainer.log import start_logging
+from trainer.storage import write_whole
+
+
+def load(data: Path | str, **settings: Any) -> Dataset:
+    return load_dataset(TrainConfig(data=str(data), **{"image_size": 8, "global_batch_size": 1, **settings}))
+
+
+def arrays(part: Any) -> Arrays:
+    assert isinstance(part, Arrays)
+    return part
+
+
+def write_idx(path: Path, array: Any, kind: int = 8) -> None:
+    header = bytes([0, 0, kind, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wb") as file:
+        file.write(header + array.tobytes())
+
+
+def levels(count: int, size: int = 8) -> Any:
+    return np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None], (count, size, size)).copy()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_folder(tmp_path: Path, suffix: str) -> None:
+    write_idx(tmp_path / f"train-images-idx3-ubyte{suffix}", levels(5))
+    write_idx(tmp_path / f"train-labels-idx1-ubyte{suffix}", np.array([0, 1, 2, 1, 0], np.uint8))
+    write_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}", levels(2))
+    write_idx(tmp_path / f"t10k-labels-idx1-ubyte{suffix}", np.array([2, 0], np.uint8))
+    dataset = load(tmp_path)
+    assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert arrays(dataset.train).labels is not None
+    assert arrays(dataset.evaluation).labels.tolist() == [2, 0]
+    assert dataset.class_names == ("0", "1", "2")
+
+
+def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", levels(2))
+    with pytest.raises(UserError, match="no train-images-idx3-ubyte"):
+        load(tmp_path)
+
+
+def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
+    write_idx(tmp_path / "pictures", levels(3))
+    dataset = load(f"idx:{tmp_path}/pictures")
+    assert (dataset.train.count, dataset.train.labelled, dataset.evaluation) == (3, False, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "not an idx file"),
+        (b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
+        (b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
+        (b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "an idx file of 1 dimensions"),
+        (b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
+    ],
+)
+def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes, line: str) -> None:
+    file = tmp_path / "train-images-idx3-ubyte"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="train-images-idx3-ubyte") as caught:
+        load(tmp_path)
+    assert line in str(caught.value)
+
+
+def test_a_gz_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"not gzip at all")
+    with pytest.raises(UserError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    np.savez(file, x_train=levels(4), y_train=np.array([[0], [1], [1], [0]]), x_test=levels(2), y_test=np.array([1, 0]))
+    dataset = load(file)
+    assert arrays(dataset.train).labels.tolist() == [0, 1, 1, 0]
+    assert dataset.evaluation is not None
+
+
+def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    np.savez(file, x_train=np.array([object()], dtype=object))
+    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"other": np.zeros(3)}, "it holds other: x_train or images is needed"),
+        ({"images": np.zeros((3, 8, 8))}, "images are float64: uint8"),
+        ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
+        ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
+        ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
+        ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
+        ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
+    np.savez(tmp_path / "x.npz", **content)
+    with pytest.raises(UserError) as caught:
+        load(tmp_path / "x.npz")
+    assert line in str(caught.value)
+
+
+def test_evaluation_fraction_holds_back_the_same_rows_each_time(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=levels(50), labels=np.arange(50))
+    first, again = (load(tmp_path / "x.npz", evaluation_fraction=0.2) for _ in range(2))
+    assert (first.train.count, first.evaluation.count) == (40, 10)
+    assert np.array_equal(arrays(first.evaluation).images, arrays(again.evaluation).images)
+    both = np.concatenate([arrays(first.train).labels, arrays(first.evaluation).labels])
+    assert sorted(both.tolist()) == list(range(50))
+
+
+def own(monkeypatch: pytest.MonkeyPatch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
+    """What --data names for a function of a user's own that returns such labels."""
+    images = np.zeros((2, 8, 8, 1), np.uint8)
+    dataset = Dataset("own", Arrays(images, np.array(labels)), Arrays(images, np.array(held)), names)
+    monkeypatch.setitem(globals(), "returned", lambda config: dataset)
+    return f"{__name__}:returned"
+
+
+def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load(own(monkeypatch, [0, 3], held=np.array([4, 1], np.uint64)))
+    assert dataset.class_names == ("0", "1", "2", "3", "4")
+    for part, labels in ((dataset.train, [0, 3]), (dataset.evaluation, [4, 1])):
+        found = arrays(part).labels
+        assert found is not None
+        assert (found.tolist(), found.dtype) == (labels, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "line"),
+    [
+        ([0, 2], ("a", "b"), "labels from 0 to 2: they count from 0 to at most 1"),
+        ([-1, 0], (), "labels from -1 to 0"),
+        ([0.0, 1.0], (), "labels of type float64: whole numbers are needed"),
+        ([0, 2**40], (), "labels from 0 to 1099511627776"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused(
+    labels: Any, names: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given in ({"labels": labels}, {"labels": [0, 1], "held": labels}):
+        with pytest.raises(UserError) as caught:
+            load(own(monkeypatch, names=names, **given))
+        assert line in str(caught.value)
+
+
+def test_flags_that_a_source_does_not_heed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Dataset("own", Arrays(np.zeros((9, 8, 8, 1), np.uint8)))
+    monkeypatch.setitem(globals(), "returned", lambda config: dataset)
+    with pytest.raises(UserError, match=r"evaluation_fraction=0\.5: .*:returned has no evaluation part"):
+        load(f"{__name__}:returned", evaluation_fraction=0.5)
+
+
+def save(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (20, 12)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
+    for split, count in (("train", 3), ("val", 2), ("test", 9)):
+        for i in range(count):
+            save(tmp_path / split / "red" / f"{i}.png", (250, 0, 0))
+            save(tmp_path / split / "blue" / "deeper" / f"{i}.JPG", (0, 0, 250))
+    (tmp_path / "train" / "red" / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / "train" / "red" / "notes.txt").write_bytes(b"x")
+    (tmp_path / "train" / ".DS_Store").write_bytes(b"x")
+    save(tmp_path / "train" / ".hidden" / "0.png", (1, 1, 1))
+    dataset = load(tmp_path, channels=3)
+    assert dataset.class_names == ("blue", "red")
+    assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert dataset.evaluation is not None
+    assert dataset.evaluation.count == 4
+    assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
+
+
+def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    for name in ("bus", "car", "train"):
+        save(tmp_path / name / "0.png", (1, 1, 1))
+    with pytest.raises(UserError, match="train is taken for the training part, but bus beside it holds images too"):
+        load(tmp_path)
+    for name in ("bus", "car"):
+        (tmp_path / name / "0.png").unlink()
+    assert load(tmp_path).train.count == 1
+
+
+def test_an_evaluation_part_and_a_fraction_contradict_each_other(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        save(tmp_path / split / "a" / "0.png", (1, 1, 1))
+        save(tmp_path / split / "b" / "0.png", (1, 1, 1))
+    with pytest.raises(UserError, match="has an evaluation part of its own"):
+        load(tmp_path, evaluation_fraction=0.5)
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    for i in range(3):
+        save(tmp_path / f"{i}.png", (i, i, i))
+    dataset = load(tmp_path)
+    assert (dataset.train.count, dataset.train.labelled) == (3, False)
+
+
+@pytest.mark.parametrize("where", ["empty", "only text", "beside", "unknown class"])
+def test_a_folder_that_makes_no_sense_is_one_line(tmp_path: Path, where: str) -> None:
+    lines = {
+        "empty": "no image files here", "only text": "no image files here",
+        "beside": "images lie beside class folders", "unknown class": "class green is not among the training classes",
+    }  # fmt: skip
+    if where == "only text":
+        (tmp_path / "a.txt").write_text("x")
+    if where == "beside":
+        save(tmp_path / "0.png", (1, 1, 1))
+        save(tmp_path / "red" / "0.png", (1, 1, 1))
+    if where == "unknown class":
+        save(tmp_path / "train" / "red" / "0.png", (1, 1, 1))
+        save(tmp_path / "val" / "green" / "0.png", (1, 1, 1))
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    assert lines[where] in str(caught.value)
+
+
+def test_names_with_spaces_and_letters_of_any_language(tmp_path: Path) -> None:
+    for name in ("a b.png", "äöü.png", "图片.png", "-rf.png", "x;y&z.png"):
+        save(tmp_path / "Früchte & Co" / name, (9, 9, 9))
+        save(tmp_path / "zweite" / name, (9, 9, 9))
+    assert load(tmp_path).class_names == ("Früchte & Co", "zweite")
+
+
+def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
+    for i in range(12):
+        (tmp_path / f"bad{i:02d}.png").write_bytes(b"<html>")
+    save(tmp_path / "good.png", (9, 9, 9))
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    assert "12 image files cannot be decoded" in str(caught.value)
+    assert "bad00.png" in str(caught.value)
+    assert "bad09.png" in str(caught.value)
+    assert "bad10.png" not in str(caught.value)
+    dataset = load(tmp_path, skip_bad_images=True)
+    assert dataset.train.count == 1
+    assert len(dataset.notes["skipped"]) == 12
+
+
+def test_a_name_that_is_no_utf8_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "good.png", (9, 9, 9))
+    (tmp_path / os.fsdecode(b"bad \xff.png")).write_bytes(b"<html>")
+    start_logging()
+    skipped = load(tmp_path, skip_bad_images=True).notes["skipped"]
+    assert "bad \\udcff.png: " in capsys.readouterr().out
+    write_whole(tmp_path / "skipped", "\n".join(skipped))
+    assert b"bad \xff.png: " in (tmp_path / "skipped").read_bytes()
+
+
+def write_tfrecord(path: Path, examples: list[dict[str, Any]], compression: str = "") -> None:
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for example in examples:
+            feature = {
+                key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+                if isinstance(value, bytes)
+                else tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                for key, value in example.items()
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+
+def png(level: int) -> bytes:
+    return bytes(tf.io.encode_png(tf.fill((10, 10, 1), tf.cast(level, tf.uint8))).numpy())
+
+
+@pytest.mark.parametrize(("image", "label"), [("image/encoded", "image/class/label"), ("image", "label")])
+def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
+    write_tfrecord(tmp_path / "train-0.tfrecord", [{image: png(i), label: i % 2} for i in range(4)])
+    write_tfrecord(tmp_path / "train-1.tfrecord.gz", [{image: png(9), label: 1}], "GZIP")
+    write_tfrecord(tmp_path / "val.tfrecord", [{image: png(7), label: 0}])
+    dataset = load(tmp_path)
+    assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 9]
+    assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
+    assert dataset.evaluation is not None
+    assert dataset.evaluation.count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("val-00.tfrecord", True),
+        ("2024/Val-00.tfrecord", True),
+        ("validation/0.tfrecord", True),
+        ("a/latest.tfrecord", False),
+    ],
+)
+def test_which_files_are_for_evaluation(name: str, held: bool) -> None:
+    assert is_held(name) == held
+
+
+def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.tfrecord"
+    write_tfrecord(file, [{"image": png(1), "label": 1}, {"image": png(2), "label": 1}])
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.tfrecord: damaged"):
+        load(file)
+    write_tfrecord(file, [{"other": b"x"}])
+    with pytest.raises(UserError, match="a record without image bytes"):
+        load(file)
+    write_tfrecord(file, [{"image": png(1), "label": 1}, {"image": png(2)}])
+    with pytest.raises(UserError, match="some records have a label"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ("/no/such/path", "there is no such path"),
+        ("folder:/no/such", "there is no such path"),
+        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+        ("idxx:/tmp", "no such kind 'idxx'; did you mean 'idx'?"),
+        (__file__, "its kind is not known"),
+    ],
+)
+def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(data)
+    assert line in str(caught.value)
+
+
+def test_without_a_network_keras_data_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import keras
+
+    def offline() -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", offline)
+    with pytest.raises(UserError, match="cannot be downloaded here"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_keras_data_is_converted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    import keras
+
+    shape = (32, 32, 3) if name == "cifar10" else (28, 28)
+    images = np.zeros((3, *shape), np.uint8)
+    loaded = ((images, np.array([[0], [1], [2]])), (images, np.array([0, 1, 2])))
+    monkeypatch.setattr(getattr(keras.datasets, name), "load_data", lambda: loaded)
+    dataset = load(name, image_size=16, channels=3)
+    assert dataset.image_shape == (16, 16, 3)
+    assert len(dataset.class_names) == (3 if name == "mnist" else 10)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("fashion-mnist", 10)])
+def test_the_real_files(name: str, classes: int) -> None:
+    dataset = load(real_data(name), image_size=28)
+    assert (dataset.train.count, dataset.evaluation.count) == (60_000, 10_000)
+    assert len(dataset.class_names) == classes
+    assert dataset.train.image_shape == (28, 28, 1)
+
+
+def test_the_real_photos() -> None:
+    dataset = load(real_data("grocery-store"), image_size=32, channels=3)
+    assert dataset.train.count + dataset.evaluation.count > 800
+    assert len(dataset.class_names) == 11
+    assert 60 < arrays(dataset.train).images.mean() < 200

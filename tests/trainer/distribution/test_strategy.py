@@ -1,0 +1,55 @@
+"""Devices of this machine -> replicas, and one sentence about the batch."""
+
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.strategy import ONE_MACHINE, local_devices, make_replicas
+from trainer.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence", "mirrored"),
+    [
+        (TrainConfig(), "global batch 64 = 1 replica x 64", False),
+        (TrainConfig(strategy="one_device"), "global batch 64 = 1 replica x 64", False),
+        (TrainConfig(strategy="mirrored"), "global batch 64 = 1 replica x 64", True),
+        (TrainConfig(replicas=2, global_batch_size=128), "global batch 128 = 2 replicas x 64", True),
+        (TrainConfig(replicas=4), "global batch 64 = 4 replicas x 16", True),
+    ],
+)
+def test_the_batch_is_said_in_one_sentence(config: TrainConfig, sentence: str, mirrored: bool) -> None:
+    fresh_collectives()
+    replicas = make_replicas(config)
+    assert replicas.sentence() == sentence
+    assert isinstance(replicas.strategy, tf.distribute.MirroredStrategy) is mirrored
+    assert replicas.strategy.num_replicas_in_sync == replicas.count == len(replicas.devices)
+
+
+def test_replicas_are_the_first_devices() -> None:
+    fresh_collectives()
+    assert make_replicas(TrainConfig(replicas=2)).devices == ("CPU:0", "CPU:1")
+
+
+def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trainer.check hides them: TensorFlow still lists them as physical devices."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    others = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else others(kind))
+    assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
+        (TrainConfig(expect_devices=4), "expect_devices=4, but of accelerators none is visible"),
+        (TrainConfig(replicas=16), "TensorFlow already runs here with 4 CPU devices"),
+    ],
+)
+def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, line: str) -> None:
+    tf.config.list_logical_devices()
+    with pytest.raises(UserError) as caught:
+        make_replicas(config)
+    assert line in str(caught.value)

@@ -1,0 +1,377 @@
+"""Every model on 1, 2 and 4 replicas; what classifiers are made of; what a user's own model has to meet."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives, largest_difference, permute_rows, run_steps, small, weights
+from trainer import check as check_module
+from trainer import job
+from trainer.config.metric_names import STEP_VALUES
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.data.augment import crop, flip
+from trainer.data.dataset import Arrays, Dataset
+from trainer.distribution.step import StepContext, in_step
+from trainer.distribution.strategy import make_replicas
+from trainer.errors import PlatformFault, UserError
+from trainer.export import export, plain_copy
+from trainer.models import build_model, depends_on_replicas
+from trainer.models.efficientnet import _freeze_below, _over_all_replicas
+from trainer.models.layers import (
+    FusedBatchNormalization,
+    StepDropout,
+    SyncBatchNormalization,
+    refresh_normalization,
+)
+from trainer.models.optimizers import StepSchedule, learning_rate
+
+ROOT = Path(__file__).parents[3]
+RANDOM = np.random.default_rng(0)
+FAMILIES = {
+    "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
+    "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
+    "dcgan": ("--model=dcgan",),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
+    runs = {n: run_steps(small(*FAMILIES[name], "--precision=float64", f"--replicas={n}"), 50) for n in (1, 2, 4)}
+    for replicas in (2, 4):
+        assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
+        assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
+    assert runs[1][1].means().keys() == set(STEP_VALUES[name])
+
+
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan"))])
+def test_in_float32_replicas_differ_by_rounding_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [flag for flag in FAMILIES[name] if not flag.startswith("--augment")]
+    alone, together = (weights(run_steps(small(*flags, f"--replicas={n}"), 50)[0]) for n in (1, 2))
+    controls = []
+    for seed in (7, 8, 9):
+        with monkeypatch.context() as patch:
+            permute_rows(patch, 16, seed)
+            controls.append(largest_difference(alone, weights(run_steps(small(*flags), 50)[0])))
+    assert largest_difference(alone, together) <= 3 * max(controls)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_runs_on_two_replicas(name: str, precision: str) -> None:
+    _, logs = run_steps(small(*FAMILIES[name], f"--precision={precision}", "--replicas=2"), 5)
+    assert np.isfinite(logs.values).all()
+
+
+def test_dcgan_begins_as_the_paper_says() -> None:
+    model, _ = run_steps(small("--model=dcgan", "--width=32"), 0)
+    networks = (model.generator, model.critic)
+    kernels = [v.numpy() for network in networks for v in network.trainable_variables if v.name == "kernel"]
+    for kernel in kernels:
+        assert abs(kernel.std() - 0.02) < 0.004
+    assert len({kernel.flat[0] for kernel in kernels}) == len(kernels)
+    norms = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+    assert len(norms) == 2 * 2 + 1  # generator, its average, and all but the discriminator's first layer
+
+
+def test_dcgans_first_losses_are_those_of_a_guess() -> None:
+    """With weights near 0 every score is near 0: ln 2 for the generator, twice that for the discriminator."""
+    _, logs = run_steps(small("--model=dcgan"), 1)
+    assert logs.means()["generator_loss"] == pytest.approx(np.log(2), abs=0.1)
+    assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
+def test_what_is_saved_loads_without_this_package(name: str, tmp_path: Path) -> None:
+    model, _ = run_steps(small(*FAMILIES[name]), 2)
+    export(model, tmp_path / "model", (24, 24, 1))
+    program = (
+        "import sys, keras, tensorflow as tf\n"
+        f"for name in ('model.keras', 'model.h5'): keras.models.load_model('{tmp_path}/model/' + name)\n"
+        f"tf.saved_model.load('{tmp_path}/model/saved_model')\n"
+        "assert 'trainer' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, capture_output=True)
+
+
+def context(rows: int = 1000, step: int = 0) -> StepContext:
+    return StepContext(0, tf.constant(step, tf.int64), 0, rows, rows)
+
+
+def test_dropout_drops_its_share_scales_the_rest_and_changes_by_step() -> None:
+    layer, ones = StepDropout(0.25, name="d"), tf.ones((1000, 8))
+    with in_step(context()):
+        first, again = layer(ones, training=True).numpy(), layer(ones, training=True).numpy()
+    with in_step(context(step=1)):
+        later = layer(ones, training=True).numpy()
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, later)
+    assert set(np.unique(first)) == {0.0, np.float32(1 / 0.75)}
+    assert abs((first == 0).mean() - 0.25) < 0.02
+    assert np.array_equal(layer(ones, training=False), ones)
+
+
+def test_dropout_without_a_name_is_the_same_each_time_the_model_is_built() -> None:
+    one, other = (weights(run_steps(small("--model=tests.models:nameless_dropout"), 2)[0]) for _ in range(2))
+    assert largest_difference(one, other) == 0
+
+
+def test_dropout_of_whole_examples() -> None:
+    with in_step(context()):
+        found = StepDropout(0.5, per_example=True, name="d")(tf.ones((1000, 2, 2, 3)), training=True).numpy()
+    sums = found.reshape(1000, -1).sum(axis=1)
+    assert set(sums.tolist()) == {0.0, 24.0}
+
+
+def test_flip_mirrors_half_of_the_rows() -> None:
+    images = tf.tile(tf.reshape(tf.range(4.0), (1, 1, 4, 1)), (1000, 2, 1, 1))
+    found = flip(images, context()).numpy()[:, 0, :, 0]
+    mirrored = (found == [3, 2, 1, 0]).all(axis=1)
+    assert ((found == [0, 1, 2, 3]).all(axis=1) | mirrored).all()
+    assert abs(mirrored.mean() - 0.5) < 0.05
+
+
+def test_crop_moves_rows_by_up_to_an_eighth() -> None:
+    size = 16
+    y, x = np.mgrid[:size, :size].astype(np.float32)
+    images = tf.tile(np.stack([y, x], axis=-1)[None], (1000, 1, 1, 1))
+    found = crop(images, context()).numpy()
+    assert found.shape == images.shape
+    for axis in range(2):
+        moved = found[:, size // 2, size // 2, axis] - size // 2
+        assert set(moved.astype(int)) == {-2, -1, 0, 1, 2}
+        assert np.bincount((moved + 2).astype(int)).min() > 120
+    assert found.min() >= 0
+    assert found.max() <= size - 1
+
+
+def test_learning_rates_over_a_run() -> None:
+    rates = [float(StepSchedule(1.0, "cosine", 10, 110)(update)) for update in range(120)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[60] == pytest.approx(0.5)
+    assert rates[110] == rates[119] == pytest.approx(0.0, abs=1e-7)
+    flat = StepSchedule(2.0, "constant", 0, 100, updates_per_step=5, later=(10, 0.5))
+    assert [float(flat(update)) for update in (0, 49, 50, 499)] == [2.0, 2.0, 0.5, 0.5]
+
+
+def test_a_constant_learning_rate_stays_a_number() -> None:
+    data = Dataset("d", Arrays(np.zeros((10, 8, 8, 1), np.uint8)))
+    assert learning_rate(TrainConfig(learning_rate=0.5), data) == 0.5
+    assert isinstance(learning_rate(TrainConfig(warmup_steps=5), data), StepSchedule)
+
+
+def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
+    draw = np.random.default_rng(0)
+    labels = (np.arange(count) % classes).astype(np.int32)
+    images = draw.integers(0, 60, (count, size, size, 3)) + (180 * labels / max(classes - 1, 1))[:, None, None, None]
+    return Dataset("made", Arrays(images.astype(np.uint8), labels), class_names=tuple(map(str, range(classes))))
+
+
+def two_classes(config: TrainConfig) -> Dataset:
+    return labelled(2)
+
+
+def one_class(config: TrainConfig) -> Dataset:
+    return labelled(1)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"), [("one_class", "has one class only"), ("no_labels", "has no labels: a classifier needs them")]
+)
+def test_a_classifier_needs_labels_of_two_classes(data: str, line: str) -> None:
+    dataset = labelled(1) if data == "one_class" else Dataset("d", Arrays(np.zeros((4, 32, 32, 3), np.uint8)))
+    with pytest.raises(UserError) as caught:
+        build_model(TrainConfig(model="mlp", channels=3), dataset)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "warned"), [("mlp", True), ("wgan_gp", False)])
+def test_jit_compile_says_where_it_does_nothing(
+    model: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    build_model(small(f"--model={model}", "--image_size=32", "--channels=3", "--jit_compile"), labelled(2))
+    assert (f"nothing of {model} is compiled" in caplog.text) is warned
+
+
+EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]
+EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e-3"]
+
+
+@pytest.fixture(scope="module")
+def efficientnet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as one who has downloaded weights has it; these are random."""
+    path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
+    keras.utils.set_random_seed(0)
+    keras.applications.EfficientNetB0(include_top=False, weights=None, input_shape=(32, 32, 3)).save_weights(path)
+    return path
+
+
+def changed(before: keras.Model, after: keras.Model) -> set[str]:
+    """Names of the layers whose weights differ."""
+    pairs = zip(before.weights, after.weights, strict=True)
+    return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
+
+
+@pytest.mark.slow  # it traces the whole network five times
+def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
+    flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
+    start = run_steps(resolve(flags).config, 0)[0]
+    assert depends_on_replicas(start, replicas=2) == []
+    assert changed(start, run_steps(resolve(flags).config, 2)[0]) == {"logits"}
+
+    tuned = resolve([*flags, "--fine_tune_from=block7a", "--fine_tune_after_steps=2"]).config
+    start = run_steps(tuned, 0)[0]
+    assert changed(start, run_steps(tuned, 2)[0]) == {"logits"}
+    moved = changed(start, run_steps(tuned, 3)[0])
+    assert "block7a_project_conv" in moved
+    assert "top_conv" in moved
+    assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
+
+
+def test_the_copied_network_has_our_batch_norm_and_dropout_and_a_pretrained_one_stays_still() -> None:
+    images = keras.Input((8, 8, 3))
+    x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
+    x = keras.layers.Normalization()(x)
+    stock = keras.Model(images, keras.layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop")(x))
+    stock.set_weights([RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights])
+    refresh_normalization(stock)
+    pixels = RANDOM.uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
+    fresh_collectives()
+    for replicas, kind in ((1, FusedBatchNormalization), (2, SyncBatchNormalization)):
+        config = TrainConfig(replicas=replicas)
+        with make_replicas(config).strategy.scope():
+            ours = _over_all_replicas(stock, config, pretrained=False)
+            fixed = _over_all_replicas(stock, config, pretrained=True)
+        _freeze_below(fixed, "")
+        np.testing.assert_allclose(fixed(pixels, training=True), stock(pixels), rtol=1e-5)
+        assert depends_on_replicas(fixed, replicas=2) == []
+        assert type(ours.get_layer("norm")) is kind
+        assert type(ours.get_layer("drop")) is StepDropout
+        for copy in (ours, plain_copy(ours)):
+            np.testing.assert_allclose(copy(pixels), stock(pixels), rtol=1e-5)
+        saved = plain_copy(ours).get_layer("norm")
+        assert (type(saved), saved.momentum, saved.synchronized) == (keras.layers.BatchNormalization, 0.8, False)
+
+
+@pytest.mark.slow  # the whole network, on one and two replicas
+def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
+    flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
+    runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
+    # Some of its tensors are 0 but for rounding (what batch norm subtracts again): those, against an update's size.
+    assert largest_difference(weights(runs[0][0]), weights(runs[1][0]), smallest_norm=1e-3) < 1e-8
+    assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--weights=/no/such/file", "no such file"),
+        (f"--weights={__file__}", "cannot be had for EfficientNetB0"),
+    ],
+)
+def test_efficientnets_weights_that_cannot_be_had(flag: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_model(resolve([*EFFICIENT, flag]).config, labelled(2))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_batch_norm_does_not_depend_on_replicas(frozen: bool) -> None:
+    norm = keras.layers.BatchNormalization(trainable=not frozen)
+    model = keras.Sequential([keras.Input((8, 8, 3)), norm])
+    assert [norm.name in line for line in depends_on_replicas(model, replicas=2)] == [True] * (not frozen)
+
+
+def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
+    flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
+    with pytest.raises(UserError, match="no such block: it has block1a, block2a"):
+        build_model(resolve(flags).config, labelled(2))
+
+
+def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..., TrainConfig]) -> None:
+    flags = ["--model=mlp", "--evaluation_fraction=0.2", "--global_batch_size=256", "--early_stopping=val_loss"]
+    flags += ["--patience=2", "--learning_rate=1.0", "--steps=200", "--tuning_metric=val_accuracy"]
+    config = small_config(*flags)
+    assert job.run(config, [], 0.0) == 0
+    result = json.loads((Path(config.job_dir) / "result.json").read_text())
+    assert result["state"] == "done"
+    assert result["steps"] < 200
+    assert 0 < result["final"]["metrics"]["val_accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("val_los", "early_stopping=val_los: an epoch has .*loss; did you mean"),
+        ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* hold some back with --evaluation_fraction=0.1"),
+    ],
+)
+def test_early_stopping_by_what_no_epoch_has_is_refused(
+    small_config: Callable[..., TrainConfig], value: str, line: str
+) -> None:
+    config = small_config("--model=tests.models:classifier", "--global_batch_size=512", f"--early_stopping={value}")
+    with pytest.raises(UserError, match=line):
+        job.run(config, [], 0.0)
+
+
+def check(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "trainer.check", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "line"),
+    [
+        ("docs.own_model:build", 0, "give the same weights and losses"),
+        ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
+        ("tests.models:own_dropout", 2, "layers.StepDropout"),
+        ("tests.models:own_batch_norm", 2, "say BatchNormalization(synchronized=True)"),
+    ],
+)
+def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
+    flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it asks the CPU alone
+    data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
+    found, shown = check(f"--model={model}", *data, *flags)
+    assert found == code, shown
+    assert line in shown
+
+
+def test_check_tells_a_fault_of_the_platform_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(arguments: list[str]) -> None:
+        raise PlatformFault("gs://b/x: Cloud Storage does not answer")
+
+    monkeypatch.setattr(check_module, "resolve", fault)
+    assert check_module.main([]) == 1
+    line = "error: gs://b/x: Cloud Storage does not answer: the same command again begins anew\n"
+    assert capsys.readouterr().err == line
+
+
+def test_the_worked_example_trains(tmp_path: Path) -> None:
+    flags = ["--model=docs.own_model:build", "--data=docs.own_model:rings", "--image_size=16", "--width=4"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.task",
+        *flags,
+        "--steps=30",
+        "--learning_rate=1e-2",
+        f"--job_dir={tmp_path}",
+    ]
+    subprocess.run([*command, "--report_every_steps=10"], cwd=ROOT, check=True, capture_output=True, timeout=300)
+    lines: list[Any] = [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()]
+    losses = [line["losses"]["loss"] for line in lines if line["kind"] == "report"]
+    assert losses[-1] < losses[0] / 2

@@ -1,0 +1,190 @@
+"""Every number twice: what people read, and what programs read."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.data.images import encode_png, grid, to_uint8
+from trainer.log import log, start_logging
+from trainer.reporting import console
+from trainer.reporting.progress import Progress, StepLogs, Window, by_kind
+from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
+from trainer.reporting.stats import Stats
+from trainer.reporting.tensorboard import EventFiles
+from trainer.reporting.tuning import TuningMetric
+
+
+def events(folder: Path) -> list[Any]:
+    (file,) = folder.iterdir()
+    found = []
+    for record in tf.data.TFRecordDataset(str(file)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        found += [(event.step, value) for value in event.summary.value]
+    return found
+
+
+def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
+    files = EventFiles(tmp_path)
+    files.scalars(3, {"critic_loss": -1.5})
+    picture = np.arange(12, dtype=np.uint8).reshape(4, 3, 1)
+    files.image(5, "samples", picture)
+    files.close()
+    (scalar_step, scalar), (image_step, image) = events(tmp_path)
+    assert (scalar_step, scalar.tag, tf.make_ndarray(scalar.tensor)) == (3, "critic_loss", -1.5)
+    assert scalar.metadata.plugin_data.plugin_name == "scalars"
+    width, height, png = tf.make_ndarray(image.tensor)
+    assert (image_step, image.tag, width, height) == (5, "samples", b"3", b"4")
+    assert image.metadata.plugin_data.plugin_name == "images"
+    assert np.array_equal(tf.io.decode_png(png), picture)
+
+
+def test_stats_drop_what_lies_past_the_resumed_step_and_half_lines(tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    stats = Stats(file, 0)
+    for step in (10, 20, 30):
+        stats.append({"kind": "report", "step": step, "loss": float("nan")})
+    with open(file, "a") as more:
+        more.write('[1]\n{"step": "x"}\n\x00\n{"kind": "report", "step": 40, "lo')
+    Stats(file, 20).append({"kind": "report", "step": 30, "loss": 1.0})
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(entry["step"], entry["loss"]) for entry in found] == [(10, None), (20, None), (30, 1.0)]
+
+
+def test_the_tuning_file_is_as_vertex_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "output.metrics"
+    environment = {"CLOUD_ML_HP_METRIC_FILE": str(file), "CLOUD_ML_TRIAL_ID": "7"}
+    metric = TuningMetric("critic_loss", environment)
+    for step in range(150):
+        metric.report(step, step / 2, "ckpt-1" if step else None)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 100
+    assert lines[-1] == {
+        "timestamp": lines[-1]["timestamp"],
+        "trial": "7",
+        "critic_loss": "74.5",
+        "global_step": "149",
+        "checkpoint_path": "ckpt-1",
+    }
+
+
+def test_lines_are_json_with_a_severity_on_vertex(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
+    start_logging()
+    log.info("two\nlines")
+    log.error("bad")
+    monkeypatch.delenv("CLOUD_ML_JOB_ID")
+    start_logging()
+    log.info("plain")
+    log.error("bad")
+    output = capsys.readouterr()
+    shown = output.out.splitlines()
+    assert [json.loads(line) for line in shown[:2]] == [
+        {"severity": "INFO", "message": "two\nlines"},
+        {"severity": "ERROR", "message": "bad"},
+    ]
+    assert (shown[2:], output.err) == (["plain"], "error: bad\n")
+    logging.getLogger("trainer").handlers.clear()
+
+
+def test_a_status_line_says_it_all() -> None:
+    progress = Progress(500, 1000, steps_per_epoch=40, examples_per_step=64)
+    logs = StepLogs(("loss",), np.full((10, 1), 2.0), {})
+    progress.whole.add(logs, 5.0, timed=True)
+    entry = {
+        "losses": {"loss": 2.0}, "metrics": {"accuracy": 0.5}, "images_per_second": 1280.4, "step_seconds": 0.5,
+        "memory_gib": 1.0, "gpus": [{"memory_gib": 3.0, "utilization_percent": 87.0}],
+    }  # fmt: skip
+    assert console.status_line(entry, progress) == (
+        "step 500/1,000  epoch 12.5  loss 2  accuracy 0.5  1,280 images/s  0.5 s/step  1.00 GiB  GPU 3.0 GiB 87 %  "
+        "4:10 left"
+    )
+
+
+@pytest.mark.parametrize("name", ["critic_loss", "loss[0]", "[/loss]"])
+def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    progress = Progress(0, 20, steps_per_epoch=4, examples_per_step=8)
+    bar = console.Bar(progress)
+    for _ in range(2):
+        progress.advance(StepLogs((name,), np.full((5, 1), 1.25), {}), 1.0)
+        bar.update(progress, {name: 1.25})
+    bar.close()
+    assert f"10/20 40 images/s  0:02 left  {name} 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(75, "1:15"), (0.2, "0:00"), (3725, "1:02:05")])
+def test_clock(seconds: float, shown: str) -> None:
+    assert console.clock(seconds) == shown
+
+
+def test_the_call_that_traces_says_nothing_of_speed() -> None:
+    window = Window(examples_per_step=10)
+    window.add(StepLogs(("loss",), np.array([[4.0]]), {}), 60.0, timed=False)
+    assert (window.step_seconds, window.images_per_second) == (None, None)
+    window.add(StepLogs(("loss",), np.array([[1.0], [1.0]]), {}), 1.0, timed=True)
+    assert (window.means(), window.step_seconds, window.images_per_second) == ({"loss": 2.0}, 0.5, 20.0)
+
+
+def test_a_metric_that_keras_keeps_wins_over_the_scalar_of_its_name() -> None:
+    logs = StepLogs(("accuracy", "loss"), np.array([[0.1, 3.0], [0.3, 1.0]]), {"accuracy": 0.9})
+    assert logs.means() == {"accuracy": 0.9, "loss": 2.0}
+
+
+def test_losses_and_metrics_are_told_apart() -> None:
+    assert by_kind({"loss": 1, "gradient_penalty": 2, "accuracy": 3}) == {
+        "losses": {"loss": 1, "gradient_penalty": 2},
+        "metrics": {"accuracy": 3},
+    }
+
+
+def test_nvidia_smi_is_read() -> None:
+    assert parse_nvidia_smi("2048, 87\n1024, [N/A]\nsome other line\n") == [
+        {"memory_gib": 2.0, "utilization_percent": 87.0},
+        {"memory_gib": 1.0, "utilization_percent": 0.0},
+    ]
+
+
+@pytest.mark.parametrize(("ends", "gib"), [("", [2.0]), ("; exit 9", [])])
+def test_the_tool_is_asked_once_in_a_while(
+    ends: str, gib: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls\necho '2048, 87'{ends}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    gpus = Gpus()
+    assert [each["memory_gib"] for _ in range(3) for each in gpus.read()] == 3 * gib
+    assert (tmp_path / "calls").read_text() == "asked\n"
+
+
+def test_memory_is_measured() -> None:
+    assert 0.05 < memory_gib() <= peak_memory_gib() * 1.01
+
+
+def test_a_grid_holds_every_image_in_order() -> None:
+    images = np.stack([np.full((64, 64, 3), 40 * index, np.uint8) for index in range(5)])
+    picture = grid(images)
+    assert picture.shape == (2 * 66 + 2, 3 * 66 + 2, 3)
+    centres = picture[[34, 100]][:, [34, 100, 166], 0]
+    assert centres.tolist() == [[0, 40, 80], [120, 160, 255]]
+    assert tf.io.decode_png(encode_png(picture)).shape == picture.shape
+
+
+def test_small_images_are_enlarged_to_be_seen() -> None:
+    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)
+
+
+def test_grey_levels_are_rounded_and_clipped() -> None:
+    values = tf.constant([-2.0, -1.0, 0.0, 0.999, 1.0, 3.0])
+    assert to_uint8(values).numpy().tolist() == [0, 0, 128, 255, 255, 255]

@@ -1,0 +1,77 @@
+"""The account over restarts: what was wasted, what failed, what a restart cannot mend."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.train_config import TrainConfig
+from trainer.errors import FAULT, USER_MUST_CHANGE, UserError
+from trainer.reporting.progress import Progress
+from trainer.reporting.result import Account, refuse_hopeless_restart
+from trainer.reporting.stats import last_reported_step
+
+CONFIG = TrainConfig(job_dir="somewhere", steps=100)
+
+
+def progress(step: int) -> Progress:
+    return Progress(step, 100, steps_per_epoch=10, examples_per_step=8)
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts"), [("running", 4), ("interrupted", 4), ("failed", 4), ("done", 3), ("budget", 3)]
+)
+def test_what_did_not_end_as_planned_is_counted_as_a_restart(state: str, restarts: int) -> None:
+    assert Account.of(CONFIG, {"state": state, "restarts": 3}, 0.0).restarts == restarts
+    assert Account.of(CONFIG, {}, 0.0).restarts == 0
+
+
+def test_steps_are_counted_as_repeated_from_what_was_reported(tmp_path: Path) -> None:
+    stats = tmp_path / "stats.jsonl"
+    assert last_reported_step(stats) == 0
+    stats.write_text('{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep')
+    account = Account.of(CONFIG, {"state": "running", "steps": 50, "steps_repeated": 2}, 0.0)
+    account.goes_on(progress(50), last_reported_step(stats))
+    assert account.result("running")["steps_repeated"] == 2 + 7
+    account.progress = progress(60)
+    account.goes_on(progress(55), last_reported_step(stats))  # rolled back within this process
+    assert account.result("running")["steps_repeated"] == 2 + 7 + 5
+
+
+def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 1_030.0)
+    account = Account.of(CONFIG, {"state": "running", "wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0)
+    account.saving_seconds = 0.25
+    result = account.result("done")
+    assert (result["wall_seconds"], result["saving_seconds"]) == (100.5, 1.75)
+
+
+def test_a_failure_keeps_what_was_known() -> None:
+    """Also what this very process wrote: when it began there was nothing."""
+    known = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
+    failed = Account.of(CONFIG, {}, 0.0).failed("no such folder", USER_MUST_CHANGE, known)
+    assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
+    assert (failed["steps"], failed["final"]) == (50, {"losses": {"loss": 1.0}})
+
+
+def failed_before(**other: Any) -> dict[str, Any]:
+    return {**Account.of(CONFIG, {}, 0.0).failed("step 3: loss is NaN", USER_MUST_CHANGE, {}), **other}
+
+
+def test_on_vertex_the_same_job_with_the_same_settings_leaves_with_the_old_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
+    with pytest.raises(UserError, match=r"^step 3: loss is NaN$"):
+        refuse_hopeless_restart(CONFIG, failed_before())
+    refuse_hopeless_restart(CONFIG, {})
+    refuse_hopeless_restart(CONFIG, failed_before(exit_code=FAULT))
+    refuse_hopeless_restart(TrainConfig(job_dir="somewhere", steps=101), failed_before())
+    before = failed_before()
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "124")  # a new job: someone may have mended the bucket
+    refuse_hopeless_restart(CONFIG, before)
+
+
+def test_at_the_desk_the_same_command_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLOUD_ML_JOB_ID", raising=False)
+    refuse_hopeless_restart(CONFIG, failed_before())

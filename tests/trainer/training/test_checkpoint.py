@@ -1,0 +1,357 @@
+"""Checkpoints: what they hold, what is kept, and what happens when one is damaged or cannot be written."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives, largest_difference, weights
+from trainer import job
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.strategy import make_replicas
+from trainer.errors import NotFinite, UserError
+from trainer.log import log
+from trainer.reporting.job_directory import open_job_dir
+from trainer.reporting.result import Account
+from trainer.training import checkpoint
+from trainer.training.checkpoint import Checkpoints, Damaged, read_checkpoint, whole_checkpoints
+from trainer.training.state import variables_of
+
+Make = Callable[..., TrainConfig]
+FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
+
+
+def small_model(seed: int = 1) -> keras.Model:
+    """Weights, random state (Dropout) and an optimizer with momentum."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    model.helper = optimizer
+    return model
+
+
+def checkpoints_of(model: keras.Model, folder: Path, keep: int = 3) -> Checkpoints:
+    return Checkpoints(model, make_replicas(TrainConfig()), folder, keep)
+
+
+def fill(model: keras.Model, value: float) -> None:
+    for variable in model.trainable_variables:
+        variable.assign(tf.fill(variable.shape, value))
+
+
+def save(checkpoints: Checkpoints, model: keras.Model, *steps: int, **state: Any) -> None:
+    """Checkpoints in which every weight is the step."""
+    for step in steps:
+        fill(model, float(step))
+        checkpoints.save(step, {"of": step, **state})
+        checkpoints.wait()
+
+
+def names(folder: Path) -> list[int]:
+    return [int(path.name[5:]) for path in whole_checkpoints(folder)]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was logged as a warning."""
+    heard: list[str] = []
+    monkeypatch.setattr(log, "warning", heard.append)
+    return heard
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+def test_a_damaged_file_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, lines: list[str], name: str, damage: Callable[[Path], None]
+) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 2, 4)
+    damage(tmp_path / "step-00000004" / name)
+    fill(model, -1.0)
+    restored = checkpoints_of(model, tmp_path).restore()
+    assert restored == {"of": 2, "step": 2}
+    assert all(np.all(np.asarray(variable) == 2.0) for variable in model.trainable_variables)
+    assert len(lines) == 1
+    assert f"step-00000004/{name}" in lines[0]
+
+
+def test_no_bit_of_a_manifest_can_change_unnoticed(tmp_path: Path) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 4)
+    path = tmp_path / "step-00000004" / "manifest.json"
+    whole = path.read_bytes()
+    manifest = read_checkpoint(path.parent)[0]
+    noticed = 0
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :])
+        try:
+            assert read_checkpoint(path.parent)[0] == manifest  # a blank for another
+        except Damaged as error:
+            assert "manifest.json" in str(error)
+            noticed += 1
+    assert noticed > len(whole) // 2
+
+
+def test_none_usable_is_the_users_to_mend_and_nothing_is_overwritten(tmp_path: Path, lines: list[str]) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 2, 4)
+    for folder in whole_checkpoints(tmp_path):
+        truncate(folder / FILES[2])
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"none of its checkpoints can be read \(step-00000004/variables.data"):
+        checkpoints_of(model, tmp_path).restore()
+    assert contents(tmp_path) == before
+
+
+def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_path: Path) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 2)
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000004.part")
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.old")
+    checkpoints = checkpoints_of(model, tmp_path)
+    assert checkpoints.restore()["step"] == 2
+    save(checkpoints, model, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005"]
+
+
+def test_nothing_there_is_a_start_from_scratch(tmp_path: Path) -> None:
+    assert checkpoints_of(small_model(), tmp_path / "none").restore() == {}
+
+
+def test_weights_momentum_and_random_state_come_back(tmp_path: Path) -> None:
+    model = small_model()
+    inputs = tf.ones((4, 3))
+    for _ in range(3):
+        model(inputs, training=True)
+        model.helper.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    save(checkpoints_of(model, tmp_path), model, 3)
+    other = small_model(seed=2)
+    assert checkpoints_of(other, tmp_path).restore()["step"] == 3
+    ours, theirs = variables_of(model), variables_of(other)
+    assert ours.keys() == theirs.keys()
+    assert {name.rpartition("/")[2] for name in ours} >= {"kernel", "bias", "state", "momentum", "iteration"}
+    for name, variable in ours.items():
+        np.testing.assert_array_equal(variable, theirs[name], err_msg=name)
+    np.testing.assert_array_equal(model(inputs, training=True), other(inputs, training=True))
+
+
+def test_names_do_not_depend_on_the_number_of_replicas() -> None:
+    fresh_collectives()
+    alone = variables_of(small_model())
+    with make_replicas(TrainConfig(replicas=2)).strategy.scope():
+        assert list(variables_of(small_model())) == list(alone)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path, keep=2), model, 1, 2, 3, 4, 5, best={"step": 2})
+    assert names(tmp_path) == [2, 4, 5]
+
+
+def test_a_damaged_newest_one_does_not_crowd_out_what_is_written_after_it(tmp_path: Path, lines: list[str]) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 4, 6)
+    truncate(tmp_path / "step-00000006" / FILES[1])
+    checkpoints = checkpoints_of(model, tmp_path, keep=1)
+    assert checkpoints.restore()["step"] == 4
+    save(checkpoints, model, 5)
+    assert names(tmp_path) == [5]
+    assert checkpoints_of(model, tmp_path).restore()["step"] == 5
+
+
+def test_the_same_step_is_written_once(tmp_path: Path) -> None:
+    model = small_model()
+    checkpoints = checkpoints_of(model, tmp_path)
+    save(checkpoints, model, 3)
+    before = contents(tmp_path)
+    save(checkpoints, model, 3)
+    assert contents(tmp_path) == before
+
+
+def test_a_step_at_which_something_was_owed_is_written_again_when_that_is_done(tmp_path: Path) -> None:
+    model = small_model()
+    save(checkpoints_of(model, tmp_path), model, 3, owed=True)
+    checkpoints = checkpoints_of(model, tmp_path)
+    assert checkpoints.restore()["owed"] is True
+    before = contents(tmp_path)
+    save(checkpoints, model, 3, owed=True)
+    assert contents(tmp_path) == before
+    save(checkpoints, model, 3, owed=False)
+    assert checkpoints_of(model, tmp_path).restore()["owed"] is False
+    assert names(tmp_path) == [3]
+
+
+def test_what_is_written_in_the_background_is_the_state_at_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps and state go on while the writer has not even begun."""
+    model, go_on, write = small_model(), threading.Event(), checkpoint.write_checkpoint
+
+    def late(*given: Any) -> None:
+        go_on.wait(30)
+        write(*given)
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", late)
+    step = tf.function(lambda: model.helper.apply([tf.ones(v.shape) for v in model.trainable_variables]))
+    step()
+    before, state = weights(model), {"list": [1]}
+    checkpoints = checkpoints_of(model, tmp_path)
+    checkpoints.save(1, state)
+    state["list"].append(2)
+    for _ in range(3):
+        step()
+    go_on.set()
+    checkpoints.wait()
+    assert largest_difference(before, weights(model)) > 0.1
+    assert checkpoints_of(model, tmp_path).restore() == {"list": [1], "step": 1}
+    assert largest_difference(before, weights(model)) == 0.0
+
+
+def test_a_write_that_fails_is_told_once_and_the_one_before_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model()
+    checkpoints = checkpoints_of(model, tmp_path)
+    save(checkpoints, model, 1)
+
+    def full(path: Path, content: Mapping[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_json", full)
+        checkpoints.save(2, {})
+        with pytest.raises(UserError, match="step-00000002 cannot be written: No space left on device: free"):
+            checkpoints.save(3, {})
+    checkpoints.wait()
+    assert names(tmp_path) == [1]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_state_with_nan_is_not_kept(tmp_path: Path) -> None:
+    model = small_model()
+    checkpoints = checkpoints_of(model, tmp_path)
+    save(checkpoints, model, 1)
+    fill(model, float("nan"))
+    checkpoints.save(2, {})
+    with pytest.raises(NotFinite, match="step 2: model/0000/kernel is NaN or infinite: lower learning_rate"):
+        checkpoints.wait()
+    assert names(tmp_path) == [1]
+
+
+def run(config: TrainConfig) -> Path:
+    fresh_collectives()
+    assert job.run(config, ["test"], 0.0) == 0
+    return Path(config.job_dir)
+
+
+def prepared(config: TrainConfig) -> job.Job:
+    fresh_collectives()
+    return job.prepare(config, make_replicas(config), open_job_dir(config), Account.of(config, {}, 0.0))
+
+
+MLP = ("--model=mlp", "--global_batch_size=64")
+KINDS = {"GAN": (), "classifier": MLP}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each kind."""
+    folder = tmp_path_factory.mktemp("trained")
+    make = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
+    return {kind: run(resolve([*make, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000004"])
+def test_initial_checkpoint_gives_its_weights_to_a_run_that_begins_anew(
+    small_config: Make, trained: dict[str, Path], kind: str, where: str
+) -> None:
+    begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
+    assert begun.progress.step == 0
+    _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
+    for name, variable in variables_of(begun.assembly.model).items():
+        if name.startswith("model/"):
+            np.testing.assert_array_equal(variable, values[name], err_msg=name)
+    optimizers = [v for name, v in variables_of(begun.assembly.model).items() if name.endswith("iteration")]
+    assert [int(np.asarray(variable)) for variable in optimizers] == [0] * len(optimizers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_model_gives_the_weights_of_saved_templates(
+    small_config: Make, trained: dict[str, Path], kind: str
+) -> None:
+    model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).assembly.model
+    networks = model.templates() if kind == "GAN" else {"model": model}
+    for name, network in networks.items():
+        saved = keras.models.load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
+        assert largest_difference(weights(network), weights(saved)) == 0.0
+
+
+def test_its_own_checkpoint_comes_before_the_weights_of_another_run(
+    small_config: Make, trained: dict[str, Path]
+) -> None:
+    run(small_config("--steps=2"))
+    assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).progress.step == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
+        (["--initial_checkpoint={classifier}"], "it is of another model"),
+        (["--initial_checkpoint={GAN}/samples"], "no checkpoint there: give a job directory"),
+        (["--initial_checkpoint=/nowhere"], "no checkpoint there: give a job directory"),
+        (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
+        (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
+        (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),
+        (["--initial_model=/nowhere"], "cannot be loaded as a model.keras"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_first_weights_that_do_not_fit_are_refused_in_one_line(
+    small_config: Make, trained: dict[str, Path], flags: list[str], line: str
+) -> None:
+    places = {kind: str(folder) for kind, folder in trained.items()}
+    with pytest.raises(UserError) as caught:
+        prepared(small_config(*(flag.format(**places) for flag in flags)))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_initial_checkpoint_is_refused(small_config: Make, trained: dict[str, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(trained["GAN"] / "checkpoints" / "step-00000004", tmp_path / "copy")
+    truncate(copy / FILES[1])
+    with pytest.raises(UserError, match=r"damaged .*variables\.index has another size"):
+        prepared(small_config(f"--initial_checkpoint={copy}"))
+
+
+def test_a_checkpoint_of_another_model_is_not_resumed(small_config: Make) -> None:
+    folder = run(small_config("--steps=2"))
+    described = json.loads((folder / "run.json").read_text())
+    described["config"]["width"] = 8  # as if the model had changed under the same settings
+    (folder / "run.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="it is of another model, or of another version of Keras"):
+        prepared(small_config("--steps=4", "--width=8"))

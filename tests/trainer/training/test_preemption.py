@@ -1,0 +1,327 @@
+"""What ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SMALL
+from tests.drill import losses, numbers
+from tests.support import Signals, fresh_collectives
+from tests.workers import ROOT
+from trainer import job
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.strategy import make_replicas
+from trainer.errors import INTERRUPTED, UserError
+from trainer.reporting.job_directory import write_json
+from trainer.training import preemption
+from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+from trainer.training.evaluation import Evaluation
+from trainer.training.preemption import Control, StopRequest, stop_on_signals
+from trainer.training.steps import StepRunner
+
+Make = Callable[..., TrainConfig]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(config: TrainConfig) -> Path:
+    fresh_collectives()
+    assert job.run(config, ["test"], time.monotonic()) == 0
+    return Path(config.job_dir)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def eventually(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_save_is_due_every_so_many_minutes() -> None:
+    clock = Clock()
+    control = Control(make_replicas(TrainConfig()), StopRequest(), save_every_seconds=60, clock=clock)
+    due = []
+    for _ in range(8):
+        clock.now += 25
+        assert control.agree(1.5) == 1.5
+        due.append(control.save_due)
+    assert due == [False, False, True, False, False, True, False, False]
+    assert not control
+
+
+def test_the_budget_ends_the_run() -> None:
+    clock = Clock()
+    control = Control(make_replicas(TrainConfig()), StopRequest(), budget_seconds=60, clock=clock)
+    ended = []
+    for now in (130, 159, 160, 200):
+        clock.now = now
+        control.agree(1.0)
+        ended.append(bool(control))
+    assert ended == [False, False, True, True]
+    assert (control.budget_spent, control.signal, control.save_due) == (True, None, False)
+
+
+def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stop_on_signals() as stop:
+        control = Control(make_replicas(TrainConfig()), stop)
+        control.agree(1.0)
+        assert not control
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: stop)
+        control.agree(1.0)
+        assert (bool(control), control.signal, left) == (True, "SIGTERM", [])
+        os.kill(os.getpid(), signal.SIGINT)
+        eventually(lambda: left)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+LONG_CALL = """
+import tensorflow as tf
+from trainer.log import start_logging
+from trainer.training.preemption import stop_on_signals
+
+start_logging()
+with stop_on_signals():
+    print("begins", flush=True)
+    product = lambda i, x: (i + 1, tf.linalg.matmul(x, x))
+    tf.function(lambda x: tf.while_loop(lambda i, x: i < 10**9, product, (0, x)))(tf.eye(256))
+"""
+
+
+def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
+    """Python runs no handler while a call lasts, so that both would be one."""
+    command = [sys.executable, "-c", LONG_CALL]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begins\n"
+            time.sleep(0.5)  # into the call
+            process.send_signal(signal.SIGTERM)
+            answer = "SIGTERM: saves when the steps in hand are done; once more stops at once, unsaved"
+            assert process.stdout.readline() == f"warning: {answer}\n"  # in the midst of the call
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            watchdog.cancel()
+            process.kill()
+    assert process.returncode == 75
+    assert "stopped at once: the same command again goes on from the last checkpoint" in out
+
+
+def test_checkpoints_by_the_clock(small_config: Make) -> None:
+    flags = ("--checkpoint_every_steps=0", "--checkpoint_every_minutes=1e-9", "--steps_per_loop=1", "--steps=3")
+    folder = run(small_config(*flags))
+    assert [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")] == [1, 2, 3]
+
+
+def test_the_budget_counts_over_restarts_and_ends_the_run_as_planned(
+    small_config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--steps=30", "--steps_per_loop=1", "--max_minutes=5", "--sample_every_steps=0")
+    folder = Path(small_config().job_dir)
+    folder.mkdir()
+    write_json(folder / "result.json", {"state": "running", "wall_seconds": 299.9})  # of a process before
+    run(small_config(*flags))
+    result = result_of(folder)
+    assert (result["state"], result["steps"], result["error"]) == ("budget", 1, None)
+    assert result["wall_seconds"] > 300
+    assert (folder / "model" / "model.keras").is_file()
+    assert (folder / "samples" / "step-00000001.png").is_file()
+    assert result["final"]["losses"]
+    run(small_config(*flags))
+    assert result_of(folder) == result  # it ended at once
+    run(small_config("--steps=3", "--steps_per_loop=1", "--max_minutes=50"))
+    assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("done", 3)
+
+
+DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
+
+
+def test_nan_stops_and_the_last_good_checkpoint_is_kept(small_config: Make) -> None:
+    config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
+    with pytest.raises(UserError, match="step 3: loss is NaN or infinite: lower learning_rate"):
+        run(config)
+    assert [path.name for path in whole_checkpoints(Path(config.job_dir) / "checkpoints")][-1] == "step-00000002"
+
+
+def test_rollback_halves_the_rate_and_a_restart_goes_on_with_it(small_config: Make) -> None:
+    flags = (*DIVERGES, "--learning_rate=0.1", "--on_nan=rollback", "--report_every_steps=1")
+    folder = run(small_config(*flags, "--steps=6"))
+    assert (result_of(folder)["state"], result_of(folder)["rollbacks"]) == ("done", 2)
+    run(small_config(*flags, "--steps=8"))  # at the full rate, or half of it, it would be NaN again
+    assert result_of(folder)["rollbacks"] == 2
+    assert [kind[:2] for kind in numbers(folder)] == [("report", step) for step in range(1, 9)]
+    assert losses(folder) == pytest.approx([0.1, 0.1, *[0.025] * 6])
+
+
+def test_rollback_happens_at_most_twice(small_config: Make) -> None:
+    config = small_config(*DIVERGES, "--learning_rate=0.2", "--on_nan=rollback", "--steps=6")
+    for _ in range(2):  # nor does the same command again begin anew
+        with pytest.raises(UserError, match="step 3: loss is NaN"):
+            run(config)
+        result = result_of(Path(config.job_dir))
+        assert (result["state"], result["rollbacks"]) == ("failed", 2)
+
+
+def test_on_vertex_a_restart_that_cannot_help_leaves_before_training(
+    small_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
+    config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
+    with pytest.raises(UserError) as first:
+        run(config)
+
+    def trained(*given: Any) -> None:
+        raise AssertionError("it came to train")
+
+    monkeypatch.setattr(job, "prepare", trained)
+    for _ in range(2):
+        with pytest.raises(UserError) as again:
+            run(config)
+        assert str(again.value) == str(first.value)
+        assert result_of(Path(config.job_dir))["error"] == str(first.value)
+
+
+STOPS = (
+    "--model=mlp", "--width=8", "--global_batch_size=256", "--evaluation_fraction=0.3", "--learning_rate=0.3",
+    "--early_stopping=val_loss", "--patience=2", "--steps=240", "--checkpoint_every_steps=4", "--report_every_steps=3",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stops early."""
+    folder = run(resolve([*SMALL, *STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"]).config)
+    assert 12 <= result_of(folder)["steps"] < 200
+    return folder
+
+
+def check_same(folder: Path, undisturbed: Path) -> None:
+    assert numbers(folder) == numbers(undisturbed)
+    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
+    results = [result_of(one) for one in (folder, undisturbed)]
+    assert [(result["state"], result["steps"]) for result in results] == [("done", results[1]["steps"])] * 2
+    kept = [whole_checkpoints(one / "checkpoints") for one in (folder, undisturbed)]
+    assert [path.name for path in kept[0]] == [path.name for path in kept[1]]
+    ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
+    assert [state["owed"] for state in (ours, theirs)] == [False, False]
+    assert ours["best"]["step"] == theirs["best"]["step"]
+    assert [state["callbacks"].pop("monitor") for state in (ours, theirs)] == ["val_loss"] * 2
+    assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
+
+
+def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
+    small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals, call, measure = Signals(monkeypatch), StepRunner.__call__, Evaluation.__call__
+    stopped_at, reached = result_of(undisturbed)["steps"], [0]
+    before, within = [3, 4, stopped_at], [8]
+
+    def come_at(steps: list[int]) -> None:
+        if reached[-1] in steps:
+            steps.remove(reached[-1])
+            signals.come()
+
+    def called(self: StepRunner, iterator: Any, first_step: int, count: int) -> Any:
+        logs = call(self, iterator, first_step, count)
+        reached.append(first_step + count)
+        come_at(before)
+        return logs
+
+    def measured(self: Evaluation) -> dict[str, float]:
+        come_at(within)
+        return measure(self)
+
+    monkeypatch.setattr(StepRunner, "__call__", called)
+    monkeypatch.setattr(Evaluation, "__call__", measured)
+    config = small_config(*STOPS, "--steps_per_loop=1")
+    for step in (3, 4, 8, stopped_at):
+        assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
+        folder = Path(config.job_dir)
+        assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
+        assert step not in [number[1] for number in numbers(folder)]
+    check_same(run(config), undisturbed)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_early_stopping_goes_on_counting_and_stays_stopped(
+    small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_at = result_of(undisturbed)["steps"]
+    config = small_config(*STOPS)
+    save, saves = job.Job.save, []
+
+    def killed_at_the_third(self: job.Job, reporter: Any, **owed: bool) -> None:
+        save(self, reporter, **owed)
+        saves.append(self.progress.step)
+        if len(saves) == 3 or self.progress.finished:
+            self.checkpoints.wait()
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Job, "save", killed_at_the_third)
+        for _ in range(60):
+            with pytest.raises(Killed):
+                run(config)
+            if saves[-1] == stopped_at:
+                break
+            saves.clear()
+    check_same(run(config), undisturbed)
+
+
+def test_a_run_that_stopped_early_says_so_and_how_it_goes_on(
+    small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
+    folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
+    shutil.copytree(undisturbed, folder)
+    run(small_config(*STOPS))
+    assert f"stopped early after {steps} of 240 steps: give more steps and a larger --patience to go on" in caplog.text
+    run(small_config(*STOPS, "--steps=241", "--patience=200"))
+    assert result_of(folder)["steps"] == 241
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> None:
+    flags = [flag for flag in STOPS if not flag.startswith(("--early", "--patience", "--steps"))]
+    folder = run(small_config(*flags, "--steps=48", "--keep_checkpoints=1", "--best_metric=val_loss"))
+    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    best = min((line["losses"]["val_loss"], line["step"]) for line in lines if line["kind"] == "evaluation")
+    kept = [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")]
+    assert kept == sorted({best[1], result_of(folder)["steps"]})
+
+
+def test_a_best_metric_that_nothing_measures_is_refused(small_config: Make) -> None:
+    with pytest.raises(UserError, match="best_metric=fidd: this run measures nothing"):
+        run(small_config("--best_metric=fidd"))
+    with pytest.raises(UserError, match="this run measures val_accuracy, val_loss; did you mean 'val_accuracy'"):
+        run(small_config(*STOPS[:4], "--best_metric=val_acc"))

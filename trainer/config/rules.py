@@ -1,0 +1,119 @@
+"""The rules between the settings of a run, and what a named model asks of them. Imports no TensorFlow."""
+
+import os
+from collections.abc import Callable, Mapping
+
+from trainer.config.fields import nearest
+from trainer.config.metric_names import check_measures
+from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, said_kind
+from trainer.errors import UnknownData, UserError
+from trainer.storage import is_remote, local_path
+
+# EfficientNet without weights, over whatever a recipe says of fine-tuning.
+FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
+
+
+def _efficientnet(config: TrainConfig) -> None:
+    if config.channels != 3:
+        raise UserError(f"channels={config.channels}: efficientnet takes colour images: say --channels=3")
+    if config.image_size < 32:
+        raise UserError(f"image_size={config.image_size}: efficientnet needs at least 32 pixels")
+    if config.fine_tune_after_steps and not config.fine_tune_from:
+        raise UserError(
+            f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block that "
+            f"learns then, for example --fine_tune_from=block6a, or train all from scratch: {FROM_SCRATCH}"
+        )
+    if config.weights == "none" and config.fine_tune_from:
+        raise _contradiction(config, "weights", "fine_tune_from", f"without weights all learns: say {FROM_SCRATCH}")
+
+
+def _cnn(config: TrainConfig) -> None:
+    if config.image_size < 20:
+        raise UserError(f"image_size={config.image_size}: cnn needs at least 20 pixels")
+
+
+def _gan_images(config: TrainConfig) -> None:
+    size = config.image_size
+    if size % 8 or not 16 <= size <= 256:
+        near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
+        raise UserError(
+            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
+        )
+
+
+# What a named model asks of the settings, checked before TensorFlow is loaded.
+MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {
+    "wgan_gp": _gan_images,
+    "dcgan": _gan_images,
+    "cnn": _cnn,
+    "efficientnet": _efficientnet,
+}
+
+
+def check(config: TrainConfig) -> None:
+    """The rules between settings and those of the named model; UserError where one is broken."""
+    _known_name("model", config.model, MODELS)
+    _check_data(config)
+    _check_devices(config)
+    if config.initial_checkpoint and config.initial_model:
+        raise _contradiction(config, "initial_checkpoint", "initial_model", "drop one of them")
+    if config.fine_tune_after_steps and config.model in MODELS and config.model != "efficientnet":
+        raise UserError(
+            f"fine_tune_after_steps={config.fine_tune_after_steps}: {config.model} has no layers that learn later, "
+            "only efficientnet has: drop it, or say --fine_tune_after_steps=0 where a recipe sets it"
+        )
+    if config.model in MODEL_RULES:
+        MODEL_RULES[config.model](config)
+    check_measures(config)
+
+
+def _check_data(config: TrainConfig) -> None:
+    if config.channels == 2:
+        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+    if not config.data:
+        raise UserError(
+            "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER) with images of yours, for a classifier in one "
+            "folder a class, or --data=digits to try it without"
+        )
+    if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
+        _known_name("data", config.data, DATA_SOURCES)
+    for name in config.augmentations:
+        if name not in AUGMENTATIONS:
+            raise UserError(
+                f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
+                f"Known: {', '.join(AUGMENTATIONS)}"
+            )
+    local_path(config.cache_dir, "cache_dir")  # UserError for an address
+    if config.stream and not is_remote(said_kind(config.data)[1]):
+        raise UserError(f"stream=true and data={config.data}: only what lies at gs:// is streamed: drop --stream")
+    if config.stream and (config.evaluation_fraction or config.skip_bad_images):
+        raise UserError(
+            "stream=true with evaluation_fraction or skip_bad_images: both need to see all images first: drop them, or "
+            "prepare the data with them (python -m trainer.data.prepare)"
+        )
+
+
+def _check_devices(config: TrainConfig) -> None:
+    if config.strategy == "one_device" and config.replicas > 1:
+        raise _contradiction(config, "strategy", "replicas", "drop one of them")
+    if config.strategy == "one_device" and config.expect_devices > 1:
+        raise _contradiction(config, "strategy", "expect_devices", "drop one of them")
+    if 0 < config.replicas < config.expect_devices:
+        raise _contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
+    if config.replicas:
+        config.rows_per_replica(config.replicas)
+
+
+def _contradiction(config: TrainConfig, one: str, other: str, advice: str) -> UserError:
+    both = f"{one}={getattr(config, one)} and {other}={getattr(config, other)}"
+    return UserError(f"{both} contradict each other: {advice}")
+
+
+def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
+    if ":" not in name and name not in known:
+        path = "a path that is there, " if kind == "data" else ""
+        text = (
+            f"{kind}={name}: no such {kind}{nearest(name, known)} "
+            f"Known: {', '.join(known)}, {path}or package.module:function of your own"
+        )
+        raise UnknownData(text, name) if kind == "data" else UserError(text)

@@ -1,0 +1,243 @@
+"""What a run is: every setting, its meaning, its unit and its limits. Imports no TensorFlow.
+
+`trainer.config.recipe` makes one of a recipe and flags, `trainer.config.rules` says what does not go together.
+"""
+
+import dataclasses
+
+from trainer.config.fields import setting
+from trainer.errors import UserError
+
+# Names that stand for a dotted path; a user's own `package.module:function` is taken as it is.
+MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp")}
+DATA_SOURCES = {
+    "digits": "trainer.data.digits:load",
+    "mnist": "trainer.data.keras_datasets:load",
+    "fashion_mnist": "trainer.data.keras_datasets:load",
+    "cifar10": "trainer.data.keras_datasets:load",
+}
+
+# What may stand before a path, as in folder:photos, where its kind is not seen from what lies there.
+DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
+
+# What `augment` may name, one or several, separated by commas.
+AUGMENTATIONS = ("flip", "crop")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
+
+    recipe: str = setting("", "name or path of the recipe", group="run")
+    job_dir: str = setting("", "folder or gs:// address that the run writes to, and resumes from", group="run")
+    callbacks: str = setting("", "package.module:function that returns a list of Keras callbacks", group="run")
+
+    model: str = setting("wgan_gp", "a model's name, or package.module:function of your own", group="model")
+    image_size: int = setting(
+        32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, group="model"
+    )
+    channels: int = setting(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3, group="model")
+    width: int = setting(32, "filters of the widest-image layer; deeper ones double it", minimum=1, group="model")
+    latent_dim: int = setting(128, "length of a generator's noise vector", minimum=1, group="model")
+
+    variant: str = setting(
+        "B2", "which EfficientNet", choices=tuple(f"B{number}" for number in range(8)), group="model"
+    )
+    weights: str = setting("imagenet", "EfficientNet's first weights: imagenet, none, or a weights file", group="model")
+    fine_tune_from: str = setting(
+        "", "EfficientNet's first block that learns too, as block6a; none: only the head learns", group="model"
+    )
+    fine_tune_after_steps: int = setting(
+        0, "steps in which only EfficientNet's head learns", unit="steps", minimum=0, group="training"
+    )
+    fine_tune_learning_rate: float = setting(
+        1e-5, "learning_rate from fine_tune_after_steps on", above=0, group="training"
+    )
+
+    data: str = setting(
+        "digits", "a source's name, a path, kind:path, or package.module:function of your own", group="data"
+    )
+    evaluation_fraction: float = setting(
+        0.0,
+        "share of the examples held back for evaluation, where the source has no such part",
+        minimum=0,
+        maximum=0.9,
+        group="data",
+    )
+    augment: str = setting(
+        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma", group="data"
+    )
+    skip_bad_images: bool = setting(False, "leave out image files that cannot be decoded", group="data")
+    data_memory_mib: int = setting(
+        4096,
+        "prepared shards larger than this are read row by row, with flat memory",
+        unit="MiB",
+        minimum=0,
+        group="data",
+    )
+    cache_dir: str = setting(
+        "", "folder that keeps what was read from gs://; without it ~/.cache/vertex-trainer", group="data"
+    )
+    stream: bool = setting(
+        False,
+        "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time",
+        group="data",
+    )
+
+    global_batch_size: int = setting(
+        64, "examples of one batch, over all replicas", unit="examples", minimum=1, group="training"
+    )
+    epochs: int | None = setting(None, "length of the run; 1 without steps", unit="epochs", minimum=1, group="training")
+    steps: int | None = setting(None, "length of the run, instead of epochs", unit="steps", minimum=1, group="training")
+    learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
+    learning_rate_schedule: str = setting(
+        "constant", "how the learning rate goes on after the warm-up", choices=("constant", "cosine"), group="training"
+    )
+    warmup_steps: int = setting(0, "steps of linear rise to learning_rate", unit="steps", minimum=0, group="training")
+    dropout: float = setting(0.0, "share of hidden units dropped", minimum=0, maximum=0.95, group="model")
+    critic_steps: int = setting(5, "critic updates before each generator update", minimum=1, group="training")
+    gradient_penalty_weight: float = setting(
+        10.0, "weight of the critic's gradient penalty", minimum=0, group="training"
+    )
+    ema_decay: float = setting(
+        0.999,
+        "decay a step of the generator's averaged weights; 0: no averaging",
+        minimum=0,
+        maximum=0.999999,
+        group="training",
+    )
+    early_stopping: str = setting("", "stop when this value of an epoch, as val_loss, gets no better", group="training")
+    patience: int = setting(
+        3, "epochs without improvement before early_stopping", unit="epochs", minimum=1, group="training"
+    )
+    max_minutes: float = setting(
+        0.0,
+        "end the run, saved and exported, after this time over all restarts; 0: no limit",
+        unit="minutes",
+        minimum=0,
+        group="training",
+    )
+    on_nan: str = setting(
+        "stop",
+        "when a loss is NaN: stop, or rollback to the last checkpoint with half the learning rate, at most twice",
+        choices=("stop", "rollback"),
+        group="training",
+    )
+    initial_checkpoint: str = setting(
+        "", "begin with the weights of another run's checkpoint (or job directory)", group="model"
+    )
+    initial_model: str = setting("", "begin with the weights of a saved template model, a model.keras", group="model")
+    seed: int = setting(0, "fixes weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
+
+    strategy: str = setting(
+        "auto",
+        "how replicas work together; auto goes by the devices and TF_CONFIG",
+        choices=("auto", "one_device", "mirrored", "multi_worker"),
+        group="devices",
+    )
+    communication: str = setting(
+        "auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"), group="devices"
+    )
+    worker_timeout_seconds: int = setting(
+        600, "how long workers wait for one that is late", unit="seconds", minimum=1, group="devices"
+    )
+    replicas: int = setting(
+        0,
+        "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made",
+        unit="devices",
+        minimum=0,
+        maximum=64,
+        group="devices",
+    )
+    expect_devices: int = setting(
+        0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0, group="devices"
+    )
+    precision: str = setting(
+        "float32",
+        "arithmetic of the layers",
+        choices=("float32", "mixed_bfloat16", "mixed_float16", "float64"),
+        group="devices",
+    )
+    jit_compile: bool = setting(
+        False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models", group="devices"
+    )
+    deterministic: bool = setting(
+        False, "the same numbers bit for bit on GPUs too, as they are on CPUs; slower", group="devices"
+    )
+    sync_batch_norm: bool = setting(True, "batch norm over all replicas' rows", group="devices")
+    steps_per_loop: int = setting(
+        0,
+        "most steps in one call to the device; 0 lets it grow to about 3 seconds",
+        unit="steps",
+        minimum=0,
+        group="devices",
+    )
+
+    checkpoint_every_steps: int = setting(
+        500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0, group="output"
+    )
+    checkpoint_every_minutes: float = setting(
+        0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0, group="output"
+    )
+    keep_checkpoints: int = setting(3, "newest checkpoints to keep, and the best one", minimum=1, group="output")
+    best_metric: str = setting(
+        "", "value whose best checkpoint is kept; none: val_accuracy, or fid where it is computed", group="output"
+    )
+    report_every_steps: int = setting(
+        50, "report losses and speed this often, and at the end", unit="steps", minimum=1, group="output"
+    )
+    sample_every_steps: int = setting(
+        250,
+        "write a sample grid this often, and at the end; 0: only at the end",
+        unit="steps",
+        minimum=0,
+        group="output",
+    )
+    fid_every_steps: int = setting(
+        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0, group="output"
+    )
+    fid_samples: int = setting(10_000, "images to compare, real and generated", minimum=2, group="output")
+    fid_features: str = setting(
+        "inception", "what FID looks at: inception, or the model.keras of a saved classifier", group="output"
+    )
+    fid_weights: str = setting("imagenet", "weights of inception: imagenet, or a weights file", group="output")
+    tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
+    tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The settings that may name a file or folder to read, and what they name."""
+        others = ("weights", "fid_features", "fid_weights", "initial_checkpoint", "initial_model")
+        return {"data": said_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
+
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """The names in `augment`."""
+        return tuple(name.strip() for name in self.augment.split(",") if name.strip())
+
+    def rows_per_replica(self, replicas: int) -> int:
+        """Rows of each global batch that one of `replicas` works on; UserError where the batch does not divide."""
+        rows, left_over = divmod(self.global_batch_size, replicas)
+        if left_over:
+            lower = self.global_batch_size - left_over
+            near = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
+            raise UserError(
+                f"global_batch_size={self.global_batch_size} does not divide over {replicas} replicas: take {near}"
+            )
+        return rows
+
+
+# Settings that a resumed run may change without becoming another run.
+MAY_CHANGE = frozenset({
+    "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
+    "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
+    "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
+    "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
+    "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
+})  # fmt: skip
+
+
+def said_kind(data: str) -> tuple[str, str]:
+    """`kind:path` in its two parts; an empty kind where none is said."""
+    kind, colon, rest = data.partition(":")
+    return (kind, rest) if colon and kind in DATA_KINDS else ("", data)

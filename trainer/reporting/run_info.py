@@ -1,0 +1,81 @@
+"""run.json: what a run is."""
+
+import dataclasses
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import trainer
+from trainer.config.train_config import TrainConfig
+from trainer.data.batches import Schedule
+from trainer.distribution.strategy import Replicas, simulated_devices
+
+COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to what its user typed: this process is a part of that
+
+
+def describe(
+    config: TrainConfig, command: Sequence[str], replicas: Replicas, schedule: Schedule, total_steps: int
+) -> dict[str, Any]:
+    """The content of run.json."""
+    return {
+        "config": dataclasses.asdict(config),
+        "batch": replicas.sentence(),
+        "cluster": {
+            "workers": replicas.cluster.workers,
+            "addresses": list(replicas.cluster.addresses),
+            "replicas": replicas.count,
+            "rows_per_replica": replicas.rows,
+        },
+        "devices": list(replicas.devices),  # of each worker
+        "gpus": _gpu_names()[: replicas.local],  # of this worker
+        "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
+        "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "data": {
+            "examples": schedule.examples,
+            "examples_per_step": schedule.examples_per_step,
+            "steps_per_epoch": schedule.steps_per_epoch,
+        },
+        "total_steps": total_steps,
+        "versions": versions(),
+        "git_commit": _git_commit(),
+        "command": os.environ.get(COMMAND) or shlex.join(command),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What runs here: the package, Python, and what the numbers depend on."""
+    return {
+        "trainer": trainer.__version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _gpu_names() -> list[str]:
+    """What the visible GPUs call themselves, as "NVIDIA A100-SXM4-80GB"; "" where TensorFlow does not say."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [str(about.get("device_name", "")) for about in details]
+
+
+def _git_commit() -> str | None:
+    """The commit of the sources that run, where they lie in a git checkout of their own."""
+    folder = Path(__file__).parents[1]
+    command = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"]
+    try:
+        subprocess.run(command, capture_output=True, timeout=5, check=True)
+        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
