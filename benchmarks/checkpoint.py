@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.measure import alternate, base_parser, keep, run_main, table
 from benchmarks.startup import seconds_until
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
 from trainer.training.checkpoint import Checkpoints
@@ -27,7 +27,7 @@ EVERY = 50
 class Training:
     """A run that goes on through all measurements."""
 
-    def __init__(self, assembly: Assembly, folder: Path) -> None:
+    def __init__(self, assembly: TrainingSetup, folder: Path) -> None:
         self._rows, self._run, self._step = assembly.rows_from(0), assembly.step_runner(), 0
         self.checkpoints = Checkpoints(assembly.model, assembly.replicas, folder, keep=3)
 
@@ -81,7 +81,7 @@ def main() -> None:
     repeats = make_parser().parse_args().repeats
     with tempfile.TemporaryDirectory() as folder:
         config = resolve(SETTINGS).config
-        training = Training(assemble(config, make_replicas(config)), Path(folder) / "checkpoints")
+        training = Training(build_setup(config, make_replicas(config)), Path(folder) / "checkpoints")
         training.steps(20)  # traces and warms up
         contenders = {
             "no checkpoint": lambda: training.seconds(save=False),

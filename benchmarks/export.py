@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 
 from benchmarks.measure import alternate, base_parser, keep, run_main, table
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
 from trainer.export import export, plain_copy
@@ -50,7 +50,7 @@ def main() -> None:
     raw = {}
     for recipe, networks in CASES.items():
         config = resolve([f"--recipe={recipe}", "--data=digits", "--replicas=1"]).config
-        assembly = assemble(config, make_replicas(config))
+        assembly = build_setup(config, make_replicas(config))
         model = assembly.model
         template = plain_copy(model.templates()["model"] if hasattr(model, "templates") else model)
         contenders = {

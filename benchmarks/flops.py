@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.build import Assembly
+from trainer.build import TrainingSetup
 
 # Of each convolution where its dense side and its filter are: ("out" or "in", number). Each of the dense side's pixels
 # meets the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
@@ -42,7 +42,7 @@ class Operation:
     reduced_bytes: int = 0
 
 
-def step_graph(assembly: Assembly) -> Any:
+def step_graph(assembly: TrainingSetup) -> Any:
     """The graph of what the loop calls, a tf.function over steps; it is traced, not run."""
     step, count = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
     return assembly.step_runner()._run.get_concrete_function(assembly.rows_from(0), step, count).graph
@@ -69,7 +69,7 @@ def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: 
             yield Operation(op.type, name, times, times * _flops(op), times * moved, times * reduced)
 
 
-def step_flops(assembly: Assembly) -> int:
+def step_flops(assembly: TrainingSetup) -> int:
     """FLOPs of one step on all local replicas; for a GAN all its critic updates and the generator's."""
     return sum(op.flops for op in operations(step_graph(assembly)))
 

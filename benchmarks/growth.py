@@ -19,7 +19,7 @@ from benchmarks.flops import step_flops
 from benchmarks.measure import alternate, base_parser, keep, run_main
 from benchmarks.ours import fresh_collectives
 from benchmarks.report import report_seconds
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
@@ -42,7 +42,7 @@ class Axis:
     explained: str
 
 
-def step(assembly: Assembly) -> Callable[[], float]:
+def step(assembly: TrainingSetup) -> Callable[[], float]:
     """A measurement: seconds of a step, over half a second of steps at least."""
     rows, run_steps = assembly.rows_from(0), assembly.step_runner()
     run_steps(rows, 0, 1)  # traces
@@ -60,11 +60,11 @@ def step(assembly: Assembly) -> Callable[[], float]:
     return measure
 
 
-def assembled(*flags: str) -> Assembly:
+def assembled(*flags: str) -> TrainingSetup:
     """A small WGAN-GP."""
     fresh_collectives()  # strategies of several sizes live together
     config = resolve([*WGAN_GP, *flags]).config
-    return assemble(config, make_replicas(config))
+    return build_setup(config, make_replicas(config))
 
 
 def trace_seconds(replicas: int) -> float:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from benchmarks.ours import batches_alike, networks, new_optimizers, work_of
 from benchmarks.turns import Run, Work
 from benchmarks.tutorial import gan
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.export import plain_copy
@@ -17,7 +17,7 @@ from trainer.export import plain_copy
 
 def contender(config: TrainConfig, option: str = "1") -> tuple[Run, Work]:
     """`option`: steps per execution; with an x behind, compiled by XLA, which `compile` does where it is not asked."""
-    assembly = assemble(config, make_replicas(config))
+    assembly = build_setup(config, make_replicas(config))
     model = model_for(assembly, int(option.rstrip("x")), jit_compile=option.endswith("x"))
     batches, clock = batches_for(assembly), Clock()
 
@@ -47,7 +47,7 @@ class Clock(keras.callbacks.Callback):
 class FittedGAN(keras.Model):
     """A GAN as Keras's examples write it: all updates of a step in `train_step`."""
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: TrainingSetup) -> None:
         super().__init__()
         self.gan = gan(assembly)
         self.generator, self.critic = self.gan.generator, self.gan.critic
@@ -60,7 +60,7 @@ class FittedGAN(keras.Model):
         return {"critic_loss": critic_loss, "generator_loss": self.gan.train_generator()}
 
 
-def model_for(assembly: Assembly, steps_per_execution: int, *, jit_compile: bool) -> keras.Model:
+def model_for(assembly: TrainingSetup, steps_per_execution: int, *, jit_compile: bool) -> keras.Model:
     """A compiled model on plain copies of the networks in `assembly`."""
     how = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
     if hasattr(assembly.model, "critic"):
@@ -76,7 +76,7 @@ def model_for(assembly: Assembly, steps_per_execution: int, *, jit_compile: bool
     return model
 
 
-def batches_for(assembly: Assembly) -> tf.data.Dataset:
+def batches_for(assembly: TrainingSetup) -> tf.data.Dataset:
     """What `fit` takes: the images of a step of a GAN, or (images, labels) of a batch."""
     steps = batches_alike(assembly, assembly.schedule.batches_per_step)
     if hasattr(assembly.model, "critic"):

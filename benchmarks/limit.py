@@ -16,7 +16,7 @@ import tensorflow as tf
 from benchmarks.flops import operations, step_graph
 from benchmarks.measure import base_parser, keep, possible, run_main, some_of
 from benchmarks.profile import kind, seconds_by_kind
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.config.recipe import recipe_names, resolve
 from trainer.distribution.strategy import make_replicas
 
@@ -33,7 +33,7 @@ class Training:
 
     def __init__(self, recipe: str, precision: str, seconds: float) -> None:
         config = resolve([f"--recipe={recipe}", *EXTRA.get(recipe, []), *FLAGS, f"--precision={precision}"]).config
-        assembly = assemble(config, make_replicas(config))
+        assembly = build_setup(config, make_replicas(config))
         self.flops = Counter[str]()  # of one step, by kind of operation
         for op in operations(step_graph(assembly)):
             self.flops[kind(op.type, op.scope)] += op.flops

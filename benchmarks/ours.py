@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.turns import Run, Work, timed
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.distribution.cluster import read_cluster
@@ -18,7 +18,7 @@ from trainer.models.optimizers import FusedAdam
 
 def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
     """All steps of a turn are one call to the device, as in a job whose calls grow to some seconds."""
-    assembly = assemble(config, make_replicas(config, read_cluster()))
+    assembly = build_setup(config, make_replicas(config, read_cluster()))
     iterator, run_steps, position = assembly.rows_from(0), assembly.step_runner(), 0
 
     def run(steps: int) -> None:
@@ -53,7 +53,7 @@ def new_optimizers(model: keras.Model) -> list[Any]:
     return [kinds.get(type(own), type(own)).from_config(own.get_config()) for own in optimizers(model)]
 
 
-def batches_alike(assembly: Assembly, batches_per_step: int) -> tf.data.Dataset:
+def batches_alike(assembly: TrainingSetup, batches_per_step: int) -> tf.data.Dataset:
     """(images, labels) without end, by the very pipeline that feeds ours: (batches_per_step, rows, …)."""
     schedule = Schedule(assembly.dataset.train.count, assembly.config.global_batch_size, batches_per_step, 0)
     rows = batches(assembly.dataset.train, schedule, assembly.replicas)

@@ -15,7 +15,7 @@ from benchmarks.flops import Operation, operations, step_graph
 from benchmarks.limit import EXTRA
 from benchmarks.measure import base_parser, keep, run_main
 from benchmarks.ours import fresh_collectives
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
 
@@ -77,7 +77,7 @@ def _operations(*flags: str) -> list[Operation]:
     fresh_collectives()
     config = resolve([*flags, "--data=digits"]).config
     with patch("trainer.models.image_layers._has_gpu", return_value=True):  # the layers that a GPU would get
-        graph = step_graph(assemble(config, make_replicas(config)))
+        graph = step_graph(build_setup(config, make_replicas(config)))
     return [op for op in operations(graph) if op.type not in NO_KERNEL]
 
 

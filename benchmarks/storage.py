@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.measure import alternate, base_parser, keep, quartiles, run_main, table
 from tests.trainer.storage.emulator import fake_gcs
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
@@ -77,7 +77,7 @@ def upload_cost(bucket: str, folder: Path) -> tuple[float, float]:
 
 def trainer_of(config: TrainConfig, steps: int) -> Callable[[], object]:
     """What loads the data of `config` and trains `steps` steps at each call; the model is made once."""
-    assembly = assemble(config, make_replicas(config))
+    assembly = build_setup(config, make_replicas(config))
     run_steps = assembly.step_runner()
     run_steps(assembly.rows_from(0), 0, steps)  # traces
     return lambda: run_steps(assembly.rows_from(0), 0, steps)

@@ -19,7 +19,7 @@ from benchmarks import ours
 from benchmarks.digits import images_a_step, on_digits
 from benchmarks.measure import alternate, base_parser, counts, keep, run_main, table
 from benchmarks.turns import Contender, Run, Work, started
-from trainer.build import Assembly
+from trainer.build import TrainingSetup
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import batches
 from trainer.distribution import gradients
@@ -62,7 +62,7 @@ def _summed_at_once(runner: StepRunner, batch: Any, step: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce("sum", _replica_step(runner, batch, step))
 
 
-def _distributed(assembly: Assembly, first_step: int) -> Any:
+def _distributed(assembly: TrainingSetup, first_step: int) -> Any:
     def rows(_: tf.distribute.InputContext) -> tf.data.Dataset:
         return batches(assembly.dataset.train, assembly.schedule, assembly.replicas, first_step)
 
@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "threads_within": partial(mock.patch.dict, os.environ, TF_NUM_INTRAOP_THREADS="2"),
     "threads_between": partial(mock.patch.dict, os.environ, TF_NUM_INTEROP_THREADS="4"),
     "every_step": partial(mock.patch.object, StepRunner, "_replica_step", _summed_at_once),
-    "iterator": partial(mock.patch.object, Assembly, "rows_from", _distributed),
+    "iterator": partial(mock.patch.object, TrainingSetup, "rows_from", _distributed),
     "keras_batch_norm": partial(mock.patch.object, layers, "SyncBatchNormalization", _keras_batch_norm),
 }
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from benchmarks.ours import batches_alike, networks, new_optimizers, work_of
 from benchmarks.turns import Run, Work, timed
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.export import plain_copy
@@ -18,7 +18,7 @@ from trainer.export import plain_copy
 
 def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
     """The loop for the model of `config`."""
-    assembly = assemble(config, make_replicas(config))
+    assembly = build_setup(config, make_replicas(config))
     model = assembly.model
     loop = gan_loop(assembly) if hasattr(model, "critic") else classifier_loop(assembly, plain_copy(model))
     return timed(loop), work_of(networks(model), new_optimizers(model))
@@ -27,7 +27,7 @@ def contender(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
 class WGANGP:
     """Losses and updates of a WGAN-GP with gradient penalty."""
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: TrainingSetup) -> None:
         self.config = assembly.config
         self.generator, self.critic = (plain_copy(network) for network in networks(assembly.model))
         self.generator_optimizer, self.critic_optimizer = new_optimizers(assembly.model)
@@ -87,12 +87,12 @@ class DCGAN(WGANGP):
         return self._entropy(tf.ones_like(scores), scores)
 
 
-def gan(assembly: Assembly) -> WGANGP:
+def gan(assembly: TrainingSetup) -> WGANGP:
     """The peer of the model in `assembly`, on plain copies of its networks."""
     return {"wgan_gp": WGANGP, "dcgan": DCGAN}[assembly.config.model](assembly)
 
 
-def gan_loop(assembly: Assembly) -> Any:
+def gan_loop(assembly: TrainingSetup) -> Any:
     """`run(steps)`: critic updates, each on a batch of its own, then one of the generator, a step."""
     trained, batches = gan(assembly), iter(batches_alike(assembly, 1))
     train_critic, train_generator = tf.function(trained.train_critic), tf.function(trained.train_generator)
@@ -107,7 +107,7 @@ def gan_loop(assembly: Assembly) -> Any:
     return run
 
 
-def classifier_loop(assembly: Assembly, network: keras.Model) -> Any:
+def classifier_loop(assembly: TrainingSetup, network: keras.Model) -> Any:
     """`run(steps)` trains `network`, and keeps the mean loss and the accuracy as tutorials do."""
     (optimizer,) = new_optimizers(assembly.model)
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from benchmarks.ours import fresh_collectives
 from trainer import job
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.step import StepContext
@@ -26,7 +26,7 @@ from trainer.training.steps import StepRunner
 def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
     """A fresh model after `steps` steps in one call, and what the call returned."""
     fresh_collectives()
-    assembly = assemble(config, make_replicas(config))
+    assembly = build_setup(config, make_replicas(config))
     return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, steps)
 
 

@@ -20,7 +20,7 @@ from trainer.training.steps import StepRunner
 
 
 @dataclass(frozen=True)
-class Assembly:
+class TrainingSetup:
     """What trains, on what, in which order."""
 
     config: TrainConfig
@@ -38,7 +38,7 @@ class Assembly:
         return StepRunner(self.model, self.replicas, self.config.seed, augmentation(self.config))
 
 
-def assemble(config: TrainConfig, replicas: Replicas) -> Assembly:
+def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     """Loads the data and builds the model with the precision and the seed of `config`."""
     set_precision_and_seed(config)
     dataset = load_dataset(config)
@@ -46,7 +46,7 @@ def assemble(config: TrainConfig, replicas: Replicas) -> Assembly:
         model = build_model(config, dataset)
     per_step = getattr(model, "batches_per_step", 1)
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return Assembly(config, replicas, dataset, model, schedule)
+    return TrainingSetup(config, replicas, dataset, model, schedule)
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:

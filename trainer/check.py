@@ -66,14 +66,14 @@ def compare(config: TrainConfig) -> list[str]:
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     """The model after a few steps, and what they returned."""
-    from trainer.build import assemble
+    from trainer.build import build_setup
     from trainer.data.dataset import failures_of_reading
     from trainer.distribution.strategy import make_replicas
 
     config = dataclasses.replace(
         config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile=False
     )
-    assembly = assemble(config, make_replicas(config))
+    assembly = build_setup(config, make_replicas(config))
     with closing(assembly.dataset), failures_of_reading():
         return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading
 from trainer.distribution.cluster import Cluster, read_cluster
@@ -25,7 +25,7 @@ from trainer.models.layers import refresh_normalization
 from trainer.reporting.job_directory import JobDir, open_job_dir, write_json
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import Account, refuse_hopeless_restart
+from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.reporting.run_info import describe, versions
 from trainer.reporting.stats import drop_past, last_reported_step
 from trainer.storage import write_whole
@@ -33,8 +33,8 @@ from trainer.storage.initial import fetch_checkpoint, fetch_model
 from trainer.training.callbacks import bind, load_callbacks, restore_callbacks, state_of_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.evaluation import Evaluation, evaluation
-from trainer.training.hooks import Best, events_of
-from trainer.training.loop import CallSize, Event, do_due, train
+from trainer.training.hooks import Best, make_hooks
+from trainer.training.loop import CallSize, Hook, do_due, train
 from trainer.training.preemption import Control, Interrupted, StopRequest, stop_on_signals
 from trainer.training.state import LearningRates
 
@@ -47,9 +47,9 @@ class Job:
 
     config: TrainConfig
     job_dir: JobDir
-    account: Account
+    account: RunResult
     peers: Peers | None
-    assembly: Assembly
+    assembly: TrainingSetup
     callbacks: list[keras.callbacks.Callback]
     rates: LearningRates
     checkpoints: Checkpoints
@@ -110,7 +110,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         log.warning(cluster.note)
     job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
     before = job_dir.read_result() if cluster.is_chief else {}
-    account = Account.of(config, before, began)
+    account = RunResult.of(config, before, began)
     job_dir.mirror.begin(job_dir.logs)
     with closing(job_dir.mirror), _peers(config, cluster, job_dir, account) as peers:
         refuse_hopeless_restart(config, before)  # here, where the other workers hear of it
@@ -128,7 +128,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
 
 @contextmanager
-def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: Account) -> Iterator[Peers | None]:
+def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: RunResult) -> Iterator[Peers | None]:
     """The other workers, while we work with them; they hear how we end. A failure is written to result.json."""
 
     def write_failure(error: str, code: int) -> None:
@@ -162,7 +162,7 @@ def _attempt(
     command: Sequence[str],
     replicas: Replicas,
     job_dir: JobDir,
-    account: Account,
+    account: RunResult,
     peers: Peers | None,
 ) -> int:
     """The run from its newest checkpoint on; NotFinite where it has to go back to it."""
@@ -178,11 +178,11 @@ def _attempt(
 
 
 def prepare(
-    config: TrainConfig, replicas: Replicas, job_dir: JobDir, account: Account, peers: Peers | None = None
+    config: TrainConfig, replicas: Replicas, job_dir: JobDir, account: RunResult, peers: Peers | None = None
 ) -> Job:
     """Callbacks, data, model, and the state to go on from."""
     callbacks = load_callbacks(config)
-    assembly = assemble(_with_lower_rates(config, account.rollbacks), replicas)
+    assembly = build_setup(_with_lower_rates(config, account.rollbacks), replicas)
     with closed_on_failure(assembly.dataset.close):
         for reason in depends_on_replicas(assembly.model, replicas.count):
             log.warning(f"the result depends on the number of replicas: {reason}")
@@ -226,7 +226,7 @@ def _with_lower_rates(config: TrainConfig, rollbacks: int) -> TrainConfig:
     )
 
 
-def _initialise(config: TrainConfig, assembly: Assembly, checkpoints: Checkpoints) -> dict[str, Any]:
+def _initialise(config: TrainConfig, assembly: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
     """In this order: this job's newest checkpoint; weights of another run's checkpoint; of a template model; none."""
     restored = checkpoints.restore()
     if restored:
@@ -351,7 +351,7 @@ def _events(
     callbacks: keras.callbacks.CallbackList,
     evaluate: Evaluation | None,
     control: Control,
-) -> list[Event]:
+) -> list[Hook]:
     """All events of the run: the first keeps the state that a signal saves, so that who goes on does all the others."""
 
     def begin(progress: Progress) -> None:
@@ -360,9 +360,9 @@ def _events(
             raise Interrupted
 
     save_asked = lambda: control.save_due or job.best.improved  # noqa: E731
-    save = Event(job.config.checkpoint_every_steps, lambda progress: job.save(reporter), asked=save_asked)
-    others = events_of(job.assembly, reporter, callbacks, evaluate, job.best, save, job.job_dir.root, control)
-    return [Event(0, begin, asked=lambda: True), *others]
+    save = Hook(job.config.checkpoint_every_steps, lambda progress: job.save(reporter), asked=save_asked)
+    others = make_hooks(job.assembly, reporter, callbacks, evaluate, job.best, save, job.job_dir.root, control)
+    return [Hook(0, begin, asked=lambda: True), *others]
 
 
 def is_out_of_memory(error: Exception) -> bool:

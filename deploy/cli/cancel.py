@@ -3,34 +3,35 @@
 from collections.abc import Sequence
 
 from deploy.cli.arguments import parser
-from deploy.cli.target import DESK, Desk, add_target, find_target
+from deploy.cli.target import add_target, find_target
 from deploy.vertex.api import Backend, JobStatus
 from deploy.vertex.costs import duration, price_of, spent
 from deploy.vertex.errors import explained
 from deploy.vertex.history import note
-from deploy.vertex.retry import Clock, patiently
+from deploy.vertex.retry import Clock, retried
+from deploy.vertex.session import SESSION, Session
 from trainer.errors import DONE, FAULT, UserError
 
 WAIT_S = 900.0  # for machines to be taken down
 POLL_S = 5.0
 
 
-def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Cancels one job, after a question unless --yes."""
     own = parser("cancel", "Cancels a job and waits until it is over.", "[JOB]")
     add_target(own)
     own.add_argument("--yes", action="store_true", help="do not ask")
     asked = own.parse_args(arguments)
     target = find_target(asked)
-    with explained(target.place):
-        backend = target.open(desk)
-        status = patiently(lambda: backend.state(target.job), desk.clock)
-        if not status.over and not (asked.yes or _agreed(status, desk.clock)):
+    with explained(target.gcp):
+        backend = target.open(session)
+        status = retried(lambda: backend.state(target.job), session.clock)
+        if not status.over and not (asked.yes or _agreed(status, session.clock)):
             raise UserError("not cancelled: answer y, or say --yes")
         if not status.over:
-            status = _cancel(backend, target.job, desk.clock)
+            status = _cancel(backend, target.job, session.clock)
     if target.kept:
-        note(*target.kept, status, desk.clock.now())
+        note(*target.kept, status, session.clock.now())
     print(f"{target.job}: {status.state}")
     return DONE if status.over else FAULT
 
@@ -47,10 +48,10 @@ def _agreed(status: JobStatus, clock: Clock) -> bool:
 
 def _cancel(backend: Backend, name: str, clock: Clock) -> JobStatus:
     """The status once the job is over, or after WAIT_S."""
-    patiently(lambda: backend.cancel(name), clock)
+    retried(lambda: backend.cancel(name), clock)
     began = clock.now()
     while True:
-        status = patiently(lambda: backend.state(name), clock)
+        status = retried(lambda: backend.state(name), clock)
         if status.over or clock.now() - began > WAIT_S:
             return status
         clock.sleep(POLL_S)

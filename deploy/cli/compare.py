@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
 from deploy.cli.job_flags import add_sending_flags
-from deploy.cli.target import DESK, Desk, add_backend
+from deploy.cli.target import add_backend
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, announced, compare, left, read_tiers
 from deploy.comparison.local_runner import LocalRunner
@@ -20,6 +20,7 @@ from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.tier import Tier
+from deploy.vertex.session import SESSION, Session
 from trainer.config.flags import Parser, whole
 from trainer.config.recipe import resolve
 from trainer.errors import DONE, INTERRUPTED, UserError
@@ -28,7 +29,7 @@ from trainer.storage import local_path
 SCALINGS = ("strong", "weak")
 
 
-def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
     found, flags = parse(_flags(), arguments)
     usd_by_tier = read_prices(found.price_per_hour)
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
-    runner = _runner(specs, found, desk)
+    runner = _runner(specs, found, session)
     if found.dry_run:
         announced(plan, out, runner)
         if not left(plan, out):
@@ -78,9 +79,9 @@ def _flags() -> Parser:
     return own
 
 
-def _runner(tiers: Sequence[Tier], found: Namespace, desk: Desk) -> Runner:
+def _runner(tiers: Sequence[Tier], found: Namespace, session: Session) -> Runner:
     if found.on == "vertex":
-        return VertexRunner(tiers, found, desk)
+        return VertexRunner(tiers, found, session)
     for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run"):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from deploy.cli.arguments import add_flags, command_line
-from deploy.spec.gcp_config import Place
-from deploy.spec.job_spec import Job, Wanted, render
+from deploy.spec.gcp_config import GcpConfig
+from deploy.spec.job_spec import Job, JobOptions, render
 from deploy.spec.packages import packages_with
 from deploy.spec.tier import Tier
 from trainer.errors import UserError
@@ -30,8 +30,8 @@ def add_sending_flags(own: argparse.ArgumentParser) -> None:
                      "each job of a comparison: it is ended after as many hours as that pays for")  # fmt: skip
 
 
-def read_job(asked: argparse.Namespace, flags: Sequence[str], place: Place, tier: Tier, submission: str) -> Job:
-    """The job on `tier` in `place`; UserError for one that is known to fail."""
+def read_job(asked: argparse.Namespace, flags: Sequence[str], gcp: GcpConfig, tier: Tier, submission: str) -> Job:
+    """The job on `tier` in `gcp`; UserError for one that is known to fail."""
     if asked.image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
     packages = [] if asked.image else packages_with(asked.package)
@@ -41,15 +41,15 @@ def read_job(asked: argparse.Namespace, flags: Sequence[str], place: Place, tier
     name = asked.name or f"{subject}-{tier.name}-{submission}"
     # Without the tier: the next tier of a fallback goes on from the checkpoints of the last.
     folder = asked.name or f"{subject}-{submission}"
-    wanted = Wanted(name, folder, tuple(packages), asked.image, asked.max_cost, asked.disable_retries)
-    return render(tier, flags, place, wanted)
+    wanted = JobOptions(name, folder, tuple(packages), asked.image, asked.max_cost, asked.disable_retries)
+    return render(tier, flags, gcp, wanted)
 
 
 def package_command(job: Job, folder: str) -> str:
     """What a user types into a shell to send the packages of `job`, of which `folder` is theirs; empty without any."""
     if not job.packages:
         return ""
-    given = {"bucket": job.place.bucket, "project": job.place.project, "package": folder}
+    given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": folder}
     return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
 
 

@@ -4,29 +4,30 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from deploy.cli.arguments import add_flags, parser
-from deploy.cli.target import DESK, Desk, add_backend
-from deploy.spec.gcp_config import Place, needed_project, needed_region, read_project
+from deploy.cli.target import add_backend
+from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project
 from deploy.vertex.api import JobStatus
 from deploy.vertex.costs import duration, price_of, spent
 from deploy.vertex.errors import explained
-from deploy.vertex.retry import patiently
+from deploy.vertex.retry import retried
+from deploy.vertex.session import SESSION, Session
 from trainer.errors import DONE
 
 
-def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints a line a job, the newest first."""
     own = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
     add_flags(own, "project", "region")
     add_backend(own)
     asked = own.parse_args(arguments)
-    place = Place(needed_project(read_project(asked.project)), needed_region(asked.region), "")
-    with explained(place):
-        backend = desk.open(asked.backend, place.project, place.region)
-        found = patiently(backend.jobs, desk.clock)
+    gcp = GcpConfig(needed_project(read_project(asked.project)), needed_region(asked.region), "")
+    with explained(gcp):
+        backend = session.open(asked.backend, gcp.project, gcp.region)
+        found = retried(backend.jobs, session.clock)
     for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
-        print(_line(status, desk.clock.now()))
+        print(_line(status, session.clock.now()))
     if not found:
-        print(f"no jobs of ours in {place.region}")
+        print(f"no jobs of ours in {gcp.region}")
     return DONE
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
-from deploy.localrun.processes import LocalJob, Loss, kept_step, on_signals
-from deploy.localrun.workers import workers_of
+from deploy.localrun.processes import LocalJob, WorkerKill, kept_step, on_signals
+from deploy.localrun.workers import local_workers
 from deploy.spec.job_spec import settings_on
 from deploy.spec.tier import Tier, load_tier
 from trainer.config.flags import whole
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
     open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)  # before workers wait for each other
-    workers = workers_of(tier, flags, job_dir.absolute(), job_id, command_line("local", arguments))
+    workers = local_workers(tier, flags, job_dir.absolute(), job_id, command_line("local", arguments))
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
     print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
@@ -58,7 +58,7 @@ def _goes_on(job_dir: Path, *, named: bool) -> str:
     return f"{again} starts anew: there is no checkpoint yet" if step is None else f"{again} goes on from step {step:,}"
 
 
-def _loss(text: str, tier: Tier) -> Loss | None:
+def _loss(text: str, tier: Tier) -> WorkerKill | None:
     """`worker1@step200` or `chief@step200`; worker 0 is the chief."""
     if not text:
         return None
@@ -69,7 +69,7 @@ def _loss(text: str, tier: Tier) -> Loss | None:
             f"kill={text}: say which worker is lost at which step, as worker1@step200; {tier.name} has the chief"
             + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
         )
-    return Loss(index, int(found[3]))
+    return WorkerKill(index, int(found[3]))
 
 
 def _printer() -> Callable[[str, str], None]:

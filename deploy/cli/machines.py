@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from deploy.cli.arguments import add_flags, parser
-from deploy.spec.machine_table import Machines, Offer, load_machines
+from deploy.spec.machine_table import MachineOption, Machines, load_machines
 from trainer.config.fields import nearest
 from trainer.config.flags import whole
 from trainer.errors import DONE, UserError
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     offers = [
         offer
-        for offer in table.offers()
+        for offer in table.options()
         if (not part or (offer.accelerator and part in offer.accelerator.name)) and asked.count in (None, offer.count)
     ]
     if not offers:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def _table(offers: Sequence[Offer], table: Machines) -> str:
+def _table(offers: Sequence[MachineOption], table: Machines) -> str:
     rows: list[tuple[str, ...]] = [
         ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
     ]
@@ -60,7 +60,7 @@ def _table(offers: Sequence[Offer], table: Machines) -> str:
     return "\n".join(lines)
 
 
-def _row(offer: Offer) -> tuple[str, ...]:
+def _row(offer: MachineOption) -> tuple[str, ...]:
     machine, accelerator = offer.machine, offer.accelerator
     memory = accelerator.memory_gb if accelerator else None
     facts = (offer.count or None, memory, machine.vcpus, machine.memory_gb)

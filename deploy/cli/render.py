@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from deploy.cli.arguments import parse, parser
 from deploy.cli.job_flags import add_job_flags, new_submission, package_command, read_job
 from deploy.spec.checks import sent_to_the_cloud
-from deploy.spec.gcp_config import read_place
+from deploy.spec.gcp_config import read_gcp_config
 from deploy.spec.job_spec import settings_on, to_yaml
 from deploy.spec.tier import load_tier
 from trainer.errors import DONE
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     tier = load_tier(asked.tier, asked.prices)
     with sent_to_the_cloud():
         settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
-    job = read_job(asked, flags, read_place(asked), tier, new_submission())
+    job = read_job(asked, flags, read_gcp_config(asked), tier, new_submission())
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
     sending = package_command(job, asked.package)

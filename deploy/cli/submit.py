@@ -5,23 +5,24 @@ from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
 from deploy.cli.job_flags import add_job_flags, new_submission, package_command, read_job
-from deploy.cli.target import DESK, Desk, add_backend
+from deploy.cli.target import add_backend
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
-from deploy.spec.gcp_config import needed_project, read_place
+from deploy.spec.gcp_config import needed_project, read_gcp_config
 from deploy.spec.job_spec import Job, settings_on, training
 from deploy.spec.tier import load_tier
 from deploy.vertex.api import ApiError, Backend
 from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import exit_code, explained, stocked_out
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Record, note
+from deploy.vertex.history import Submission, note
 from deploy.vertex.logs import watch_job
 from deploy.vertex.retry import Clock
-from deploy.vertex.submission import check_buckets, create, label_of, request_of, ship
+from deploy.vertex.session import SESSION, Session
+from deploy.vertex.submission import attempt_label, check_buckets, create, custom_job, ship
 from trainer.errors import DONE, INTERRUPTED, UserError
 
 
-def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
+def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job, on the first tier and region that has machines for it; the exit code says how it ended."""
     own = parser(
         "submit",
@@ -35,15 +36,15 @@ def main(arguments: Sequence[str], desk: Desk = DESK) -> int:
     own.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
     own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
     asked, flags = parse(own, arguments)
-    record = Record(new_submission())
+    record = Submission(new_submission())
     jobs = _candidates(asked, flags, record.submission)
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
     if asked.dry_run:
-        print(paste(jobs[0], asked.package, label_of(record.submission)))
+        print(paste(jobs[0], asked.package, attempt_label(record.submission)))
         return DONE
-    with explained(jobs[0].place):
-        return _submit(jobs, record, asked, desk)
+    with explained(jobs[0].gcp):
+        return _submit(jobs, record, asked, session)
 
 
 def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str) -> list[Job]:
@@ -56,23 +57,23 @@ def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str
         with sent_to_the_cloud():
             settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
         for region in asked.regions.split(","):
-            place = read_place(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
+            gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
-                jobs.append(read_job(asked, flags, place, tier, submission))
+                jobs.append(read_job(asked, flags, gcp, tier, submission))
             except NoMachines as error:
-                refused.append((f"{name} in {place.region}", error))
+                refused.append((f"{name} in {gcp.region}", error))
     for what, why in refused if jobs else refused[:-1]:
         print(f"# left out: {what}: {why}")
     if not jobs:
         raise refused[-1][1]
-    needed_project(jobs[0].place.project)
+    needed_project(jobs[0].gcp.project)
     return jobs
 
 
 def describe(job: Job) -> Iterator[str]:
     """What is submitted, what it costs, what happens when it fails: lines for people."""
     tier = job.tier
-    yield f"{job.name}: {tier.facts.machine} in {job.place.region}, {tier.strategy}"
+    yield f"{job.name}: {tier.facts.machine} in {job.gcp.region}, {tier.strategy}"
     yield training(job.config)
     yield f"writes to {job.output}"
     yield price_and_limit(tier)
@@ -80,34 +81,34 @@ def describe(job: Job) -> Iterator[str]:
         yield "what exits non-zero is not restarted (disableRetries)"
     else:
         whole = tier.spec.get("scheduling", {}).get("restartJobOnWorkerRestart")
-        what = "with all other workers" if whole else "in place"
+        what = "with all other workers" if whole else "in gcp"
         yield f"a worker that exits non-zero is restarted {what}, up to 5 times, then the job up to 3 times"
     yield from (f"warning: {line}" for line in job.warnings)
 
 
 def paste(job: Job, package: str, label: str) -> str:
     """Commands for a shell that do what `submit` would."""
-    gcloud = Gcloud(job.place.project, job.place.region)
-    return "\n".join(filter(None, [package_command(job, package), gcloud.paste(request_of(job, label))]))
+    gcloud = Gcloud(job.gcp.project, job.gcp.region)
+    return "\n".join(filter(None, [package_command(job, package), gcloud.paste(custom_job(job, label))]))
 
 
-def _submit(jobs: Sequence[Job], record: Record, asked: argparse.Namespace, desk: Desk) -> int:
+def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
     """Ships the packages, then tries the jobs in order: the next only when the last is over, for want of machines."""
     first = jobs[0]
-    backend = desk.open(asked.backend, first.place.project, first.place.region)
+    backend = session.open(asked.backend, first.gcp.project, first.gcp.region)
     for job in jobs:
-        check_buckets(job, backend, desk.clock)
-    ship(first.packages, first.place.bucket, backend, desk.clock)
+        check_buckets(job, backend, session.clock)
+    ship(first.packages, first.gcp.bucket, backend, session.clock)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
-        backend = desk.open(asked.backend, job.place.project, job.place.region)
-        code = _attempt(job, record, asked.detach, backend, desk.clock, bool(more))
+        backend = session.open(asked.backend, job.gcp.project, job.gcp.region)
+        code = _attempt(job, record, asked.detach, backend, session.clock, bool(more))
         if code is not None:
             return code
         print(f"{job.name}: {record.attempts[-1].error}\ntrying the next", flush=True)
     raise AssertionError("the last attempt has a code")
 
 
-def _attempt(job: Job, record: Record, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:
+def _attempt(job: Job, record: Submission, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:
     """The exit code, or None where there are no machines for this job and `more` can be tried."""
     try:
         name = create(job, record, backend, clock)
@@ -118,7 +119,7 @@ def _attempt(job: Job, record: Record, detach: bool, backend: Backend, clock: Cl
     if detach:
         print(f"come back: python -m deploy watch {name}")
         return DONE
-    status = watch_job(backend, name, job.place, clock)
+    status = watch_job(backend, name, job.gcp, clock)
     if status is None:
         return INTERRUPTED
     note(record, record.attempts[-1], status, clock.now())

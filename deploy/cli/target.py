@@ -1,29 +1,15 @@
-"""What the verbs that speak to Vertex AI have in common: which service and clock, and which job is meant."""
+"""Which job a verb is about, from its arguments and this folder's history."""
 
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable
 
 from deploy.cli.arguments import add_flags
-from deploy.spec.gcp_config import Place, checked_region, read_project, read_region
-from deploy.vertex.api import Backend, open_backend
-from deploy.vertex.history import Attempt, Record, find
-from deploy.vertex.retry import REAL, Clock
+from deploy.spec.gcp_config import GcpConfig, checked_region, read_project, read_region
+from deploy.vertex.api import Backend
+from deploy.vertex.history import Attempt, Submission, find
+from deploy.vertex.session import BACKENDS, Session
 from trainer.errors import UserError
-
-BACKENDS = ("gcloud", "sdk")
-
-
-@dataclasses.dataclass(frozen=True)
-class Desk:
-    """Time and service; tests give their own."""
-
-    clock: Clock
-    open: Callable[[str, str, str], Backend]
-
-
-DESK = Desk(REAL, open_backend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +18,12 @@ class Target:
 
     backend: str
     job: str
-    place: Place
-    kept: tuple[Record, Attempt] | None
+    gcp: GcpConfig
+    kept: tuple[Submission, Attempt] | None
 
-    def open(self, desk: Desk) -> Backend:
+    def open(self, session: Session) -> Backend:
         """The service that knows the job."""
-        return desk.open(self.backend, self.place.project, self.place.region)
+        return session.open(self.backend, self.gcp.project, self.gcp.region)
 
 
 def add_backend(own: argparse.ArgumentParser) -> None:
@@ -81,7 +67,7 @@ def find_target(asked: argparse.Namespace) -> Target:
             "number with --project and --region"
         )
     name = job if named else f"projects/{project}/locations/{checked_region(region)}/customJobs/{job}"
-    return Target(asked.backend, name, Place(project, region, ""), kept)
+    return Target(asked.backend, name, GcpConfig(project, region, ""), kept)
 
 
 def _project(named: str) -> str:

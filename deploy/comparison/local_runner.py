@@ -8,7 +8,7 @@ from pathlib import Path
 from deploy.cli.job_flags import new_submission
 from deploy.comparison.directory import is_begun
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import workers_of
+from deploy.localrun.workers import local_workers
 from deploy.spec.job_spec import settings_on
 from deploy.spec.tier import Tier, TierFacts
 from trainer.config.recipe import resolve
@@ -50,7 +50,7 @@ class LocalRunner:
             (job_dir / "result.json").unlink(missing_ok=True)  # the time of what came to nothing is not the run's
         given = [*flags, f"--job_dir={job_dir.absolute()}"]
         attempt = f"compare-{tier.name}-{new_submission()}"  # of its own: it is no restart by Vertex AI
-        workers = workers_of(self._tiers[tier.name], given, job_dir.absolute(), attempt)
+        workers = local_workers(self._tiers[tier.name], given, job_dir.absolute(), attempt)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:

@@ -15,19 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.cli.job_flags import new_submission, read_job
-from deploy.cli.target import BACKENDS, Desk
 from deploy.report.collection import fetched
 from deploy.report.json_values import read_json
-from deploy.spec.gcp_config import Place, read_place
+from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job
 from deploy.spec.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
 from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import Lost, exit_code, explained, failure, meaning
-from deploy.vertex.history import Record, find, note
+from deploy.vertex.history import Submission, find, note
 from deploy.vertex.logs import Say, follow
-from deploy.vertex.retry import Clock, patiently
-from deploy.vertex.submission import check_buckets, create, label_of, ship
+from deploy.vertex.retry import Clock, retried
+from deploy.vertex.session import BACKENDS, Session
+from deploy.vertex.submission import attempt_label, check_buckets, create, ship
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.storage import Address, parse, write_whole
 
@@ -53,10 +53,10 @@ class VertexRunner:
 
     name = "vertex"
 
-    def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, desk: Desk) -> None:
+    def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, session: Session) -> None:
         self._tiers = {tier.name: tier for tier in tiers}
-        self._asked, self._desk, self._place = asked, desk, read_place(asked, with_project=True)
-        self._clock = Clock(desk.clock.now, self._sleep)
+        self._asked, self._session, self._gcp = asked, session, read_gcp_config(asked, with_project=True)
+        self._clock = Clock(session.clock.now, self._sleep)
         self._stopped, self._shipping = threading.Event(), threading.Lock()
         self._submissions = (f"{new_submission()}-{number}" for number in itertools.count(1))
 
@@ -77,7 +77,7 @@ class VertexRunner:
             usd = job.tier.most_usd
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
-            yield f"{tier.name}: {jobs} on {tier.machine} in {job.place.region}: {price_and_limit(job.tier)}"
+            yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
             for line in job.warnings:
                 warned.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in warned.items())
@@ -100,9 +100,9 @@ class VertexRunner:
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # who may not read the results should not pay for them
         if jobs:
-            backend = self._open(self._place.project, self._place.region)
-            with explained(self._place):
-                patiently(lambda: backend.jobs("none"), self._clock)
+            backend = self._open(self._gcp.project, self._gcp.region)
+            with explained(self._gcp):
+                retried(lambda: backend.jobs("none"), self._clock)
                 for job in jobs.values():
                     check_buckets(job, backend, self._clock)
 
@@ -115,7 +115,7 @@ class VertexRunner:
         except _Stopped:
             return INTERRUPTED
         except ApiError as error:
-            raise (PlatformFault if error.transient else UserError)(meaning(error, self._place)) from None
+            raise (PlatformFault if error.transient else UserError)(meaning(error, self._gcp)) from None
 
     def stop(self) -> None:
         """Ends the waiting; the jobs go on."""
@@ -133,12 +133,12 @@ class VertexRunner:
         return exit_code(status)
 
     def _job(self, tier: TierFacts, flags: Sequence[str], submission: str) -> Job:
-        return read_job(self._asked, flags, self._place, self._tiers[tier.name], submission)
+        return read_job(self._asked, flags, self._gcp, self._tiers[tier.name], submission)
 
     def _find(self, sent: _Sent) -> JobStatus | None:
         """The job that was sent; None where it was not made."""
         backend = self._open(sent.project, sent.region)
-        made = patiently(lambda: backend.jobs(label_of(sent.submission)), self._clock)
+        made = retried(lambda: backend.jobs(attempt_label(sent.submission)), self._clock)
         return min(made, key=lambda status: status.created or 0.0, default=None)
 
     def _send(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
@@ -150,23 +150,23 @@ class VertexRunner:
             self._check_stop()  # they may have waited here for minutes
             submission = next(self._submissions)
             job = self._job(tier, [*flags, *into], submission)
-            backend = self._open(job.place.project, job.place.region)
-            ship(job.packages, job.place.bucket, backend, self._clock)
+            backend = self._open(job.gcp.project, job.gcp.region)
+            ship(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()
-        sent = _Sent(job.place.project, job.place.region, submission, job.output)
+        sent = _Sent(job.gcp.project, job.gcp.region, submission, job.output)
         write_whole(job_dir / "vertex.json", json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
-            return sent, create(job, Record(submission), backend, self._clock)
+            return sent, create(job, Submission(submission), backend, self._clock)
         except Lost:
             raise  # the same command looks for the job again
         except ApiError as error:
-            _keep_error(job_dir, f"not submitted: {meaning(error, job.place)}")
+            _keep_error(job_dir, f"not submitted: {meaning(error, job.gcp)}")
             raise
 
     def _follow(self, sent: _Sent, name: str, say: Say) -> JobStatus:
-        backend, place = self._open(sent.project, sent.region), Place(sent.project, sent.region, "")
+        backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
         try:
-            status = follow(backend, name, place, self._clock, say)
+            status = follow(backend, name, gcp, self._clock, say)
         except _Stopped:
             print(f"{name} goes on; end it: python -m deploy cancel {name}", flush=True)
             raise
@@ -175,14 +175,14 @@ class VertexRunner:
         return status
 
     def _open(self, project: str, region: str) -> Backend:
-        return self._desk.open(self._asked.backend or BACKENDS[0], project, region)
+        return self._session.open(self._asked.backend or BACKENDS[0], project, region)
 
     def _check_stop(self) -> None:
         if self._stopped.is_set():
             raise _Stopped
 
     def _sleep(self, seconds: float) -> None:
-        clock = self._desk.clock
+        clock = self._session.clock
         until = clock.now() + seconds
         self._check_stop()
         while (left := until - clock.now()) > 0:

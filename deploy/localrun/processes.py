@@ -24,7 +24,7 @@ Say = Callable[[str, str], None]  # (worker's name, line)
 
 
 @dataclass(frozen=True)
-class Loss:
+class WorkerKill:
     """A worker to kill without warning once the run has reported this step."""
 
     worker: int  # 0 is the chief
@@ -60,7 +60,7 @@ class LocalJob:
     job_dir: Path
     say: Say
     restarts: int = 0  # of each worker, as Vertex AI restarts what exits non-zero
-    loss: Loss | None = None
+    loss: WorkerKill | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> Outcome:

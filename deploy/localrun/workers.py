@@ -30,13 +30,13 @@ class Worker:
     cores: frozenset[int]
 
 
-def workers_of(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[Worker]:
+def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[Worker]:
     """The workers of `tier`, the chief first, each with the trainer's `flags`; a Reduction Server is left out.
 
     `command`: what the user typed, for run.json; without it that holds the chief's own command.
     """
-    pools = [pool for pool in tier.pools if pool.place < 2]
-    names = [f"workerpool{pool.place}-{index}" for pool in pools for index in range(pool.replicas)]
+    pools = [pool for pool in tier.pools if pool.index < 2]
+    names = [f"workerpool{pool.index}-{index}" for pool in pools for index in range(pool.replicas)]
     addresses = free_addresses(len(names))
     devices = _devices(tier.accelerators, len(names))
     cores = _cores(len(names))

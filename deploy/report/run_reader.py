@@ -13,7 +13,7 @@ from deploy.report.json_values import items, mapping, number, positive, read_jso
 
 
 @dataclass(frozen=True)
-class Window:
+class StatsLine:
     """One line of stats.jsonl: means over the steps since the line of its kind before."""
 
     step: int
@@ -50,8 +50,8 @@ class Run:
     started: str  # UTC; "" where run.json does not say
     command: str
     tensorflow: str  # its version
-    reports: tuple[Window, ...]
-    epochs: tuple[Window, ...]
+    reports: tuple[StatsLine, ...]
+    epochs: tuple[StatsLine, ...]
     untold: str  # why stats.jsonl tells nothing; "" where it does
     problems: tuple[str, ...]
 
@@ -140,15 +140,15 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if sound else None
 
 
-def _windows(entries: Iterable[Mapping[str, Any]], kind: str) -> tuple[Window, ...]:
+def _windows(entries: Iterable[Mapping[str, Any]], kind: str) -> tuple[StatsLine, ...]:
     found = [entry for entry in entries if entry["kind"] == kind]
     return tuple(_window(entry, place == 0) for place, entry in enumerate(found))
 
 
-def _window(entry: Mapping[str, Any], first: bool) -> Window:
+def _window(entry: Mapping[str, Any], first: bool) -> StatsLine:
     gpus = [gpu for gpu in items(entry, "gpus") if isinstance(gpu, Mapping)]
     memory = [value for gpu in gpus if (value := number(gpu.get("memory_gib"))) is not None]
-    return Window(
+    return StatsLine(
         step=entry["step"],
         warm_up=first or bool(whole(entry.get("untimed_steps"))),
         step_seconds=positive(entry.get("step_seconds")),

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.report.run_reader import Run, Window
+from deploy.report.run_reader import Run, StatsLine
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(middle, low, high, len(found))
 
 
-def after_warm_up(windows: Sequence[Window]) -> list[Window]:
+def after_warm_up(windows: Sequence[StatsLine]) -> list[StatsLine]:
     """Those that were timed, without the first of each start."""
     return [window for window in windows if not window.warm_up and window.step_seconds is not None]
 
 
-def timed(run: Run) -> list[Window]:
+def timed(run: Run) -> list[StatsLine]:
     """What the steps of a run are timed by, after the warm-up."""
     return after_warm_up(_windows(run))
 
@@ -62,6 +62,6 @@ def epoch_seconds(run: Run) -> Iterator[float]:
             yield window.step_seconds * run.steps_per_epoch
 
 
-def _windows(run: Run) -> Sequence[Window]:
+def _windows(run: Run) -> Sequence[StatsLine]:
     """Reports or, where none is left of them after the warm-up, epochs."""
     return run.reports if after_warm_up(run.reports) else run.epochs

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deploy.spec.gcp_config import Place, checked_address
+from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
 from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
@@ -40,16 +40,16 @@ class NoMachines(UserError):
     """A region does not have the tier's accelerator; another one may."""
 
 
-def check_region(tier: Tier, place: Place) -> None:
+def check_region(tier: Tier, gcp: GcpConfig) -> None:
     """The region has the tier's accelerator."""
     if tier.accelerator_type is None:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
-    if place.region not in accelerator.regions:
+    if gcp.region not in accelerator.regions:
         known = {region for each in load_machines().accelerators.values() for region in each.regions}
-        unknown = "" if place.region in known else ", or is no region"
+        unknown = "" if gcp.region in known else ", or is no region"
         raise NoMachines(
-            f"region={place.region} has no {accelerator.name} for training{unknown}: say --region= one of "
+            f"region={gcp.region} has no {accelerator.name} for training{unknown}: say --region= one of "
             f"{', '.join(accelerator.regions)}"
         )
 
@@ -135,7 +135,7 @@ def _dotted(value: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
 
 
-def check_tensorboard(spec: Mapping[str, Any], place: Place) -> None:
+def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
     """A TensorBoard instance that Vertex AI would take."""
     board = spec.get("tensorboard")
     if not board:
@@ -143,8 +143,8 @@ def check_tensorboard(spec: Mapping[str, Any], place: Place) -> None:
     match = re.fullmatch(r"projects/[^/]+/locations/([^/]+)/tensorboards/[^/]+", board)
     if not match:
         raise UserError(f"tensorboard={board}: write projects/PROJECT/locations/REGION/tensorboards/ID")
-    if match[1] != place.region:
-        raise UserError(f"tensorboard={board} is not in the job's region {place.region}: take one of that region")
+    if match[1] != gcp.region:
+        raise UserError(f"tensorboard={board} is not in the job's region {gcp.region}: take one of that region")
     if "serviceAccount" not in spec:
         raise UserError(
             "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."

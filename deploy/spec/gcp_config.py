@@ -16,7 +16,7 @@ _PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, old ones as example.com
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class GcpConfig:
     """`project` may be empty where nothing is sent; `bucket` is gs://name[/prefix], without a slash at its end."""
 
     project: str
@@ -24,9 +24,9 @@ class Place:
     bucket: str
 
 
-def read_place(
+def read_gcp_config(
     asked: argparse.Namespace, environment: Mapping[str, str] = os.environ, *, with_project: bool = False
-) -> Place:
+) -> GcpConfig:
     """--project, --region, --bucket, or what gcloud is configured to; UserError for all that is missing or malformed.
 
     `with_project`: it may not be empty.
@@ -46,7 +46,7 @@ def read_place(
     if wrong:
         raise UserError("; ".join(wrong))
     region, bucket, project = found
-    return Place(project, region, bucket)
+    return GcpConfig(project, region, bucket)
 
 
 def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:

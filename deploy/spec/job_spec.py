@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from deploy.spec.checks import UNSEEN, check_devices, check_inputs, check_region, check_tensorboard, warnings
-from deploy.spec.gcp_config import Place, checked_address
+from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
 from trainer.config.flags import read_yaml
@@ -23,7 +23,7 @@ START_S = 600  # machines and image take some minutes before training begins
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class JobOptions:
     """What is asked of a job besides tier, place and the trainer's settings.
 
     `name` is the display name, `folder` that of the job directory below the bucket's jobs/, `max_cost` in USD.
@@ -43,7 +43,7 @@ class Job:
 
     name: str
     tier: Tier
-    place: Place
+    gcp: GcpConfig
     config: TrainConfig
     output: str
     spec: Mapping[str, Any]
@@ -51,29 +51,29 @@ class Job:
     warnings: tuple[str, ...]
 
 
-def render(tier: Tier, flags: Sequence[str], place: Place, wanted: Wanted) -> Job:
+def render(tier: Tier, flags: Sequence[str], gcp: GcpConfig, wanted: JobOptions) -> Job:
     """The job that the trainer's `flags` describe, on `tier`; UserError for one that is known to fail."""
     tier = _limited(tier, wanted)
     own_image = bool(wanted.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]
     packages = () if own_image else wanted.packages
     config = settings_on(tier, flags)
-    check_region(tier, place)
+    check_region(tier, gcp)
     if not own_image:
         check_inputs(config, [package.name for package in packages])
     spec = copy.deepcopy(dict(tier.spec))
     arguments = [*_for_the_machines(flags), f"--expect_devices={tier.accelerators}"]
     images = set()
     for pool in tier.pools:
-        if pool.place < 2:  # a Reduction Server takes no arguments of ours
-            task = _task(spec["workerPoolSpecs"][pool.place], wanted.image)
+        if pool.index < 2:  # a Reduction Server takes no arguments of ours
+            task = _task(spec["workerPoolSpecs"][pool.index], wanted.image)
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
             if packages:
-                task["packageUris"] = [package.uri(place.bucket) for package in packages]
-    output = _output(spec, config, place, wanted.folder)
+                task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
+    output = _output(spec, config, gcp, wanted.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
-    check_tensorboard(spec, place)
-    return Job(wanted.name, tier, place, config, output, spec, packages, tuple(warnings(tier, config, images)))
+    check_tensorboard(spec, gcp)
+    return Job(wanted.name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)))
 
 
 def training(config: TrainConfig) -> str:
@@ -90,7 +90,7 @@ def to_yaml(spec: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(spec), sort_keys=False, width=1_000_000)
 
 
-def _limited(tier: Tier, wanted: Wanted) -> Tier:
+def _limited(tier: Tier, wanted: JobOptions) -> Tier:
     """The tier with the timeout that `max_cost` pays for, and without retries where that is wanted."""
     scheduling = dict(tier.spec.get("scheduling", {}))
     if wanted.disable_retries:
@@ -156,7 +156,7 @@ def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:
     return task
 
 
-def _output(spec: Mapping[str, Any], config: TrainConfig, place: Place, folder: str) -> str:
+def _output(spec: Mapping[str, Any], config: TrainConfig, gcp: GcpConfig, folder: str) -> str:
     """The job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if config.job_dir:
         address = output_address(config.job_dir, "job_dir")
@@ -164,4 +164,4 @@ def _output(spec: Mapping[str, Any], config: TrainConfig, place: Place, folder: 
             raise UserError(f"job_dir={config.job_dir}: {UNSEEN}: say --job_dir=gs://BUCKET/FOLDER, or drop the flag")
         return checked_address("job_dir", str(address))
     in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
-    return checked_address("baseOutputDirectory", in_file) if in_file else f"{place.bucket}/jobs/{folder}"
+    return checked_address("baseOutputDirectory", in_file) if in_file else f"{gcp.bucket}/jobs/{folder}"

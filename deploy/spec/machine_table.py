@@ -72,7 +72,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class MachineOption:
     """One line of the table: a machine with `count` of an accelerator, or with none."""
 
     machine: Machine
@@ -91,15 +91,15 @@ class Machines:
     accelerators: Mapping[str, Accelerator]
     machines: Mapping[str, Machine]
 
-    def offers(self) -> Iterator[Offer]:
+    def options(self) -> Iterator[MachineOption]:
         """Every line of the table."""
         for machine in self.machines.values():
             if machine.attached:
-                yield Offer(machine, None, 0, machine.price)
+                yield MachineOption(machine, None, 0, machine.price)
             for name, counts in machine.counts.items():
                 accelerator = self.accelerators[name]
                 for count in counts:
-                    yield Offer(machine, accelerator, count, self.price(machine.name, name, count))
+                    yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
 
     def price(self, machine_type: str, accelerator: str | None, count: int) -> Price:
         """USD an hour of one machine with its accelerators; Price() where the table does not know it."""

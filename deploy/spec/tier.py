@@ -19,9 +19,9 @@ WEEK_S = 7 * 24 * 3600.0  # the timeout of a job that states none
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Machines of one kind within a job. `accelerators`: of each machine; `place`: the index in workerPoolSpecs."""
+    """Machines of one kind within a job. `accelerators`: of each machine; `index`: in workerPoolSpecs."""
 
-    place: int
+    index: int
     replicas: int
     machine_type: str
     accelerator_type: str | None
@@ -70,7 +70,7 @@ class Tier:
     @property
     def workers(self) -> int:
         """Machines that train: the chief and the workers, without a Reduction Server."""
-        return sum(pool.replicas for pool in self.pools if pool.place < 2)
+        return sum(pool.replicas for pool in self.pools if pool.index < 2)
 
     @property
     def accelerators(self) -> int:
@@ -202,7 +202,7 @@ def _check_machine(kind: str, accelerator: str | None, count: int, where: str, m
         has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
         others = [
             offer.machine.name
-            for offer in machines.offers()
+            for offer in machines.options()
             if offer.accelerator and offer.accelerator.name == accelerator and offer.count == count
         ]
         cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
@@ -212,7 +212,7 @@ def _check_machine(kind: str, accelerator: str | None, count: int, where: str, m
 
 
 def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
-    if not pools or pools[0].place != 0:
+    if not pools or pools[0].index != 0:
         raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
     if pools[0].replicas != 1:
         raise UserError(
@@ -221,14 +221,14 @@ def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
         )
     for pool in pools:
         if not pool.replicas:
-            raise UserError(f"{name}: workerPoolSpecs[{pool.place}].replicaCount=0: remove the pool, or ask for 1")
-        if pool.place == 1 and dataclasses.replace(pool, place=0, replicas=1) != pools[0]:
+            raise UserError(f"{name}: workerPoolSpecs[{pool.index}].replicaCount=0: remove the pool, or ask for 1")
+        if pool.index == 1 and dataclasses.replace(pool, index=0, replicas=1) != pools[0]:
             raise UserError(
                 f"{name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
                 "share of a batch, so give both the same machineSpec"
             )
-        if pool.place > 2:
-            raise UserError(f"{name}: workerPoolSpecs[{pool.place}]: the chief evaluates: remove the pool")
+        if pool.index > 2:
+            raise UserError(f"{name}: workerPoolSpecs[{pool.index}]: the chief evaluates: remove the pool")
 
 
 def _check_scheduling(scheduling: Mapping[str, Any], name: str) -> None:

@@ -80,7 +80,7 @@ class LogEntry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class CustomJob:
     """What is sent: a CustomJob."""
 
     display_name: str
@@ -91,7 +91,7 @@ class Request:
 class Backend(Protocol):
     """Every method may raise ApiError. Jobs are named projects/P/locations/R/customJobs/ID."""
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: CustomJob) -> str:
         """Makes the job and returns its name; sends at most one request that makes one."""
 
     def state(self, name: str) -> JobStatus:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deploy.spec.gcp_config import Place
+from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Broken, JobStatus
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
@@ -33,7 +33,7 @@ class Lost(ApiError):
 
 
 @contextmanager
-def explained(place: Place) -> Iterator[None]:
+def explained(gcp: GcpConfig) -> Iterator[None]:
     """Ends a verb on an ApiError: with UserError where the user can mend it, else with exit code 1, or LOST."""
     try:
         yield
@@ -41,25 +41,25 @@ def explained(place: Place) -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(LOST)
     except ApiError as error:
-        line = meaning(error, place)
+        line = meaning(error, gcp)
         if not error.transient:
             raise UserError(line) from None
         print(f"error: {line}", file=sys.stderr)
         sys.exit(FAULT)
 
 
-def meaning(error: ApiError, place: Place) -> str:
+def meaning(error: ApiError, gcp: GcpConfig) -> str:
     """One line: what the service said, and what to do."""
     if isinstance(error, (Broken, Lost)):
         return str(error)
     if error.quota:
-        return _quota(error, place)
+        return _quota(error, gcp)
     if error.code == 401:  # the service says much and always the same
         return f"not logged in, or no more (401): run `{error.login}`"
     cures = {
         400: "the service refused the job as it is: change it",
-        403: _permission(str(error), place),
-        404: _nothing_there(str(error), place),
+        403: _permission(str(error), gcp),
+        404: _nothing_there(str(error), gcp),
     }
     otherwise = "the service fails: try again later" if error.transient else "refused for good: change what it names"
     return f"{error} ({error.code or 'no answer'}): {cures.get(error.code, otherwise)}"
@@ -74,28 +74,28 @@ _ROLES = {
 }
 
 
-def _permission(said: str, place: Place) -> str:
+def _permission(said: str, gcp: GcpConfig) -> str:
     if "has not been used in project" in said or "SERVICE_DISABLED" in said:
         host = re.search(r"[a-z]+\.googleapis\.com", said)
         name = host[0] if host else "aiplatform.googleapis.com"
-        return f"enable it: `gcloud services enable {name} --project={place.project}`"
+        return f"enable it: `gcloud services enable {name} --project={gcp.project}`"
     role = next(role for named, role in _ROLES.items() if re.search(named, said))
-    return f"ask for {role.format(project=place.project)} (docs/permissions.md)"
+    return f"ask for {role.format(project=gcp.project)} (docs/permissions.md)"
 
 
-def _nothing_there(said: str, place: Place) -> str:
+def _nothing_there(said: str, gcp: GcpConfig) -> str:
     bucket = re.search(r"(?:gs://|/storage/v1/b/)([^/?\s:]+)", said)
     if bucket:
-        return f"make it: `gcloud storage buckets create gs://{bucket[1]} --location={place.region or 'REGION'}`"
-    return f"nothing of that name is there: look at --project={place.project} and --region={place.region}"
+        return f"make it: `gcloud storage buckets create gs://{bucket[1]} --location={gcp.region or 'REGION'}`"
+    return f"nothing of that name is there: look at --project={gcp.project} and --region={gcp.region}"
 
 
-def _quota(error: ApiError, place: Place) -> str:
+def _quota(error: ApiError, gcp: GcpConfig) -> str:
     metric = re.search(r"[\w.]*googleapis\.com/\w+", str(error))
     name = metric[0] if metric else "aiplatform.googleapis.com"
     return (
-        f"no quota left in {place.region} for {name}: new projects often have 0: ask for more at "
-        f"https://console.cloud.google.com/iam-admin/quotas?project={place.project} or take another region or tier "
+        f"no quota left in {gcp.region} for {name}: new projects often have 0: ask for more at "
+        f"https://console.cloud.google.com/iam-admin/quotas?project={gcp.project} or take another region or tier "
         "(submit: --regions=, --fallback=)"
     )
 

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from deploy.spec.job_spec import to_yaml
-from deploy.vertex.api import LABEL, ApiError, Broken, JobStatus, LogEntry, Request, log_filter, read_entry, read_status
+from deploy.vertex.api import (
+    LABEL,
+    ApiError,
+    Broken,
+    CustomJob,
+    JobStatus,
+    LogEntry,
+    log_filter,
+    read_entry,
+    read_status,
+)
 from trainer.errors import UserError
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself asks again for half a minute
@@ -32,17 +42,17 @@ class Gcloud:
         self._project = [f"--project={project}"]
         self._region = [*self._project, f"--region={region}"]
 
-    def create_command(self, request: Request) -> list[str]:
+    def create_command(self, request: CustomJob) -> list[str]:
         """The command that makes the job; it reads the spec from stdin."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         about = [f"--display-name={request.display_name}", f"--labels={labels}", "--config=-"]
         return ["gcloud", "ai", "custom-jobs", "create", *self._region, *about]
 
-    def paste(self, request: Request) -> str:
+    def paste(self, request: CustomJob) -> str:
         """The command as a shell takes it, the spec and all."""
         return f"{shlex.join(self.create_command(request))} <<'END'\n{to_yaml(request.spec)}END"
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: CustomJob) -> str:
         """Runs gcloud until it has an answer, or would ask a second time.
 
         gcloud sends its POST again after 5xx and cut connections, which can make a second job: it is stopped when it

@@ -9,7 +9,7 @@ from deploy.vertex.costs import spent
 from trainer.errors import UserError
 from trainer.storage import write_whole
 
-RECORDS = Path("runs/submitted")
+SUBMISSIONS = Path("runs/submitted")
 
 
 @dataclasses.dataclass
@@ -28,7 +28,7 @@ class Attempt:
 
 
 @dataclasses.dataclass
-class Record:
+class Submission:
     """All attempts of one submission; `write` keeps them."""
 
     submission: str
@@ -36,23 +36,23 @@ class Record:
 
     def write(self) -> None:
         """Replaces the file."""
-        RECORDS.mkdir(parents=True, exist_ok=True)
+        SUBMISSIONS.mkdir(parents=True, exist_ok=True)
         content = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        write_whole(RECORDS / f"{self.submission}.json", content)
+        write_whole(SUBMISSIONS / f"{self.submission}.json", content)
 
 
-def read_records() -> list[Record]:
+def read_submissions() -> list[Submission]:
     """Every submission of this folder, the newest last."""
-    return [_read(path) for path in sorted(RECORDS.glob("*.json"))]
+    return [_read(path) for path in sorted(SUBMISSIONS.glob("*.json"))]
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> Submission:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         attempts = [Attempt(**attempt) for attempt in content["attempts"]]
         if not all(_is_sound(attempt) for attempt in attempts):
             raise ValueError("an attempt holds what is none")
-        return Record(path.stem, attempts)
+        return Submission(path.stem, attempts)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
 
@@ -64,16 +64,16 @@ def _is_sound(attempt: Attempt) -> bool:
     return texts and all(values[name] is None or isinstance(values[name], (int, float)) for name in money)
 
 
-def find(job: str) -> tuple[Record, Attempt]:
+def find(job: str) -> tuple[Submission, Attempt]:
     """The attempt of a job's name or number, the last one of a submission, or of all; LookupError where none is."""
-    for record in reversed(read_records()):
+    for record in reversed(read_submissions()):
         for attempt in reversed(record.attempts):
             if not job or job in (record.submission, attempt.job) or attempt.job.endswith(f"/{job}"):
                 return record, attempt
     raise LookupError(job)
 
 
-def note(record: Record, attempt: Attempt, status: JobStatus, now: float) -> None:
+def note(record: Submission, attempt: Attempt, status: JobStatus, now: float) -> None:
     """Keeps how an attempt ended."""
     attempt.state, attempt.error = status.state, status.error
     attempt.spent_usd = spent(status, attempt.usd_per_hour, now)[1]

@@ -4,16 +4,16 @@ import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 
-from deploy.spec.gcp_config import Place
+from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, seconds
 from deploy.vertex.costs import duration, price_of, spent
 from deploy.vertex.errors import Lost, failure, meaning
-from deploy.vertex.retry import Clock, patiently
+from deploy.vertex.retry import Clock, retried
 
 POLL_S = 10.0
 LATE_S = 60.0  # how much later than its time an entry may appear in the logs
 LAST_LOGS_S = 15.0  # after the end, for entries that are still on their way
-LAST_PATIENCE_S = 300.0  # for the last reading of the logs
+LAST_RETRY_S = 300.0  # for the last reading of the logs
 
 Say = Callable[[str], None]
 
@@ -45,14 +45,14 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def follow(backend: Backend, name: str, place: Place, clock: Clock, say: Say = _print) -> JobStatus:
+def follow(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, say: Say = _print) -> JobStatus:
     """Says states and logs until the job is over; Lost after half an hour without any answer, or a refused one."""
     tail, shown = Tail(backend, name), ""
     while True:
-        status = _state(backend, name, place, clock)
+        status = _state(backend, name, gcp, clock)
         if status.over:
             clock.sleep(LAST_LOGS_S)
-        _say_logs(tail, place, clock, LAST_PATIENCE_S if status.over else 0.0, say)
+        _say_logs(tail, gcp, clock, LAST_RETRY_S if status.over else 0.0, say)
         if status.state != shown:
             shown = status.state
             say(f"{_time(clock.now())}  {shown}")
@@ -61,41 +61,41 @@ def follow(backend: Backend, name: str, place: Place, clock: Clock, say: Say = _
         clock.sleep(POLL_S)
 
 
-def _state(backend: Backend, name: str, place: Place, clock: Clock) -> JobStatus:
+def _state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus:
     try:
-        return patiently(lambda: backend.state(name), clock)
+        return retried(lambda: backend.state(name), clock)
     except ApiError as error:
         if error.code == 404:  # there is no such job
             raise
-        raise Lost(error.code, f"{meaning(error, place)}; the job may go on; {come_back(name)}") from None
+        raise Lost(error.code, f"{meaning(error, gcp)}; the job may go on; {how_to_return(name)}") from None
 
 
-def come_back(name: str) -> str:
+def how_to_return(name: str) -> str:
     """What may be said to a job that nobody watches."""
     return f"come back: python -m deploy watch {name}; end it: python -m deploy cancel {name}"
 
 
-def _say_logs(tail: Tail, place: Place, clock: Clock, patience_s: float, say: Say) -> None:
+def _say_logs(tail: Tail, gcp: GcpConfig, clock: Clock, retry_s: float, say: Say) -> None:
     """A log that cannot be read is no reason to stop watching: the next reading has its entries too."""
     try:
-        for entry in patiently(tail.new, clock, patience_s):
+        for entry in retried(tail.new, clock, retry_s):
             severity = f"{entry.severity}: " if entry.severity in ("WARNING", "ERROR", "CRITICAL") else ""
             say(f"{_time(seconds(entry.time) or 0.0)}  {entry.worker}  {severity}{entry.text}")
     except ApiError as error:
-        if patience_s or not error.transient:
-            print(f"no logs: {meaning(error, place)}", file=sys.stderr)
+        if retry_s or not error.transient:
+            print(f"no logs: {meaning(error, gcp)}", file=sys.stderr)
 
 
 def _time(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S")
 
 
-def watch_job(backend: Backend, name: str, place: Place, clock: Clock) -> JobStatus | None:
+def watch_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus | None:
     """`follow`, and how it ended, in words; None where Ctrl-C ended the watching and not the job."""
     try:
-        status = follow(backend, name, place, clock)
+        status = follow(backend, name, gcp, clock)
     except KeyboardInterrupt:
-        print(f"the job goes on; {come_back(name)}")
+        print(f"the job goes on; {how_to_return(name)}")
         return None
     ran, usd = spent(status, price_of(status), clock.now())
     money = "" if usd is None else f", about {usd:.2f} USD"

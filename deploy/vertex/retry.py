@@ -10,7 +10,7 @@ from deploy.vertex.api import ApiError
 
 T = TypeVar("T")
 
-PATIENCE_S = 1800.0  # how long a service may fail before we give up asking
+RETRY_S = 1800.0  # how long a service may fail before we give up asking
 LONGEST_WAIT_S = 60.0
 SILENT_S = 30.0  # a pause so long, or longer, is announced
 
@@ -23,10 +23,10 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-REAL = Clock()
+SYSTEM_CLOCK = Clock()
 
 
-def waits(first: float = 1.0) -> Iterator[float]:
+def backoff(first: float = 1.0) -> Iterator[float]:
     """Seconds between attempts: exponential backoff, https://cloud.google.com/storage/docs/retry-strategy."""
     wait = first
     while True:
@@ -34,13 +34,13 @@ def waits(first: float = 1.0) -> Iterator[float]:
         wait = min(2 * wait, LONGEST_WAIT_S)
 
 
-def patiently(read: Callable[[], T], clock: Clock, patience_s: float = PATIENCE_S) -> T:
-    """What `read` returns, asked again after 429, 5xx and lost answers; the last ApiError after `patience_s`.
+def retried(read: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
+    """What `read` returns, asked again after 429, 5xx and lost answers; the last ApiError after `retry_s`.
 
     The first long pause is announced in a line on stderr.
     """
-    until, told = clock.now() + patience_s, False
-    for wait in waits():
+    until, told = clock.now() + retry_s, False
+    for wait in backoff():
         try:
             return read()
         except ApiError as error:
@@ -52,4 +52,4 @@ def patiently(read: Callable[[], T], clock: Clock, patience_s: float = PATIENCE_
                 reason = f"{error} ({error.code or 'no answer'})"
                 print(f"{reason}: asking again until {end}; Ctrl-C stops", file=sys.stderr, flush=True)
         clock.sleep(wait)
-    raise AssertionError("waits never ends")
+    raise AssertionError("backoff never ends")

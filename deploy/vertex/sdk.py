@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deploy.vertex.api import LABEL, ApiError, JobStatus, LogEntry, Request, log_filter, read_entry, read_status
+from deploy.vertex.api import LABEL, ApiError, CustomJob, JobStatus, LogEntry, log_filter, read_entry, read_status
 from trainer.errors import UserError
 
 TIMEOUT_S = 60.0  # of one request
@@ -58,14 +58,14 @@ class Sdk:
 
         return storage.Client(self._project, self._credentials)
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: CustomJob) -> str:
         """One POST, never repeated by the client."""
         client = self._client  # says what to install where it is missing
-        from google.cloud.aiplatform_v1.types import CustomJob
+        from google.cloud.aiplatform_v1 import types
 
         content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
         with _translated():
-            job = CustomJob.from_json(json.dumps(content))
+            job = types.CustomJob.from_json(json.dumps(content))
             made = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
             return str(made.name)
 

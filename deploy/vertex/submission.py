@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from deploy.spec.checks import check_continent
 from deploy.spec.job_spec import Job
 from deploy.spec.packages import Package, build
-from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, Request
+from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, CustomJob
 from deploy.vertex.errors import Lost
-from deploy.vertex.history import Attempt, Record
-from deploy.vertex.retry import PATIENCE_S, Clock, patiently, waits
+from deploy.vertex.history import Attempt, Submission
+from deploy.vertex.retry import RETRY_S, Clock, backoff, retried
 from trainer.errors import UserError
 
 LOOK_AFTER_S = 5.0  # a job just made may take a moment to be listed
@@ -20,9 +20,9 @@ def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
     """UserError where what is read is not there, or lies on another continent than the machines, or the output does."""
     inputs = {name: address for name, address in job.config.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
-        check_continent(bucket, job.place.region, patiently(functools.partial(backend.location, bucket), clock))
+        check_continent(bucket, job.gcp.region, retried(functools.partial(backend.location, bucket), clock))
     for name, address in inputs.items():
-        if not patiently(functools.partial(backend.holds, address), clock):
+        if not retried(functools.partial(backend.holds, address), clock):
             raise UserError(f"{name}={address}: nothing lies there: check with `gcloud storage ls {address}`")
 
 
@@ -30,19 +30,19 @@ def ship(packages: Sequence[Package], bucket: str, backend: Backend, clock: Cloc
     """Builds what is not built and sends what is not there; prints the addresses."""
     for package in packages:
         wheel, uri = build(package), package.uri(bucket)
-        patiently(lambda: backend.upload(wheel, uri), clock)  # noqa: B023 (called at once)
+        retried(lambda: backend.upload(wheel, uri), clock)  # noqa: B023 (called at once)
         print(f"package {uri}", flush=True)
 
 
-def create(job: Job, record: Record, backend: Backend, clock: Clock) -> str:
+def create(job: Job, record: Submission, backend: Backend, clock: Clock) -> str:
     """Makes the job and returns its name; what was tried is kept before, what came of it after."""
-    project, region = job.place.project, job.place.region
+    project, region = job.gcp.project, job.gcp.region
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)
     record.write()
     look = f"see `python -m deploy jobs --project={project} --region={region}` for whether the job was made"
     try:
-        name = create_once(backend, request_of(job, label_of(record.submission, len(record.attempts))), clock)
+        name = submit_once(backend, custom_job(job, attempt_label(record.submission, len(record.attempts))), clock)
     except Lost as error:
         attempt.error = str(error)
         record.write()
@@ -62,25 +62,25 @@ def create(job: Job, record: Record, backend: Backend, clock: Clock) -> str:
     return name
 
 
-def label_of(submission: str, attempt: int = 1) -> str:
+def attempt_label(submission: str, attempt: int = 1) -> str:
     """The label of a submission's attempt, counted from 1."""
     return f"{submission}-{attempt}"
 
 
-def request_of(job: Job, label: str) -> Request:
+def custom_job(job: Job, label: str) -> CustomJob:
     """What is sent; `label` is of this attempt alone: it finds the job that a lost answer may have made."""
     price = job.tier.price_per_hour
     priced = {} if price is None else {PRICE_LABEL: f"{price:.4f}".replace(".", "-")}
-    return Request(job.name, job.spec, {LABEL: label, **priced})
+    return CustomJob(job.name, job.spec, {LABEL: label, **priced})
 
 
-def create_once(backend: Backend, request: Request, clock: Clock) -> str:
+def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:
     """The name of the one job of this request, however often the service fails: looked for before it is made again.
 
     Lost where a job may have been made and none is found.
     """
     began, unclear = clock.now(), False
-    for wait in waits(LOOK_AFTER_S):
+    for wait in backoff(LOOK_AFTER_S):
         try:
             name = backend.submit(request)
         except ApiError as error:
@@ -88,7 +88,7 @@ def create_once(backend: Backend, request: Request, clock: Clock) -> str:
         else:
             return _looked_for(request, backend, clock, name) if unclear else name
         unclear = unclear or failed.may_have_worked
-        last = not failed.transient or clock.now() + wait - began > PATIENCE_S
+        last = not failed.transient or clock.now() + wait - began > RETRY_S
         if last and not unclear:
             raise failed
         print(f"the submission failed ({failed}): looking whether the job was made", file=sys.stderr, flush=True)
@@ -98,10 +98,10 @@ def create_once(backend: Backend, request: Request, clock: Clock) -> str:
             return made
         if last:
             raise Lost(0, f"the submission failed ({failed}), and no job of it is listed yet")
-    raise AssertionError("waits never ends")
+    raise AssertionError("backoff never ends")
 
 
-def _looked_for(request: Request, backend: Backend, clock: Clock, name: str = "") -> str:
+def _looked_for(request: CustomJob, backend: Backend, clock: Clock, name: str = "") -> str:
     """`_only_one`, else `name`, a job that was made for certain; Lost where the service does not tell of any."""
     try:
         return _only_one(request, backend, clock) or name
@@ -113,10 +113,10 @@ def _looked_for(request: Request, backend: Backend, clock: Clock, name: str = ""
         return name
 
 
-def _only_one(request: Request, backend: Backend, clock: Clock) -> str:
+def _only_one(request: CustomJob, backend: Backend, clock: Clock) -> str:
     """The oldest job of this request, or nothing; others, made by a service that was slow to list it, are cancelled."""
-    made = patiently(lambda: backend.jobs(request.labels[LABEL]), clock)
+    made = retried(lambda: backend.jobs(request.labels[LABEL]), clock)
     names = [status.name for status in sorted(made, key=lambda status: status.created or 0.0)]
     for name in names[1:]:
-        patiently(functools.partial(backend.cancel, name), clock)
+        retried(functools.partial(backend.cancel, name), clock)
     return names[0] if names else ""

@@ -17,7 +17,7 @@ from benchmarks.digits import write_digits
 from benchmarks.keras_fit import batches_for, model_for
 from benchmarks.ours import networks, optimizers, work_of
 from benchmarks.tutorial import classifier_loop, gan
-from trainer.build import Assembly, assemble
+from trainer.build import TrainingSetup, build_setup
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
@@ -32,17 +32,17 @@ ROOT = Path(__file__).parents[2]
 def build(tmp_path: Path) -> Any:
     """`build("cnn")`: a small model on digits that every framework reads from one file, its float32 weights set."""
 
-    def make(model: str) -> Assembly:
+    def make(model: str) -> TrainingSetup:
         size = {"cnn": 24, "mlp": 8}.get(model, 16)
         flags = [f"--model={model}", f"--image_size={size}", "--width=4", "--latent_dim=8", f"--data={tmp_path}/d.npz"]
         config = resolve([*flags, f"--global_batch_size={ROWS}", "--critic_steps=2", "--learning_rate=1e-3"]).config
         write_digits(config)
-        return assemble(config, make_replicas(config))
+        return build_setup(config, make_replicas(config))
 
     return make
 
 
-def draws(assembly: Assembly) -> tuple[Any, Any, Any]:
+def draws(assembly: TrainingSetup) -> tuple[Any, Any, Any]:
     """Real images in [-1, 1], noise, interpolation factors."""
     config = assembly.config
     reals = assembly.dataset.train.gather(tf.range(ROWS))[0]
@@ -57,7 +57,7 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
     return float(value), tape.gradient(value, network.trainable_variables)
 
 
-def ours(assembly: Assembly) -> tuple[Any, Any]:
+def ours(assembly: TrainingSetup) -> tuple[Any, Any]:
     """(loss, gradients) of the critic and of the generator, by the model of this project."""
     model, (reals, noise, mix) = assembly.model, draws(assembly)
     if assembly.config.model == "dcgan":

@@ -10,7 +10,7 @@ import tensorflow as tf
 from benchmarks.flops import operations, step_flops, step_graph
 from benchmarks.profile import kind, seconds_by_kind, split
 from tests.support import fresh_collectives, small
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.distribution.strategy import make_replicas
 
 ROWS = 2
@@ -86,7 +86,7 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
 
 def test_the_step_of_a_wgan_gp_scales_with_its_critic_steps() -> None:
     one, two, three = (
-        step_flops(assemble(config, make_replicas(config)))
+        step_flops(build_setup(config, make_replicas(config)))
         for config in (small(f"--critic_steps={steps}", "--data=digits") for steps in (1, 2, 3))
     )
     assert three - two == two - one
@@ -98,7 +98,7 @@ def test_all_reduces_of_a_step(flag: str, all_reduces: int) -> None:
     """One an optimizer; and one a pass of each of two batch norms (fakes, generator, its gradient)."""
     fresh_collectives()
     config = small("--data=digits", "--critic_steps=1", "--replicas=2", f"--sync_batch_norm={flag}")
-    assembly = assemble(config, make_replicas(config))
+    assembly = build_setup(config, make_replicas(config))
     summed = [op for op in operations(step_graph(assembly)) if op.reduced_bytes]
     networks = (assembly.model.critic, assembly.model.generator)
     assert len(summed) == 2 * all_reduces  # each on both replicas

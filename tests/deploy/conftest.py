@@ -15,13 +15,13 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 from deploy.cli import compare
-from deploy.cli.target import Desk
 from deploy.report.collection import collect
 from deploy.report.rows import Row, measure
 from deploy.spec import packages as package
 from deploy.vertex.api import Backend, open_backend
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
+from deploy.vertex.session import Session
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.storage import gcs, staging
@@ -129,7 +129,7 @@ def flying() -> FlyingClock:
 
 
 @pytest.fixture
-def desk(cloud: Emulator, flying: FlyingClock) -> Desk:
+def session(cloud: Emulator, flying: FlyingClock) -> Session:
     """The real backends, with Google on loopback and time that flies."""
 
     def opened(kind: str, project: str, region: str) -> Backend:
@@ -137,7 +137,7 @@ def desk(cloud: Emulator, flying: FlyingClock) -> Desk:
             return Sdk(project, region, cloud.url, cloud.url, AnonymousCredentials())
         return open_backend(kind, project, region)
 
-    return Desk(Clock(lambda: flying.time, flying.sleep), opened)
+    return Session(Clock(lambda: flying.time, flying.sleep), opened)
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -174,7 +174,7 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
 
 @pytest.fixture
 def command(
-    cloud: Emulator, desk: Desk, bucket: Address, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """Runs `compare` of tiers on Vertex AI and returns its exit code and what it printed."""
     cloud.run = trains(tmp_path / "trained")
@@ -182,7 +182,7 @@ def command(
     def run(*arguments: str) -> tuple[int, str]:
         where = ["--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
         image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-        code = compare.main([*arguments, "--on=vertex", *where, *image, *JOB], desk)
+        code = compare.main([*arguments, "--on=vertex", *where, *image, *JOB], session)
         return code, capsys.readouterr().out
 
     return run

@@ -1,3 +1,3 @@
 """The emulated services of tests/deploy, for the commands that speak to Google."""
 
-from tests.deploy.conftest import cloud, desk, flying, google  # noqa: F401 (fixtures)
+from tests.deploy.conftest import cloud, flying, google, session  # noqa: F401 (fixtures)

@@ -18,7 +18,7 @@ import pytest
 
 from deploy.__main__ import main as deploy
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.cli.target import Desk
+from deploy.vertex.session import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
@@ -46,47 +46,47 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: Emulator) -> Pa
     return folder
 
 
-def parse_settings(command: Command, desk: Desk) -> None:
+def parse_settings(command: Command, session: Session) -> None:
     """The trainer's own reading of its flags; training takes minutes."""
     resolve(command.arguments)
 
 
-def parse_generate(command: Command, desk: Desk) -> None:
+def parse_generate(command: Command, session: Session) -> None:
     """It needs a trained model."""
     generate._parse(command.arguments)
 
 
-def run_prepare(command: Command, desk: Desk) -> None:
+def run_prepare(command: Command, session: Session) -> None:
     """For real, on a handful of images."""
     assert prepare.main(command.arguments) == 0
 
 
-def run_deploy(command: Command, desk: Desk) -> None:
+def run_deploy(command: Command, session: Session) -> None:
     """For real: it sends nothing."""
     assert deploy([*command.words[3:]]) == 0
 
 
-def dry_run(command: Command, desk: Desk) -> None:
+def dry_run(command: Command, session: Session) -> None:
     """With --dry_run: money begins behind it."""
     assert deploy([*command.words[3:], "--dry_run"]) == 0
 
 
-def ask_the_emulator(command: Command, desk: Desk) -> None:
+def ask_the_emulator(command: Command, session: Session) -> None:
     """For real, of a job that was submitted to an emulated Vertex AI."""
     verbs: Mapping[str, Callable[..., int]] = {"watch": watch.main, "jobs": jobs.main, "cancel": cancel.main}
     sdk, verb = ["--backend=sdk"], command.words[3]
     job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
-    assert submit.main(["cpu", *job, *sdk], desk) == 0
-    assert verbs[verb]([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], desk) in (0, 75)
+    assert submit.main(["cpu", *job, *sdk], session) == 0
+    assert verbs[verb]([*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session) in (0, 75)
 
 
-def make(command: Command, desk: Desk) -> None:
+def make(command: Command, session: Session) -> None:
     """What it would do is printed by make itself; CI runs lint and the tests."""
     done = subprocess.run(["make", "-n", *command.arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def pip(command: Command, desk: Desk) -> None:
+def pip(command: Command, session: Session) -> None:
     """This package's extras are those of setup.py; installing is what `make` does before the tests."""
     assert command.arguments[0] == "install"
     (what,) = [word for word in command.arguments[1:] if not word.startswith("-")]
@@ -97,28 +97,28 @@ def pip(command: Command, desk: Desk) -> None:
     assert set((extras[1] or "").split(",")) - {""} <= known
 
 
-def pytest_paths(command: Command, desk: Desk) -> None:
+def pytest_paths(command: Command, session: Session) -> None:
     """The tests named are there; this process is running them or their like."""
     for path in (word for word in command.arguments if word.startswith("tests/")):
         assert (ROOT / path).exists()
 
 
-def module_is_there(command: Command, desk: Desk) -> None:
+def module_is_there(command: Command, session: Session) -> None:
     """Its own tests run it."""
     assert importlib.util.find_spec(command.words[2])
 
 
-def parse_benchmark(command: Command, desk: Desk) -> None:
+def parse_benchmark(command: Command, session: Session) -> None:
     """A measurement takes minutes of a calm machine; `make bench` runs them by hand."""
     importlib.import_module(command.subject).make_parser().parse_args(command.arguments)
 
 
-def hooks(command: Command, desk: Desk) -> None:
+def hooks(command: Command, session: Session) -> None:
     """An optional tool that is not a dependency; what it runs is compared with `make lint` in test_tree.py."""
     assert command.arguments == ["install"]
 
 
-def gcloud_knows(command: Command, desk: Desk) -> None:
+def gcloud_knows(command: Command, session: Session) -> None:
     """gcloud's own table of its commands and flags: roles and logins cannot be tried without an account."""
     node = gcloud_tree()
     words = list(command.arguments)
@@ -145,7 +145,7 @@ def gcloud_tree() -> dict[str, Any]:
     return dict(module.STATIC_COMPLETION_CLI_TREE)
 
 
-Rule = Callable[[Command, Desk], None]
+Rule = Callable[[Command, Session], None]
 # Verbs that begin to work on this machine: everything up to this name is run, then the door shuts.
 DOORS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
@@ -185,7 +185,7 @@ def rule_of(command: Command) -> Rule:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_works(
-    command: Command, desk: Desk, cloud: Emulator, flying: Any, monkeypatch: pytest.MonkeyPatch,
+    command: Command, session: Session, cloud: Emulator, flying: Any, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     if "--help" in command.words:
@@ -197,7 +197,7 @@ def test_a_documented_command_works(
             deploy(list(command.words[3:]))
     else:
         flying.asleep = lambda: end_all(cloud)
-        rule_of(command)(command, desk)
+        rule_of(command)(command, session)
 
 
 def show_help(command: Command) -> None:
@@ -225,7 +225,7 @@ def test_all_pages_are_read() -> None:
     assert {beginning.split()[0] for beginning in BEGINNINGS} >= {"python", "make", "pip", "gcloud"}
 
 
-def test_a_command_that_no_rule_covers_fails(desk: Desk) -> None:
+def test_a_command_that_no_rule_covers_fails(session: Session) -> None:
     with pytest.raises(KeyError):
         rule_of(Command("README.md", ("python", "-m", "trainer.nothing")))
     with pytest.raises(KeyError):
@@ -241,10 +241,10 @@ def test_a_command_that_no_rule_covers_fails(desk: Desk) -> None:
         ("pip", "install", ".[nothing]"),
     ],
 )
-def test_a_wrong_command_is_noticed(words: tuple[str, ...], desk: Desk) -> None:
+def test_a_wrong_command_is_noticed(words: tuple[str, ...], session: Session) -> None:
     command = Command("README.md", words)
     with pytest.raises(Exception, match=r"stepz|assert|rule to make"):
-        rule_of(command)(command, desk)
+        rule_of(command)(command, session)
 
 
 @pytest.mark.parametrize(
@@ -257,21 +257,21 @@ def test_a_wrong_command_is_noticed(words: tuple[str, ...], desk: Desk) -> None:
     ],
 )
 def test_a_wrong_flag_of_a_benchmark_is_noticed(
-    flag: str, line: str, desk: Desk, capsys: pytest.CaptureFixture[str]
+    flag: str, line: str, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = Command("README.md", ("python", "-m", "benchmarks.models", flag))
     with pytest.raises(SystemExit):
-        rule_of(command)(command, desk)
+        rule_of(command)(command, session)
     assert line in capsys.readouterr().err
 
 
-def test_make_bench_runs_every_benchmark(desk: Desk) -> None:
+def test_make_bench_runs_every_benchmark(session: Session) -> None:
     """But for one that needs a folder of photos."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"^\t\$\(RUN\) (-m benchmarks\..*)$", recipe, re.MULTILINE)
     commands = [Command("Makefile", ("python", *line.split())) for line in found]
     for command in commands:
-        parse_benchmark(command, desk)
+        parse_benchmark(command, session)
     modules = (ROOT / "benchmarks").glob("*.py")
     all_of_them = {f"benchmarks.{path.stem}" for path in modules if "\ndef make_parser" in path.read_text()}
     assert {command.subject for command in commands} == all_of_them - {"benchmarks.data"}

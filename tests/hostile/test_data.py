@@ -172,13 +172,13 @@ def example(image: bytes, label: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
 
 
-RECORDS = b"".join(record(example(png(image), int(label))) for image, label in zip(IMAGES, LABELS, strict=True))
+SUBMISSIONS = b"".join(record(example(png(image), int(label))) for image, label in zip(IMAGES, LABELS, strict=True))
 _records = st.lists(damaged(example(png(IMAGES[0]), 1)).map(record), min_size=2, max_size=3).map(b"".join)
 _length = st.builds(record, st.just(b"x"), st.sampled_from([0, 2, 2**20, 2**31, 2**40, 2**62, 2**64 - 4, 2**64 - 1]))
 
 
 @examples(15)
-@given(content=damaged(RECORDS) | _records | _length.map(lambda lies: RECORDS + lies), zipped=st.booleans())
+@given(content=damaged(SUBMISSIONS) | _records | _length.map(lambda lies: SUBMISSIONS + lies), zipped=st.booleans())
 def test_tfrecord(content: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     name = "x.tfrecord.gz" if zipped else "x.tfrecord"
     folder = put(tmp_path_factory.getbasetemp() / name, **{name: gzip.compress(content) if zipped else content})

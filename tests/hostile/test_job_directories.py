@@ -23,7 +23,7 @@ from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
 from trainer.reporting.job_directory import JobDir, open_job_dir
-from trainer.reporting.result import Account, refuse_hopeless_restart
+from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.reporting.stats import Stats, last_reported_step
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
 
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on(
     def goes_on() -> None:
         job_dir: JobDir = open_job_dir(config(folder))
         before = job_dir.read_result()
-        account = Account.of(config(folder), before, 0.0)
+        account = RunResult.of(config(folder), before, 0.0)
         refuse_hopeless_restart(config(folder), before)
         last_reported_step(job_dir.stats_file)
         Stats(job_dir.stats_file, 5).append({"step": 6})
@@ -267,6 +267,6 @@ def test_a_record_of_a_submission(content: bytes, tmp_path_factory: pytest.TempP
         assert isinstance(attempt.job, str)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record, "RECORDS", folder)
+        patch.setattr(record, "SUBMISSIONS", folder)
         one_line(rewritten)
     assert [path.name for path in folder.parent.rglob("*")] == ["here", "one.json"]

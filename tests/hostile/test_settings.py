@@ -104,4 +104,4 @@ def test_prices(prices: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     load_machines.cache_clear()
     table = one_line(lambda: load_machines(path))
     if table:
-        assert all(offer.price.list is None or offer.price.list > 0 for offer in table.offers())
+        assert all(offer.price.list is None or offer.price.list > 0 for offer in table.options())

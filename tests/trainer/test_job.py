@@ -23,7 +23,7 @@ from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import Account
+from trainer.reporting.result import RunResult
 from trainer.training.checkpoint import whole_checkpoints
 
 Make = Callable[..., TrainConfig]
@@ -37,7 +37,7 @@ def run(config: TrainConfig) -> Path:
 
 def prepared(config: TrainConfig) -> job.Job:
     fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), Account.of(config, {}, 0.0))
+    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
 
 def read(path: Path) -> Any:

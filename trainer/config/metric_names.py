@@ -6,7 +6,7 @@ from trainer.config.fields import nearest
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 
-EVALUATED = ("val_loss", "val_accuracy")  # of a classifier that has labelled examples to evaluate
+EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a classifier that has labelled examples to evaluate
 
 # What steps of a named model give. A model of the user's own is known only when it runs.
 _CLASSIFIER = ("accuracy", "loss")
@@ -22,10 +22,10 @@ _NO_BETTER_SIDE = ("wasserstein_distance",)
 
 def measures(*, evaluates: bool, fid_every_steps: int) -> list[str]:
     """What a run measures beside the values of its steps."""
-    return [*(EVALUATED if evaluates else ()), *(("fid", "kid") if fid_every_steps else ())]
+    return [*(EVALUATION_METRICS if evaluates else ()), *(("fid", "kid") if fid_every_steps else ())]
 
 
-def check_measures(config: TrainConfig) -> None:
+def check_metric_names(config: TrainConfig) -> None:
     """UserError where a setting names what a run of this named model never has, with or without evaluation."""
     model, fid = config.model, config.fid_every_steps
     if model not in STEP_VALUES:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from trainer.config.fields import nearest
-from trainer.config.metric_names import check_measures
+from trainer.config.metric_names import check_metric_names
 from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, said_kind
 from trainer.errors import UnknownData, UserError
 from trainer.storage import is_remote, local_path
@@ -64,7 +64,7 @@ def check(config: TrainConfig) -> None:
         )
     if config.model in MODEL_RULES:
         MODEL_RULES[config.model](config)
-    check_measures(config)
+    check_metric_names(config)
 
 
 def _check_data(config: TrainConfig) -> None:

@@ -49,7 +49,7 @@ class StepLogs:
 
 
 @dataclass
-class Window:
+class RunningMeans:
     """Means and speed over the steps since it was made."""
 
     examples_per_step: int
@@ -61,7 +61,7 @@ class Window:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Window":
+    def restored(cls, state: Mapping[str, Any]) -> "RunningMeans":
         """Of what asdict() made; KeyError, TypeError or ValueError for anything else."""
         examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
         counts = tuple(np.asarray(count, np.float64) for count in state.get("counts", ()))
@@ -113,11 +113,11 @@ class Progress:
     call_seconds: float = 0.0  # of the newest call
     call_timed: bool = False  # whether the newest call says something of speed
     budget_spent: bool = False  # this process ends here; another one may go on
-    whole: Window = field(init=False)
+    whole: RunningMeans = field(init=False)
     asked_steps: int = field(init=False)  # total_steps as given: early stopping lowers that
 
     def __post_init__(self) -> None:
-        self.whole, self.asked_steps = Window(self.examples_per_step), self.total_steps
+        self.whole, self.asked_steps = RunningMeans(self.examples_per_step), self.total_steps
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the step."""
@@ -132,7 +132,7 @@ class Progress:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state()` gave."""
         self.seconds_before, self.training_seconds = float(state["seconds"]), float(state["training_seconds"])
-        self.whole = Window.restored(state["whole"])
+        self.whole = RunningMeans.restored(state["whole"])
         if state["asked_steps"] == self.asked_steps:  # early stopping, if it has ended this run, has ended it for good
             self.total_steps = int(state["total_steps"])
 

@@ -12,7 +12,7 @@ from trainer.data.images import encode_png, grid, noise
 from trainer.log import log
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
-from trainer.reporting.progress import Progress, StepLogs, Window, by_kind, numbers, rounded
+from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles
@@ -65,7 +65,7 @@ class Reporter:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state()` gave."""
         self._since_report, self._since_epoch = (
-            Window.restored(state[f"since_{name}"]) for name in ("report", "epoch")
+            RunningMeans.restored(state[f"since_{name}"]) for name in ("report", "epoch")
         )
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
@@ -166,7 +166,7 @@ class Reporter:
         if self._tensorboard:
             self._tensorboard.close()
 
-    def _entry(self, kind: str, progress: Progress, window: Window) -> dict[str, Any]:
+    def _entry(self, kind: str, progress: Progress, window: RunningMeans) -> dict[str, Any]:
         return {
             "kind": kind,
             "step": progress.step,
@@ -191,5 +191,5 @@ class Reporter:
             check_known("tuning_metric", self._tuning.name, "this run reports", {*names, *self.measures})
 
     @staticmethod
-    def _window(progress: Progress) -> Window:
-        return Window(progress.examples_per_step)
+    def _window(progress: Progress) -> RunningMeans:
+        return RunningMeans(progress.examples_per_step)

@@ -16,7 +16,7 @@ from trainer.reporting.resources import peak_memory_gib
 
 
 @dataclass
-class Account:
+class RunResult:
     """What this process knows of those before it, and adds to it."""
 
     before: Mapping[str, Any]  # result.json as the last process left it; {} for none
@@ -29,7 +29,7 @@ class Account:
     progress: Progress | None = None  # once there is something to train
 
     @classmethod
-    def of(cls, config: TrainConfig, before: Mapping[str, Any], began: float) -> "Account":
+    def of(cls, config: TrainConfig, before: Mapping[str, Any], began: float) -> "RunResult":
         """Goes on from `before`; a run that had ended as planned is not counted as a restart."""
         again = before.get("state") in ("running", "interrupted", "failed")
         return cls(

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from trainer.config.metric_names import EVALUATED, check_known
+from trainer.config.metric_names import EVALUATION_METRICS, check_known
 from trainer.config.train_config import TrainConfig
 from trainer.config.user_code import load_function
 from trainer.errors import UserError
@@ -27,7 +27,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Refuses, after the first call to the device, what no epoch can be compared by."""
-        known = {*(logs or {}), *(EVALUATED if self.evaluates else ())}
+        known = {*(logs or {}), *(EVALUATION_METRICS if self.evaluates else ())}
         check_known("early_stopping", self.monitor, "an epoch has", known)
         if self.monitor_op is None:
             try:
@@ -99,7 +99,7 @@ def bind(
             )
         if isinstance(callback, EarlyStopping):
             callback.evaluates = evaluates
-            if callback.monitor in EVALUATED and not evaluates:
+            if callback.monitor in EVALUATION_METRICS and not evaluates:
                 raise UserError(
                     f"early_stopping={callback.monitor}: nothing is evaluated: give labelled examples for it, or hold "
                     "some back with --evaluation_fraction=0.1, or drop early_stopping"

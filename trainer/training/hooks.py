@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from trainer.build import Assembly
+from trainer.build import TrainingSetup
 from trainer.config.metric_names import check_known, measures
 from trainer.config.train_config import TrainConfig
 from trainer.data.sources import beside_data
@@ -19,7 +19,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.training.evaluation import Evaluation
 from trainer.training.fid import Extractor, Fid
-from trainer.training.loop import Event
+from trainer.training.loop import Hook
 from trainer.training.preemption import Control
 
 
@@ -63,16 +63,16 @@ class Best:
         return {"metric": metric, "features": features if of_images else None, "value": value, "step": step}
 
 
-def events_of(
-    assembly: Assembly,
+def make_hooks(
+    assembly: TrainingSetup,
     reporter: Reporter,
     callbacks: keras.callbacks.CallbackList,
     evaluate: Evaluation | None,
     best: Best,
-    save: Event,
+    save: Hook,
     job_dir: Path,
     control: Control,
-) -> list[Event]:
+) -> list[Hook]:
     """The events of a run in their order. An epoch's end may stop the run: what comes at the end comes after it.
 
     `save` is the last: a checkpoint holds what all the others did.
@@ -96,20 +96,20 @@ def events_of(
 
     reporter.measures = measures(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
     check_known("best_metric", config.best_metric, "this run measures", reporter.measures)
-    events = [Event(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
+    events = [Hook(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
-    events.append(Event(steps_per_epoch, end_epoch, at_end=False))
-    events.append(Event(config.report_every_steps, reporter.report))
+    events.append(Hook(steps_per_epoch, end_epoch, at_end=False))
+    events.append(Hook(config.report_every_steps, reporter.report))
     if config.fid_every_steps:
         fid, cache = _fid(assembly, job_dir, control.watched())
         tell = partial(reporter.quality, features=config.fid_features, samples=fid.samples)
-        events.append(Event(config.fid_every_steps, measured(tell, partial(fid, cache))))
+        events.append(Hook(config.fid_every_steps, measured(tell, partial(fid, cache))))
     if hasattr(model, "sample"):
-        events.append(Event(config.sample_every_steps, lambda progress: reporter.sample(model, progress)))
+        events.append(Hook(config.sample_every_steps, lambda progress: reporter.sample(model, progress)))
     return [*events, save]
 
 
-def _fid(assembly: Assembly, job_dir: Path, replicas: Replicas) -> tuple[Fid, Path]:
+def _fid(assembly: TrainingSetup, job_dir: Path, replicas: Replicas) -> tuple[Fid, Path]:
     """What computes FID and KID, and where the real features are kept: beside the data, or in `job_dir`."""
     config, model = assembly.config, assembly.model
     missing = [name for name in ("averaged_generator", "latent_dim") if not hasattr(model, name)]

@@ -17,7 +17,7 @@ CALL_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Event:
+class Hook:
     """Done after every `every` steps (0: never), when `asked` for, and, with `at_end`, after the last step.
 
     The last step is also the one after which a budget is spent.
@@ -60,7 +60,7 @@ def train(
     run_steps: StepRunner,
     iterator: Any,
     progress: Progress,
-    events: Sequence[Event],
+    events: Sequence[Hook],
     callbacks: keras.callbacks.CallbackList,
     on_call: Callable[[Progress, StepLogs], None],
     call_size: CallSize,
@@ -91,7 +91,7 @@ def train(
         do_due(events, progress, run_steps.model)
 
 
-def do_due(events: Sequence[Event], progress: Progress, model: keras.Model) -> None:
+def do_due(events: Sequence[Hook], progress: Progress, model: keras.Model) -> None:
     """Does what is due now, in its order. An event may raise Interrupted, for a signal: those after it are left."""
     with suppress(Interrupted):
         for event in events:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.cli.estimate import Interval, estimate
 from deploy.comparison.directory import remember
+from deploy.comparison.estimation import Interval, estimate
 from deploy.comparison.execution import Plan, compare
 from deploy.report.collection import collect, repeat_folder
 from deploy.spec.tier import Tier, TierFacts

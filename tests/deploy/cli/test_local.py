@@ -18,8 +18,8 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import local
 from deploy.localrun import processes as backend
-from deploy.localrun.processes import LocalJob, Loss, plain
-from deploy.localrun.workers import Worker, free_addresses, workers_of
+from deploy.localrun.processes import LocalJob, WorkerKill, plain
+from deploy.localrun.workers import Worker, free_addresses, local_workers
 from deploy.spec.tier import load_tier
 from trainer.errors import UserError
 
@@ -62,7 +62,7 @@ def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: in
 
 
 def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
-    chief, other = workers_of(load_tier("l4x1-2workers", ""), ["--seed=3"], tmp_path, "local-1")
+    chief, other = local_workers(load_tier("l4x1-2workers", ""), ["--seed=3"], tmp_path, "local-1")
     assert (chief.name, other.name) == ("workerpool0-0", "workerpool1-0")
     config, spec = (json.loads(other.environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC"))
     assert config["task"]["type"] == "worker"
@@ -89,7 +89,7 @@ def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None
         "print(sorted(os.sched_getaffinity(0)))\n"
         "time.sleep(60)\n"
     )
-    pinned = workers_of(load_tier("cpu-2workers"), [], tmp_path, "local-1")
+    pinned = local_workers(load_tier("cpu-2workers"), [], tmp_path, "local-1")
     made = LocalJob([replace(worker(each.name, script), cores=each.cores) for each in pinned], tmp_path, print)
     said: dict[str, str] = {}
 
@@ -185,7 +185,7 @@ def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path)
 
 def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path, script: Path) -> None:
     made, said = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
-    made.loss = Loss(1, 7)
+    made.loss = WorkerKill(1, 7)
     (tmp_path / "stats.jsonl").write_text('{"kind": "report", "step": 7}\n')
     outcome = made.run()
     assert "workerpool1-0 exited with a non-zero status of 137" in outcome.error
@@ -203,7 +203,7 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
 ) -> None:  # fmt: skip
     starts = tmp_path / "starts"
     sleeper = worker("workerpool0-0", script, seconds, str(starts), "0")
-    monkeypatch.setattr(local, "workers_of", lambda *given: [sleeper])
+    monkeypatch.setattr(local, "local_workers", lambda *given: [sleeper])
 
     def hang_up() -> None:
         for _ in range(2000):

@@ -14,11 +14,11 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
-from deploy.cli.target import Desk
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import workers_of
+from deploy.localrun.workers import local_workers
 from deploy.spec.tier import load_tier
 from deploy.vertex.errors import LOST
+from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, FlyingClock, needs_gcloud
 from tests.deploy.emulator import POSTS, QUOTA, RATE, Emulator, Fault
 from trainer.errors import UserError
@@ -54,7 +54,7 @@ def trains(folder: Path) -> Callable[[Emulator, dict[str, Any]], None]:
         folder.mkdir()
         spec = folder / "spec.yaml"
         spec.write_text(yaml.safe_dump(job["jobSpec"]))
-        workers = workers_of(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
+        workers = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
         outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
         google.end(job, outcome.state, outcome.error)
 
@@ -69,14 +69,14 @@ def trains(folder: Path) -> Callable[[Emulator, dict[str, Any]], None]:
     ],
 )
 def test_a_submitted_job_trains_and_is_followed_to_its_end(
-    backend: str, tier: str, workers: set[str], cloud: Emulator, desk: Desk, flying: FlyingClock, dist: Path,
+    backend: str, tier: str, workers: set[str], cloud: Emulator, session: Session, flying: FlyingClock, dist: Path,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     output = tmp_path / "output"
     cloud.run = trains(output)
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], desk) == 0
+    assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], session) == 0
     shown = capsys.readouterr().out
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["pythonPackageSpec"]
@@ -99,10 +99,10 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert attempt["spent_usd"] > 0
 
 
-def test_the_same_sources_are_not_sent_again(cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.run = ends("SUCCEEDED")
     for _ in range(2):
-        assert submit.main(["cpu", *SDK], desk) == 0
+        assert submit.main(["cpu", *SDK], session) == 0
         stored = dict(cloud.objects)
     assert len(stored) == 1
     assert len(cloud.jobs) == 2
@@ -138,7 +138,7 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: pytest.C
 
 
 def test_no_quota_here_goes_on_there_and_everything_is_recorded(
-    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Quota in the first region, a stock-out on the first tier in the second; then the second tier."""
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=2, message=QUOTA)]
@@ -159,10 +159,10 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     flags = ["--regions=us-central1,us-east4,europe-west4", "--fallback=l4x1", *SDK]
     cloud.bucket_location = "NAM4"
     with pytest.raises(UserError, match="lies in NAM4, the job would run in europe-west4"):
-        submit.main(["l4x2", *flags], desk)
+        submit.main(["l4x2", *flags], session)
     assert cloud.jobs == {}
     flags[0] = "--regions=us-central1,us-east4"
-    assert submit.main(["l4x2", *flags], desk) == 0
+    assert submit.main(["l4x2", *flags], session) == 0
     attempts = record()["attempts"]
     assert [(attempt["tier"], attempt["region"], attempt["state"]) for attempt in attempts] == [
         ("l4x2", "us-central1", "NOT SUBMITTED"), ("l4x2", "us-east4", "FAILED"),
@@ -173,7 +173,7 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
 
 
-def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, session: Session, dist: Path) -> None:
     def run(google: Emulator, job: dict[str, Any]) -> None:
         if len(google.jobs) == 1:
             google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
@@ -182,20 +182,20 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
             ends("SUCCEEDED")(google, job)
 
     cloud.run = run
-    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk) == 0
+    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], session) == 0
     first, second = record()["attempts"]
     assert (first["state"], second["state"]) == ("FAILED", "SUCCEEDED")
     assert first["job"] != second["job"]
 
 
 def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
-    cloud: Emulator, desk: Desk, dist: Path
+    cloud: Emulator, session: Session, dist: Path
 ) -> None:
     """It is listed late, and its own machines are why it is refused the second time."""
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
     cloud.lists_nothing = 1
-    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk) == 0
+    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], session) == 0
     (job,) = cloud.jobs.values()
     (attempt,) = record()["attempts"]
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
@@ -206,13 +206,13 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
     [(POSTS, 429, QUOTA), (POSTS, 400, "no"), ("GET .*/customJobs$", 403, "the list itself is refused")],
 )
 def test_no_other_tier_is_tried_beside_a_job_that_may_run(
-    where: str, code: int, said: str, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+    where: str, code: int, said: str, cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever ends the asking."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=said)]
     cloud.lists_nothing = 1000
     with pytest.raises(SystemExit) as caught:
-        submit.main(["l4x2", *SDK, "--fallback=l4x1"], desk)
+        submit.main(["l4x2", *SDK, "--fallback=l4x1"], session)
     assert caught.value.code == LOST
     assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
     (attempt,) = record()["attempts"]
@@ -220,19 +220,19 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
 
 
 def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
-    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a lost answer the second one is clear; that jobs may not be listed from then on does not unmake it."""
     cloud.run = ends("SUCCEEDED")
     listing = "GET .*/customJobs$"
     cloud.faults = [Fault(POSTS, 503), Fault(listing, "slow"), Fault(listing, 403, times=9)]
-    assert submit.main(["cpu", *SDK], desk) == 0
+    assert submit.main(["cpu", *SDK], session) == 0
     assert record()["attempts"][0]["state"] == "SUCCEEDED"
     assert "see `python -m deploy jobs`, and cancel a double" in capsys.readouterr().err
 
 
 def test_stopped_while_submitting_it_says_where_to_look(
-    cloud: Emulator, desk: Desk, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -240,15 +240,15 @@ def test_stopped_while_submitting_it_says_where_to_look(
     cloud.faults = [Fault(POSTS, 503)]
     flying.asleep = interrupt
     with pytest.raises(KeyboardInterrupt):
-        submit.main(["cpu", *SDK], desk)
+        submit.main(["cpu", *SDK], session)
     assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
     assert record()["attempts"][0]["state"] == "SUBMITTING"
 
 
-def test_without_quota_the_metric_is_named(cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.faults = [Fault(POSTS, 429, times=9, message=QUOTA)]
     with pytest.raises(UserError) as caught:
-        submit.main(["l4x2", *SDK], desk)
+        submit.main(["l4x2", *SDK], session)
     assert "no quota left in us-central1 for aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus" in str(
         caught.value
     )
@@ -264,19 +264,19 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, desk: Desk, dist: Pa
         (404, "nothing of that name is there"),
     ],
 )
-def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.faults = [Fault(POSTS, code, times=9)]
     with pytest.raises(UserError, match=re.escape(line)):
-        submit.main(["cpu", *SDK], desk)
+        submit.main(["cpu", *SDK], session)
 
 
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
-    cloud: Emulator, desk: Desk, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor is it known whether one of its answers made a job."""
     cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
     with pytest.raises(SystemExit) as caught:
-        submit.main(["cpu", *SDK], desk)
+        submit.main(["cpu", *SDK], session)
     assert caught.value.code == LOST
     assert "away), and no job of it is listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
     assert 0 < flying.slept < 2 * 1800
@@ -284,20 +284,20 @@ def test_a_service_that_is_away_for_long_is_not_the_users_fault(
 
 
 @pytest.mark.parametrize("said", ["Too many requests", RATE])
-def test_too_many_calls_are_waited_for(said: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_too_many_calls_are_waited_for(said: str, cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault(where, 429, times=3, message=said) for where in (POSTS, "GET .*/customJobs/")]
-    assert submit.main(["cpu", *SDK], desk) == 0
+    assert submit.main(["cpu", *SDK], session) == 0
     assert len(cloud.jobs) == 1
 
 
 @pytest.mark.parametrize("code", [401, 503])
 def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
-    code: int, cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+    code: int, cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.faults = [Fault("GET .*/customJobs/", code, times=1000)]
     with pytest.raises(SystemExit) as caught:
-        submit.main(["cpu", *SDK], desk)
+        submit.main(["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
     assert caught.value.code == LOST
     assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().err
@@ -305,23 +305,23 @@ def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
 
 
 def test_detached_it_is_named_in_the_record_and_watched_later(
-    cloud: Emulator, desk: Desk, dist: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert submit.main(["cpu", *SDK, "--detach"], desk) == 0
+    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
     (job,) = cloud.jobs.values()
     assert record()["attempts"][0]["job"] == job["name"]
     assert f"python -m deploy watch {job['name']}" in capsys.readouterr().out
     cloud.begin(job)
     cloud.end(job, "SUCCEEDED")
-    assert watch.main(["--backend=sdk"], desk) == 0  # without a name: the last one
+    assert watch.main(["--backend=sdk"], session) == 0  # without a name: the last one
     assert record()["attempts"][0]["state"] == "SUCCEEDED"
     with pytest.raises(UserError, match="--detach contradicts --regions and --fallback"):
-        submit.main(["cpu", *SDK, "--detach", "--fallback=t4x1"], desk)
+        submit.main(["cpu", *SDK, "--detach", "--fallback=t4x1"], session)
 
 
-def test_the_price_and_the_limit_go_along(cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.run = ends("SUCCEEDED")
-    assert submit.main(["l4x4", *SDK, "--max_cost=5", "--disable-retries"], desk) == 0
+    assert submit.main(["l4x4", *SDK, "--max_cost=5", "--disable-retries"], session) == 0
     (job,) = cloud.jobs.values()
     hourly = load_tier("l4x4").price_per_hour
     assert hourly
@@ -350,11 +350,13 @@ def test_a_missing_project_is_refused_before_anything(monkeypatch: pytest.Monkey
         submit.main(["cpu", *WHERE, *JOB])
 
 
-def test_without_the_sdk_it_says_how_to_get_it(cloud: Emulator, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_sdk_it_says_how_to_get_it(
+    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match="google-cloud-aiplatform is not installed"):
-        submit.main(["cpu", *SDK, "--image=us-docker.pkg.dev/p/r/x:1"], desk)
+        submit.main(["cpu", *SDK, "--image=us-docker.pkg.dev/p/r/x:1"], session)
     assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.cli.target import Desk, find_target
+from deploy.cli.target import find_target
 from deploy.vertex.api import JobStatus, seconds
 from deploy.vertex.costs import duration
 from deploy.vertex.errors import LOST, stocked_out
 from deploy.vertex.logs import Tail
-from deploy.vertex.retry import PATIENCE_S
+from deploy.vertex.retry import RETRY_S
+from deploy.vertex.session import Session
 from tests.deploy.conftest import FlyingClock, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.vertex.test_backends import SPEC
@@ -37,7 +38,7 @@ def step_by_step(flying: FlyingClock, *steps: Any) -> None:
 
 
 def test_states_and_the_logs_of_all_workers_in_order_and_once(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def late() -> None:
         """An entry that is older than what was read already, as a slow worker's are."""
@@ -55,7 +56,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         times,
         lambda: cloud.log(job, "the last words", time="2026-11-20T10:00:30Z"),
     )
-    assert watch.main([job["name"], *SDK], desk) == 0
+    assert watch.main([job["name"], *SDK], session) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split("  ", 1)[1] for line in shown[:-1]] == [
         "PENDING", "RUNNING", "workerpool0-0  step 0", "workerpool1-0  step 1", "workerpool0-0  step 2",
@@ -65,8 +66,8 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
     assert shown[-1] == "SUCCEEDED after 0:30:00 on its machines, about 1.80 USD"
 
 
-def test_a_tail_forgets_what_cannot_come_again(cloud: Emulator, desk: Desk, job: dict[str, Any]) -> None:
-    tail = Tail(desk.open("sdk", "my-proj", "us-central1"), job["name"])
+def test_a_tail_forgets_what_cannot_come_again(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
+    tail = Tail(session.open("sdk", "my-proj", "us-central1"), job["name"])
     for minute in range(60):
         cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
         assert [entry.text for entry in tail.new()] == [f"minute {minute}"]
@@ -85,12 +86,12 @@ def test_a_tail_forgets_what_cannot_come_again(cloud: Emulator, desk: Desk, job:
     ],
 )  # fmt: skip
 def test_the_exit_code_says_how_it_ended(
-    state: str, error: str, code: int, line: str, cloud: Emulator, desk: Desk, job: dict[str, Any],
+    state: str, error: str, code: int, line: str, cloud: Emulator, session: Session, job: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     cloud.begin(job)
     cloud.end(job, state, error)
-    assert watch.main([job["name"], *SDK], desk) == code
+    assert watch.main([job["name"], *SDK], session) == code
     assert line in capsys.readouterr().err
 
 
@@ -98,7 +99,7 @@ def test_the_exit_code_says_how_it_ended(
     ("kind", "said"), [(500, "x"), (503, "x"), (429, "Too many requests"), (429, RATE), ("cut", "")]
 )
 def test_ten_minutes_of_failures_are_survived(
-    kind: int | str, said: str, cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock,
+    kind: int | str, said: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     began = flying.time
@@ -110,17 +111,17 @@ def test_ten_minutes_of_failures_are_survived(
             cloud.end(job, "SUCCEEDED")
 
     flying.asleep = mend
-    assert watch.main([job["name"], *SDK], desk) == 0
+    assert watch.main([job["name"], *SDK], session) == 0
     assert len(cloud.requests) < 40  # it does not hammer
     (line,) = capsys.readouterr().err.splitlines()
-    until = time.strftime("%H:%M", time.gmtime(began + PATIENCE_S))
+    until = time.strftime("%H:%M", time.gmtime(began + RETRY_S))
     assert line.endswith(f" ({'no answer' if kind == 'cut' else kind}): asking again until {until} UTC; Ctrl-C stops")
 
 
-def test_a_slow_answer_is_waited_for(cloud: Emulator, desk: Desk, job: dict[str, Any]) -> None:
+def test_a_slow_answer_is_waited_for(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("GET .*customJobs/", "slow")]
-    assert watch.main([job["name"], *SDK], desk) == 0
+    assert watch.main([job["name"], *SDK], session) == 0
     assert len([request for request in cloud.requests if "customJobs" in request]) == 1
 
 
@@ -128,7 +129,7 @@ def test_a_slow_answer_is_waited_for(cloud: Emulator, desk: Desk, job: dict[str,
     ("code", "cure"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
 )
 def test_a_job_that_is_lost_sight_of_has_not_failed(
-    code: int, cure: str, cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock,
+    code: int, cure: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """An expired token, or a service that is away for more than half an hour."""
@@ -139,28 +140,28 @@ def test_a_job_that_is_lost_sight_of_has_not_failed(
 
     step_by_step(flying, lose)
     with pytest.raises(SystemExit) as caught:
-        watch.main([job["name"], *SDK], desk)
+        watch.main([job["name"], *SDK], session)
     assert caught.value.code == LOST
     error = capsys.readouterr().err
     assert cure in error
     assert f"the job may go on; come back: python -m deploy watch {job['name']}" in error
 
 
-def test_a_job_that_is_not_there_is_not_said_to_go_on(cloud: Emulator, desk: Desk) -> None:
+def test_a_job_that_is_not_there_is_not_said_to_go_on(cloud: Emulator, session: Session) -> None:
     with pytest.raises(UserError, match="nothing of that name is there") as caught:
-        watch.main([f"{PARENT}/customJobs/7", *SDK], desk)
+        watch.main([f"{PARENT}/customJobs/7", *SDK], session)
     assert "come back" not in str(caught.value)
 
 
-def test_the_logs_are_those_of_the_jobs_own_project(cloud: Emulator, desk: Desk) -> None:
+def test_the_logs_are_those_of_the_jobs_own_project(cloud: Emulator, session: Session) -> None:
     """gcloud's own project is another one; names that Vertex AI gives hold a number instead of an ID."""
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--image=us-docker.pkg.dev/p/r/x:1", "--detach"]
     sent = ["cpu", *where, "--model=mlp", "--data=digits", "--image_size=8", "--backend=sdk"]
-    assert submit.main([*sent, "--project=other-proj"], desk) == 0
+    assert submit.main([*sent, "--project=other-proj"], session) == 0
     (made,) = cloud.jobs.values()
 
     def project(job: str, asked: str = "") -> str:
-        return find_target(Namespace(job=job, project=asked, region="", backend="sdk")).place.project
+        return find_target(Namespace(job=job, project=asked, region="", backend="sdk")).gcp.project
 
     assert [project(""), project(made["name"]), project("", "third-proj")] == ["other-proj", "other-proj", "third-proj"]
     elsewhere = "locations/us-central1/customJobs/7"
@@ -176,44 +177,44 @@ def test_a_number_is_looked_for_in_gclouds_region(monkeypatch: pytest.MonkeyPatc
 
 
 def test_logs_that_may_not_be_read_do_not_end_the_watching(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 403, times=99)]
-    assert watch.main([job["name"], *SDK], desk) == 0
+    assert watch.main([job["name"], *SDK], session) == 0
     assert "no logs: " in capsys.readouterr().err
 
 
 def test_the_last_logs_are_waited_for(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.log(job, "the last words")
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 503, times=3)]
-    assert watch.main([job["name"], *SDK], desk) == 0
+    assert watch.main([job["name"], *SDK], session) == 0
     assert "the last words" in capsys.readouterr().out
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     step_by_step(flying, lambda: cloud.begin(job), interrupt)
-    assert watch.main([job["name"], *SDK], desk) == 75
+    assert watch.main([job["name"], *SDK], session) == 75
     assert job["state"] == "JOB_STATE_RUNNING"
     assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().out
 
 
 @needs_gcloud
 def test_gcloud_watches_by_the_jobs_number(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.begin(job)
     cloud.log(job, "hello")
     cloud.end(job, "SUCCEEDED")
-    assert watch.main([job["name"].rsplit("/", 1)[-1], "--region=us-central1"], desk) == 0
+    assert watch.main([job["name"].rsplit("/", 1)[-1], "--region=us-central1"], session) == 0
     assert "workerpool0-0  hello" in capsys.readouterr().out
 
 
@@ -225,9 +226,9 @@ def test_gcloud_watches_by_the_jobs_number(
         (["demo"], "is not known here"),
     ],
 )
-def test_a_job_that_is_not_known_is_refused(arguments: list[str], line: str, desk: Desk) -> None:
+def test_a_job_that_is_not_known_is_refused(arguments: list[str], line: str, session: Session) -> None:
     with pytest.raises(UserError, match=line):
-        watch.main([*arguments, "--backend=sdk"], desk)
+        watch.main([*arguments, "--backend=sdk"], session)
 
 
 def test_a_record_that_is_none_is_refused() -> None:
@@ -238,29 +239,31 @@ def test_a_record_that_is_none_is_refused() -> None:
 
 
 def test_jobs_lists_ours_with_time_and_money(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.update(createTime="2026-11-20T09:58:00Z", startTime="2026-11-20T10:00:00Z", endTime="2026-11-20T11:30:00Z")
     cloud.end(job, "SUCCEEDED")
     job["endTime"] = "2026-11-20T11:30:00Z"
     cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
-    assert jobs.main([*SDK, "--region=us-central1"], desk) == 0
+    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
-    assert jobs.main([*SDK, "--region=us-east1"], desk) == 0
+    assert jobs.main([*SDK, "--region=us-east1"], session) == 0
     assert capsys.readouterr().out == "no jobs of ours in us-east1\n"
 
 
-def test_a_service_that_is_away_is_no_mistake(cloud: Emulator, desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_is_away_is_no_mistake(
+    cloud: Emulator, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(SystemExit) as caught:
-        jobs.main([*SDK, "--region=us-central1"], desk)
+        jobs.main([*SDK, "--region=us-central1"], session)
     assert (caught.value.code, "the service fails: try again later" in capsys.readouterr().err) == (1, True)
 
 
 def test_cancel_asks_cancels_and_waits(
     cloud: Emulator,
-    desk: Desk,
+    session: Session,
     job: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -277,22 +280,22 @@ def test_cancel_asks_cancels_and_waits(
     cloud.begin(job)
     monkeypatch.setattr("builtins.input", answer("n"))
     with pytest.raises(UserError, match="not cancelled"):
-        cancel.main([job["name"], *SDK], desk)
+        cancel.main([job["name"], *SDK], session)
     assert job["state"] == "JOB_STATE_RUNNING"
     assert asked[0].startswith("cancel demo (RUNNING, 0:00:0")
     monkeypatch.setattr("builtins.input", answer("y"))
-    assert cancel.main([job["name"], *SDK], desk) == 0
+    assert cancel.main([job["name"], *SDK], session) == 0
     assert job["state"] == "JOB_STATE_CANCELLED"
     assert capsys.readouterr().out.endswith("CANCELLED\n")
-    assert cancel.main([job["name"], *SDK], desk) == 0  # over: nothing is asked
+    assert cancel.main([job["name"], *SDK], session) == 0  # over: nothing is asked
     assert len(asked) == 2
 
 
 def test_cancel_with_yes_does_not_ask(
-    cloud: Emulator, desk: Desk, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, session: Session, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builtins.input", None)
-    assert cancel.main([job["name"], *SDK, "--yes"], desk) == 0
+    assert cancel.main([job["name"], *SDK, "--yes"], session) == 0
     assert job["state"] == "JOB_STATE_CANCELLED"
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, submit
-from deploy.cli.target import Desk
-from deploy.spec.gcp_config import Place
+from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import meaning
 from deploy.vertex.gcloud import _error
+from deploy.vertex.session import Session
 from tests.deploy.emulator import Emulator, Fault
 from trainer.errors import UserError
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
-PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
+PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("error: data is missing: say --data=FOLDER")
 
 
-def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message="The specified bucket does not exist.")]
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk"]
     with pytest.raises(UserError, match=re.escape("gcloud storage buckets create gs://my-bucket --location=us-")):
-        submit.main(["cpu", *JOB, *where], desk)
+        submit.main(["cpu", *JOB, *where], session)
     assert cloud.jobs == {}
 
 
 @pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
-def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, desk: Desk, dist: Path) -> None:
+def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.objects["my-bucket/photos/a.png"] = b"a"
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--recipe=wgan_gp_photos"]
     with pytest.raises(UserError, match="data=gs://my-bucket/photoz: nothing lies there: check with `gcloud storage l"):
-        submit.main(["l4x4", *where, f"--data={data}"], desk)
+        submit.main(["l4x4", *where, f"--data={data}"], session)
     assert cloud.jobs == {}
 
 

@@ -14,9 +14,9 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import compare
 from deploy.cli.arguments import parse as parse_command
-from deploy.cli.target import Desk
 from deploy.comparison import execution as comparison
 from deploy.comparison.vertex_runner import VertexRunner
+from deploy.vertex.session import Session
 from deploy.vertex.submission import ship
 from tests.deploy.conftest import JOB, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 
 def test_a_stop_while_the_first_is_shipped_submits_nothing(
-    cloud: Emulator, desk: Desk, bucket: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither that one nor those that wait for it."""
     where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
     names = ["l4x1", "l4x2", "l4x4"]
     found, flags = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
     tiers = comparison.read_tiers(names, "", {})
-    runner = VertexRunner(tiers, found, desk)
+    runner = VertexRunner(tiers, found, session)
     shipped: list[Any] = []
 
     def stopped(*given: Any) -> None:

@@ -1,4 +1,4 @@
-"""A comparison on Vertex AI: a job a run, all at once; what it costs, and what is refused at the desk."""
+"""A comparison on Vertex AI: a job a run, all at once; what it costs, and what is refused at the session."""
 
 import dataclasses
 import json
@@ -12,10 +12,10 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import compare
-from deploy.cli.target import Desk
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import workers_of
+from deploy.localrun.workers import local_workers
 from deploy.spec.tier import JOB_CONFIGS, load_tier
+from deploy.vertex.session import Session
 from tests.deploy.cli.test_submit import ROOT
 from tests.deploy.conftest import JOB, Job, needs_gcloud, output_of, rows, tier_of
 from tests.deploy.emulator import Emulator
@@ -75,11 +75,11 @@ def test_prices_are_said_before_the_first_job_is_sent(command: Callable[..., tup
 
 
 def test_a_warning_is_said_once_of_all_tiers_that_it_is_about(
-    desk: Desk, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--region=us-central1", "--bucket=gs://my-bucket", f"--out={tmp_path / 'out'}"]
     given = ["cpu", "t4x1", "l4x1", "--on=vertex", "--dry_run", *where, *JOB, "--precision=mixed_bfloat16"]
-    assert compare.main(given, desk) == 0
+    assert compare.main(given, session) == 0
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert [line[:45] for line in warned] == [
         "warning: cpu, t4x1, l4x1: the prebuilt Tensor",
@@ -159,7 +159,7 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, capsys: pytest.C
 @pytest.mark.slow
 @needs_gcloud
 def test_end_to_end_with_gcloud_and_real_training(
-    cloud: Emulator, desk: Desk, bucket: Address, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    cloud: Emulator, session: Session, bucket: Address, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """What gcloud sent is trained by processes of this machine, which write to the bucket as they would there."""
@@ -170,7 +170,7 @@ def test_end_to_end_with_gcloud_and_real_training(
         folder.mkdir(parents=True)
         spec = folder.with_suffix(".yaml")
         spec.write_text(yaml.safe_dump(job["jobSpec"]))
-        given = workers_of(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
+        given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
         there = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
         remote = {name: f"{output_of(job) / below}/" for name, below in there.items()}
         remote["XDG_CACHE_HOME"] = str(folder)
@@ -182,7 +182,7 @@ def test_end_to_end_with_gcloud_and_real_training(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     where = ["--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
     flags = [*(flag for flag in JOB if "steps" not in flag), "--steps=40", "--report_every_steps=10"]
-    assert compare.main(["cpu", "cpu-2workers", "l4x2", "--on=vertex", *where, *flags], desk) == 0
+    assert compare.main(["cpu", "cpu-2workers", "l4x2", "--on=vertex", *where, *flags], session) == 0
     one, workers, devices = rows(tmp_path)
     assert [row.state for row in (one, workers, devices)] == ["done"] * 3
     assert [(row.devices, row.workers) for row in (one, workers, devices)] == [(1, 1), (2, 2), (2, 1)]

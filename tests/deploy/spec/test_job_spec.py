@@ -9,8 +9,8 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
-from deploy.spec.gcp_config import Place
-from deploy.spec.job_spec import Job, Wanted, render, to_yaml
+from deploy.spec.gcp_config import GcpConfig
+from deploy.spec.job_spec import Job, JobOptions, render, to_yaml
 from deploy.spec.packages import Package
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from trainer.config.recipe import resolve
@@ -19,13 +19,13 @@ from trainer.data import sources
 from trainer.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
-PLACE = Place("my-proj", "us-central1", "gs://my-bucket")
+PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
 FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
 PACKAGE = Package("vertex_trainer", "1.0", {})
 
 
-def job(tier: str | Tier, *flags: str, place: Place = PLACE, **wanted: object) -> Job:
-    known = Wanted("demo", "demo", **{"packages": (PACKAGE,), **wanted})
+def job(tier: str | Tier, *flags: str, place: GcpConfig = PLACE, **wanted: object) -> Job:
+    known = JobOptions("demo", "demo", **{"packages": (PACKAGE,), **wanted})
     return render(load_tier(tier) if isinstance(tier, str) else tier, flags or FLAGS, place, known)
 
 
@@ -134,7 +134,7 @@ def tier_with(change: str, value: object) -> Tier:
     return load_tier(str(file))
 
 
-EUROPE = Place("my-proj", "europe-west1", "gs://my-bucket")
+EUROPE = GcpConfig("my-proj", "europe-west1", "gs://my-bucket")
 DIGITS = "--recipe=wgan_gp_digits"
 REFUSED = [
     ("l4x4", ["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
@@ -223,12 +223,12 @@ def test_data_that_the_machines_can_see(data: str) -> None:
         (
             "enableWebAccess",
             True,
-            Place("my-proj", "mars-east1", "gs://my-bucket"),
+            GcpConfig("my-proj", "mars-east1", "gs://my-bucket"),
             "region=mars-east1 has no NVIDIA_L4 for training, or is no region: say --region= one of us-west1",
         ),
     ],
 )
-def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, place: Place, line: str) -> None:
+def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, place: GcpConfig, line: str) -> None:
     with pytest.raises(UserError) as caught:
         job(tier_with(change, value), place=place)
     assert line in str(caught.value)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.target import Desk
-from deploy.spec.gcp_config import Place
-from deploy.vertex.api import ApiError, Backend, Request
+from deploy.spec.gcp_config import GcpConfig
+from deploy.vertex.api import ApiError, Backend, CustomJob
 from deploy.vertex.errors import meaning
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.retry import Clock
-from deploy.vertex.submission import create_once
+from deploy.vertex.session import Session
+from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import FlyingClock, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.errors import UserError
@@ -27,7 +27,7 @@ SPEC = {
     ],
     "scheduling": {"strategy": "SPOT", "timeout": "3600s"},
 }
-REQUEST = Request("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
+REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
 POSTS = "POST /v1/projects/my-proj/locations/us-central1/customJobs"
 
 
@@ -36,8 +36,8 @@ SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])  # 
 
 
 @pytest.fixture(params=[GCLOUD, "sdk"])
-def backend(request: pytest.FixtureRequest, desk: Desk) -> Backend:
-    return desk.open(request.param, "my-proj", "us-central1")
+def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
+    return session.open(request.param, "my-proj", "us-central1")
 
 
 def both(*cases: object, quick_gcloud: object) -> list[object]:
@@ -151,16 +151,16 @@ def test_a_lost_answer_never_makes_a_second_job(
     """Before the job was made: it is submitted again. After: it is found by its label."""
     kind, after = fault
     cloud.faults = [Fault(POSTS, kind, after=after)]
-    name = create_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep))
+    name = submit_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep))
     assert [job["name"] for job in cloud.jobs.values()] == [name]
     assert cloud.requests.count(POSTS) == (1 if after else 2)
 
 
-def test_a_job_that_is_listed_late_is_kept_and_its_double_cancelled(desk: Desk, cloud: Emulator) -> None:
+def test_a_job_that_is_listed_late_is_kept_and_its_double_cancelled(session: Session, cloud: Emulator) -> None:
     """The first answer is lost, and the first look finds nothing: the second job is ended as soon as both show."""
     cloud.faults = [Fault(POSTS, 503, after=True)]
     cloud.lists_nothing = 1
-    name = create_once(desk.open("sdk", "my-proj", "us-central1"), REQUEST, desk.clock)
+    name = submit_once(session.open("sdk", "my-proj", "us-central1"), REQUEST, session.clock)
     states = {job["name"]: job["state"] for job in cloud.jobs.values()}
     assert states.pop(name) == "JOB_STATE_PENDING"
     assert list(states.values()) == ["JOB_STATE_CANCELLED"]
@@ -173,7 +173,7 @@ def test_a_service_that_made_two_has_the_second_cancelled(
     parent = "projects/my-proj/locations/us-central1"
     first = cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     cloud.faults = [Fault(POSTS, 500, after=True)]
-    assert create_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep)) == first["name"]
+    assert submit_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep)) == first["name"]
     assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
 
 
@@ -233,6 +233,6 @@ def test_a_gcloud_that_is_broken_is_not_asked_again(
     with pytest.raises(ApiError) as caught:
         Gcloud("my-proj", "us-central1").jobs()
     assert caught.value.transient == asked_again
-    line = meaning(caught.value, Place("my-proj", "us-central1", ""))
+    line = meaning(caught.value, GcpConfig("my-proj", "us-central1", ""))
     assert line.startswith(said.splitlines()[0])
     assert ("reinstall it" in line) != asked_again

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.data.images import encode_png, grid, to_uint8
 from trainer.log import log, start_logging
 from trainer.reporting import console
-from trainer.reporting.progress import Progress, StepLogs, Window, by_kind
+from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
 from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles
@@ -129,7 +129,7 @@ def test_clock(seconds: float, shown: str) -> None:
 
 
 def test_the_call_that_traces_says_nothing_of_speed() -> None:
-    window = Window(examples_per_step=10)
+    window = RunningMeans(examples_per_step=10)
     window.add(StepLogs(("loss",), np.array([[4.0]]), {}), 60.0, timed=False)
     assert (window.step_seconds, window.images_per_second) == (None, None)
     window.add(StepLogs(("loss",), np.array([[1.0], [1.0]]), {}), 1.0, timed=True)

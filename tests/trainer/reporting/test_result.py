@@ -8,7 +8,7 @@ import pytest
 from trainer.config.train_config import TrainConfig
 from trainer.errors import FAULT, USER_MUST_CHANGE, UserError
 from trainer.reporting.progress import Progress
-from trainer.reporting.result import Account, refuse_hopeless_restart
+from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.reporting.stats import last_reported_step
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
@@ -22,15 +22,15 @@ def progress(step: int) -> Progress:
     ("state", "restarts"), [("running", 4), ("interrupted", 4), ("failed", 4), ("done", 3), ("budget", 3)]
 )
 def test_what_did_not_end_as_planned_is_counted_as_a_restart(state: str, restarts: int) -> None:
-    assert Account.of(CONFIG, {"state": state, "restarts": 3}, 0.0).restarts == restarts
-    assert Account.of(CONFIG, {}, 0.0).restarts == 0
+    assert RunResult.of(CONFIG, {"state": state, "restarts": 3}, 0.0).restarts == restarts
+    assert RunResult.of(CONFIG, {}, 0.0).restarts == 0
 
 
 def test_steps_are_counted_as_repeated_from_what_was_reported(tmp_path: Path) -> None:
     stats = tmp_path / "stats.jsonl"
     assert last_reported_step(stats) == 0
     stats.write_text('{"kind": "report", "step": 40}\n{"kind": "report", "step": 57}\n{"kind": "rep')
-    account = Account.of(CONFIG, {"state": "running", "steps": 50, "steps_repeated": 2}, 0.0)
+    account = RunResult.of(CONFIG, {"state": "running", "steps": 50, "steps_repeated": 2}, 0.0)
     account.goes_on(progress(50), last_reported_step(stats))
     assert account.result("running")["steps_repeated"] == 2 + 7
     account.progress = progress(60)
@@ -40,7 +40,7 @@ def test_steps_are_counted_as_repeated_from_what_was_reported(tmp_path: Path) ->
 
 def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1_030.0)
-    account = Account.of(CONFIG, {"state": "running", "wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0)
+    account = RunResult.of(CONFIG, {"state": "running", "wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0)
     account.saving_seconds = 0.25
     result = account.result("done")
     assert (result["wall_seconds"], result["saving_seconds"]) == (100.5, 1.75)
@@ -49,13 +49,13 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_keeps_what_was_known() -> None:
     """Also what this very process wrote: when it began there was nothing."""
     known = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
-    failed = Account.of(CONFIG, {}, 0.0).failed("no such folder", USER_MUST_CHANGE, known)
+    failed = RunResult.of(CONFIG, {}, 0.0).failed("no such folder", USER_MUST_CHANGE, known)
     assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
     assert (failed["steps"], failed["final"]) == (50, {"losses": {"loss": 1.0}})
 
 
 def failed_before(**other: Any) -> dict[str, Any]:
-    return {**Account.of(CONFIG, {}, 0.0).failed("step 3: loss is NaN", USER_MUST_CHANGE, {}), **other}
+    return {**RunResult.of(CONFIG, {}, 0.0).failed("step 3: loss is NaN", USER_MUST_CHANGE, {}), **other}
 
 
 def test_on_vertex_the_same_job_with_the_same_settings_leaves_with_the_old_line(

@@ -12,7 +12,7 @@ from tests.support import run_steps, small, weights
 from tests.trainer.data.test_sources import levels, png, write_idx, write_tfrecord
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
-from trainer.build import assemble
+from trainer.build import build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Examples
 from trainer.data.prepare import prepare
@@ -145,6 +145,6 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     settings = small(f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}")
     replicas = make_replicas(settings)
     with pytest.raises(UserError):
-        _fid(assemble(settings, replicas), tmp_path, replicas)
+        _fid(build_setup(settings, replicas), tmp_path, replicas)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()

@@ -20,7 +20,7 @@ from trainer.distribution.strategy import make_replicas
 from trainer.errors import NotFinite, UserError
 from trainer.log import log
 from trainer.reporting.job_directory import open_job_dir
-from trainer.reporting.result import Account
+from trainer.reporting.result import RunResult
 from trainer.training import checkpoint
 from trainer.training.checkpoint import Checkpoints, Damaged, read_checkpoint, whole_checkpoints
 from trainer.training.state import variables_of
@@ -269,7 +269,7 @@ def run(config: TrainConfig) -> Path:
 
 def prepared(config: TrainConfig) -> job.Job:
     fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), Account.of(config, {}, 0.0))
+    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
 
 MLP = ("--model=mlp", "--global_batch_size=64")

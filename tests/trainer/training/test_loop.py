@@ -14,7 +14,7 @@ from trainer.distribution.cluster import Cluster
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.reporting.progress import Progress, StepLogs
-from trainer.training.loop import CallSize, Event, train
+from trainer.training.loop import CallSize, Hook, train
 from trainer.training.preemption import Control, StopRequest
 
 
@@ -39,7 +39,7 @@ class Steps:
 def run(
     steps: Steps,
     total: int,
-    events: list[Event],
+    events: list[Hook],
     first: int = 0,
     most_steps: int = 0,
     control: Control | None = None,
@@ -57,7 +57,7 @@ def at(seen: list[int]) -> Callable[[Progress], None]:
 
 def test_events_come_at_their_steps_and_at_the_end() -> None:
     seven, four, end, epochs = [], [], [], []
-    events = [Event(7, at(seven)), Event(4, at(four)), Event(0, at(end)), Event(10, at(epochs), at_end=False)]
+    events = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end)), Hook(10, at(epochs), at_end=False)]
     steps = Steps()
     run(steps, 25, events)
     assert (seven, four, end, epochs) == ([7, 14, 21, 25], [4, 8, 12, 16, 20, 24, 25], [25], [10, 20])
@@ -67,13 +67,13 @@ def test_events_come_at_their_steps_and_at_the_end() -> None:
 
 def test_a_resumed_run_keeps_the_same_boundaries() -> None:
     seen: list[int] = []
-    run(Steps(), 25, [Event(10, at(seen))], first=13)
+    run(Steps(), 25, [Hook(10, at(seen))], first=13)
     assert seen == [20, 25]
 
 
 def test_steps_per_loop_is_the_most_a_call_takes() -> None:
     steps = Steps()
-    run(steps, 100, [Event(0, at([]))], most_steps=5)
+    run(steps, 100, [Hook(0, at([]))], most_steps=5)
     assert max(count for _, count in steps.calls) == 5
 
 
@@ -104,12 +104,12 @@ def test_a_step_that_takes_longer_than_a_call_may_is_still_taken() -> None:
 
 def test_nan_names_the_step_and_what_is_broken() -> None:
     with pytest.raises(UserError, match=r"^step 17: loss is NaN or infinite"):
-        run(Steps(nan_at=17), 100, [Event(0, at([]))])
+        run(Steps(nan_at=17), 100, [Hook(0, at([]))])
 
 
 def test_stop_training_ends_the_run_with_the_last_events_once() -> None:
     every, end = [], []
-    progress = run(Steps(stop_at=4), 100, [Event(2, at(every)), Event(0, at(end))], most_steps=1)
+    progress = run(Steps(stop_at=4), 100, [Hook(2, at(every)), Hook(0, at(end))], most_steps=1)
     assert (progress.step, progress.finished) == (4, True)
     assert (every, end) == ([2, 4], [4])
 
@@ -126,7 +126,7 @@ def test_a_signal_in_the_midst_of_a_measurement_leaves_it_and_what_comes_after()
         watched.sum_over_workers(0)
         seen.append("done")
 
-    progress = run(Steps(), 10, [Event(2, measure), Event(2, at(after))], control=control)
+    progress = run(Steps(), 10, [Hook(2, measure), Hook(2, at(after))], control=control)
     assert (progress.step, control.signal) == (4, "SIGTERM")
     assert (seen, after) == (["begun", "done", "begun"], [2])
 
@@ -152,7 +152,7 @@ def test_a_callback_that_stops_one_worker_stops_all_at_that_step() -> None:
     def worker(index: int) -> int:
         control = Control(Worker(index), StopRequest())
         steps = Steps(stop_at=4 if index == 1 else None)
-        return run(steps, 100, [Event(0, at([]))], most_steps=1, control=control).step
+        return run(steps, 100, [Hook(0, at([]))], most_steps=1, control=control).step
 
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(worker, range(2))) == [4, 4]

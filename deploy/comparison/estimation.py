@@ -1,0 +1,228 @@
+"""Hours and money of a full job on each tier, estimated from a short run, with all that was assumed.
+
+What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
+1/N of its time (ideal) and all of it (no gain at all). Two measured tiers of one machine with the same accelerator
+narrow that for larger ones: a step on N devices takes a / N + b (docs/scaling.md). A tier that was itself in the short
+run has its own times.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from deploy.report.collection import Collection
+from deploy.report.rows import Row, measure
+from deploy.report.run_reader import Run
+from deploy.report.table import counted_devices, figures
+from deploy.report.timing import timed
+from deploy.spec.tier import TierFacts
+from trainer.config.train_config import MAY_CHANGE, TrainConfig
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number between two bounds; the middle is no promise."""
+
+    low: float
+    middle: float
+    high: float
+
+    def times(self, factor: float) -> "Interval":
+        """All three numbers, multiplied."""
+        return Interval(self.low * factor, self.middle * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The full job on one tier: seconds from start to end, USD; None with the reason why, and a bound if any."""
+
+    tier: str
+    seconds: Interval | None
+    usd: Interval | None
+    reason: str = ""
+    bound: str = ""
+    steps: int | None = None  # of the full job
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The measured tiers that an estimate rests on, by what the step of the first is multiplied, and why, in words."""
+
+    tiers: tuple[str, ...]
+    factor: Interval
+    words: str
+
+
+def estimate(
+    measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
+) -> tuple[list[Estimate], list[str]]:
+    """An estimate a tier, and what was assumed. UserError where the short run is of another training.
+
+    `speeds`: by tier, how many times as fast one of its devices is as one of the short run, where that was given.
+    """
+    rows = {row.tier: row for row in measure(measured)}
+    runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
+    if not runs:
+        raise UserError("the short run has no step times: let it take at least two reports")
+    for run in runs.values():
+        _same_training(run, config)
+    found, used, assumptions = [], dict[str, None](), []
+    for tier in tiers:
+        given = speeds.get(tier.name)
+        basis = _basis(tier, [rows[name] for name in runs], given)
+        if not basis:
+            found.append(unknown_estimate(tier, tiers, given))
+            continue
+        name = basis.tiers[0]
+        used |= dict.fromkeys(basis.tiers)
+        assumptions.append(f"{tier.name}: {basis.words}")
+        if given is None and rows[name].kind in _UNNAMED:
+            kind = tier.accelerator_type or tier.machine_type
+            assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {kind}")
+        steps = _steps(runs[name], config)
+        seconds = _seconds(runs[name], rows[name], steps, basis.factor)
+        usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
+        unpriced = "" if usd else f"no price: give --price_per_hour={tier.name}=USD"
+        found.append(Estimate(tier.name, seconds, usd, unpriced, steps=steps))
+    sources = [_source(runs[name], rows[name]) for name in used]
+    return found, [*sources, *_ALWAYS, *assumptions] if used else []
+
+
+_ALWAYS = (
+    "the time to get machines and to start a container is not included",
+    "saving and evaluation take at least what they took in the short run, at most as many times that as the job is "
+    "longer",
+)
+
+
+def _source(run: Run, row: Row) -> str:
+    devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
+    return f"the short run of {row.tier} is {run.folder}: {row.steps} steps on {devices}"
+
+
+def unknown_estimate(tier: TierFacts, tiers: Iterable[TierFacts], given: float | None = None) -> Estimate:
+    """What is said of a tier that no run tells of, with what it takes at least and at most of a smaller one's."""
+    kind = tier.accelerator_type or tier.machine_type
+    cure = f"give --relative_speed={tier.name}=FACTOR, or with --from= a run on it"
+    reason = f"the speed of one {kind} was not measured: {cure}"
+    if given is not None:
+        reason = "simulated devices share one machine: take a short run on one device"
+    smaller = [each for each in tiers if (each.accelerator_type or each.machine_type) == kind
+               and each.devices < tier.devices]  # fmt: skip
+    return Estimate(tier.name, None, None, reason, _bound(tier, smaller))
+
+
+def _bound(tier: TierFacts, smaller: Sequence[TierFacts]) -> str:
+    """From no gain to ideal sharing, against the smallest: of time, and of money where both have a price."""
+    if not smaller:
+        return ""
+    one = min(smaller, key=lambda each: each.devices)
+    ideal = one.devices / tier.devices
+    text = f"a step takes {figures(ideal)} to 1 x the time of one of {one.name}"
+    if tier.price_per_hour is not None and one.price_per_hour:
+        dearer = tier.price_per_hour / one.price_per_hour
+        text += f", for {figures(ideal * dearer)} to {figures(dearer)} x its money"
+    return f"{text} (docs/scaling.md)"
+
+
+def _first(runs: Iterable[Run]) -> Run:
+    """Of the runs that were timed the first that is done, whose times the row has; where none is, the first."""
+    return min((run for run in runs if timed(run)), key=lambda run: run.state != "done")
+
+
+def _same_training(run: Run, config: TrainConfig) -> None:
+    differing = [key for key, value in asdict(config).items() if key not in MAY_CHANGE and key in run.config
+                 and run.config[key] != value]  # fmt: skip
+    if differing:
+        key = differing[0]
+        raise UserError(
+            f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
+            "give the flags of the full job, only steps or epochs may differ"
+        )
+
+
+_UNNAMED = ("CPU", "GPU")  # all that is known of some devices
+
+
+def _is_of(tier: TierFacts, row: Row) -> bool:
+    """Whether the row was taken on real devices of the tier's kind; of a GPU the tier's own name may say so."""
+    if row.simulated:
+        return False
+    if not tier.accelerators:
+        return row.kind in ("CPU", tier.machine_type)
+    return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
+
+
+def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis | None:
+    """What the estimate of a tier rests on; None where no row tells of it.
+
+    Several simulated devices tell of nothing, for they share one machine.
+    """
+    if given is not None:
+        row = next((row for row in rows if not row.simulated or row.devices == 1), None)
+        return _shared(tier, row, given) if row else None
+    alike = [row for row in rows if _is_of(tier, row)]
+    own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
+    if own:
+        return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
+    return _beyond(tier, alike) or (_shared(tier, alike[0]) if alike else None)
+
+
+def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
+    """For more devices of one machine than two measured tiers have: by the larger of them.
+
+    The step takes a / N + b: the bandwidth of a ring all-reduce is of that form too. At most b doubles, or nothing is
+    gained.
+    """
+    rows = [row for row in alike if row.workers == tier.workers == 1]
+    few, many = (choose(rows, key=lambda row: row.devices, default=None) for choose in (min, max))
+    if not few or not many or not few.devices < many.devices < tier.devices:
+        return None
+    small, large = few.step_seconds, many.step_seconds
+    assert small is not None, "only measured rows come here"
+    assert large is not None, "only measured rows come here"
+
+    def parts(of_few: float, of_many: float) -> tuple[float, float]:
+        stays = (many.devices * of_many - few.devices * of_few) / (many.devices - few.devices)
+        stays = min(max(stays, 0.0), of_many)
+        return (of_many - stays) * many.devices / tier.devices, stays
+
+    middle, (shrinks, stays) = sum(parts(small.median, large.median)), parts(small.low, large.high)
+    high = min(shrinks + 2 * stays, large.high)
+    factor = Interval(sum(parts(small.high, large.low)) / large.low, middle / large.median, high / large.high)
+    words = f"by a / N + b through {few.devices} and {many.devices} devices, {tier.devices} take "
+    words += f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
+    return Basis((many.tier, few.tier), factor, f"{words} (the runs of {few.tier} and {many.tier})")
+
+
+def _shared(tier: TierFacts, row: Row, given: float | None = None) -> Basis:
+    """By the number of devices, from no gain to ideal sharing; each `given` times as fast as one of the row's."""
+    speed, ratio = given or 1.0, tier.devices / row.devices
+    low, high = sorted((1 / ratio, 1.0))
+    unmeasured = "" if given else " (not measured)"
+    words = [f"one device is {figures(speed)} x as fast as one of the run of {row.tier}{unmeasured}"]
+    if ratio != 1:
+        words.append(f"{tier.devices} devices take {figures(low)} to {figures(high)} x the time of {row.devices}")
+    return Basis((row.tier,), Interval(low, math.sqrt(low * high), high).times(1 / speed), "; ".join(words))
+
+
+def _steps(run: Run, config: TrainConfig) -> int:
+    """The steps of the full job, whose epochs have as many as those of the short run."""
+    if config.steps:
+        return config.steps
+    if not run.steps_per_epoch:
+        raise UserError(f"{run.folder} does not say how many steps an epoch has: give --steps= instead of --epochs=")
+    return (config.epochs or 1) * run.steps_per_epoch
+
+
+def _seconds(run: Run, row: Row, steps: int, factor: Interval) -> Interval:
+    """Start-up, all steps, and the rest of the short run (saving, evaluating), which may grow with the steps."""
+    assert row.step_seconds is not None, "only measured rows come here"
+    start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
+    rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
+    return Interval(
+        start + steps * row.step_seconds.low * factor.low + rest,
+        start + steps * row.step_seconds.median * factor.middle + rest,
+        start + steps * row.step_seconds.high * factor.high + rest * longer,
+    )
