@@ -18,6 +18,7 @@ from benchmarks.measure import alternate, base_parser, count, keep, quartiles, r
 from deploy.comparison.execution import Plan, compare
 from deploy.comparison.local_runner import LocalRunner
 from deploy.spec.tier import load_tier
+from trainer.config.recipe import Overrides
 from trainer.errors import DONE
 
 COMPARED, ALONE = "a run of deploy compare", "trainer.task alone"
@@ -28,7 +29,8 @@ def compared(flags: Sequence[str]) -> float:
     tier = load_tier("cpu")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         began = time.perf_counter()
-        assert compare(Plan((tier.facts,), tuple(flags)), Path(folder), LocalRunner([tier])) == DONE
+        plan, runner = Plan((tier.facts,), Overrides.parse(flags)), LocalRunner([tier])
+        assert compare(plan, plan.resolve(runner), Path(folder), runner) == DONE
         return time.perf_counter() - began
 
 

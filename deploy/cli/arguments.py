@@ -1,31 +1,30 @@
-"""The command line of a verb: its own flags and positional arguments, and every flag of the trainer besides."""
+"""Parses the command line of a verb, once: its own flags and arguments, and the settings of the trainer beside them."""
 
 import argparse
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from trainer.config import TrainConfig
 from trainer.config.fields import nearest
-from trainer.config.flags import Parser, underscored
-from trainer.config.train_config import TrainConfig
+from trainer.config.flags import Parser, add_setting_flags, underscored
+from trainer.config.recipe import FLAGS, Overrides
 from trainer.errors import UserError
 
 
 def parser(verb: str, description: str, usage: str) -> Parser:
-    """An argparse parser for `python -m deploy VERB`; its errors are one line."""
-    return Parser(
-        prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, allow_abbrev=False
-    )
+    """Returns a parser for `python -m deploy VERB` whose errors are one line."""
+    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
 
 
-# Flags of several verbs. What is not given is empty.
+# Flags of several verbs. Those that are not given are empty.
 _SHARED: dict[str, dict[str, Any]] = {
     "project": {"metavar": "ID", "help": "Google Cloud project (default: gcloud's)"},
     "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
     "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
-    "package": {"metavar": "DIR", "help": "a Python package of yours that goes along"},
+    "package": {"metavar": "DIR", "help": "a Python package of yours to ship with the job"},
     "prices": {"metavar": "FILE", "help": "YAML of your own prices, in USD an hour"},
     "price_per_hour": {
         "metavar": "TIER=USD", "help": "the price of all machines of a tier", "action": "append", "default": [],
@@ -34,24 +33,24 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 
 def add_flags(own: argparse.ArgumentParser, *names: str) -> None:
-    """Declares flags that several verbs have, each as it is everywhere."""
+    """Declares flags that several verbs share."""
     for name in names:
         own.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
 
 
 def add_table_flags(own: argparse.ArgumentParser) -> None:
-    """The flags of every verb that ends in a table."""
-    own.add_argument("--baseline", default="", metavar="TIER", help="what speed-ups are against (default: the first)")
+    """Declares the flags of every verb that prints a comparison table."""
+    own.add_argument("--baseline", default="", metavar="TIER", help="base of the speed-ups (default: the first)")
     add_flags(own, "price_per_hour")
 
 
 def read_prices(given: Sequence[str]) -> dict[str, float]:
-    """`["l4x1=0.71"]` -> {"l4x1": 0.71}, in USD an hour; UserError for anything else."""
+    """Returns `["l4x1=0.71"]` as {"l4x1": 0.71}, in USD an hour. Raises UserError for anything else."""
     return numbers_by_tier("price_per_hour", given)
 
 
 def numbers_by_tier(flag: str, given: Sequence[str]) -> dict[str, float]:
-    """The TIER=NUMBER texts of a flag; UserError for what is no number above 0."""
+    """Returns the values TIER=NUMBER of a flag by tier. Raises UserError unless each is a number above 0."""
     found = {}
     for text in given:
         name, _, number = text.rpartition("=")
@@ -64,16 +63,8 @@ def numbers_by_tier(flag: str, given: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:
-    """UserError, naming the flag, for the first name `given` of a tier that is not `known`."""
-    for name in given:
-        if name not in known:
-            named = f"{flag}={name}" if flag else name
-            raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")
-
-
 def command_line(verb: str, arguments: Sequence[str]) -> str:
-    """What a user types into a shell to run the verb."""
+    """Returns the shell command for a verb."""
     return shlex.join(["python", "-m", "deploy", verb, *arguments])
 
 
@@ -82,27 +73,36 @@ _MAY_BE_EMPTY = {field.name for field in dataclasses.fields(TrainConfig) if fiel
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
-    """UserError for an argument, or a flag's value, that is empty, as of a shell's variable that is not set."""
+    """Raises UserError for an empty argument or value, which an unset shell variable leaves."""
+    before = ""
     for argument in arguments:
         flag, equals, value = underscored(argument).partition("=")
-        given = value if equals and flag.startswith("--") else argument
-        if not given.strip() and flag[2:] not in _MAY_BE_EMPTY:
+        name = flag[2:] if equals and flag.startswith("--") else before
+        if not (value if equals and flag.startswith("--") else argument).strip() and name not in _MAY_BE_EMPTY:
             raise UserError(
                 f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )
+        before = flag[2:] if flag.startswith("--") and not equals else ""
 
 
-def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The verb's own arguments, and the flags that are left for the trainer, as given."""
-    found, left = own.parse_known_args(arguments)
-    stray = [argument for argument in left if not argument.startswith("--")]
-    if stray:
-        raise UserError(f"{stray[0]!r} is not a flag: write --name=value")
-    ours, theirs = [*vars(found), "help"], [*(field.name for field in dataclasses.fields(TrainConfig)), "print_config"]
-    for name in (argument[2:].split("=")[0] for argument in left):
-        if name not in theirs:
-            raise UserError(
-                f"unknown flag --{name}{nearest(name, [*ours, *theirs])} --help lists those of this verb, "
-                "`python -m trainer.task --help` those of the training"
-            )
-    return found, left
+_PREFIX = "setting "  # no flag has a blank in its name
+
+
+def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
+    """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
+    names = [*(action.dest for action in own._actions), *(field.name for field in FLAGS)]
+    add_setting_flags(own, FLAGS, prefix=_PREFIX, hidden=True)
+    found, unknown = own.parse_known_args(arguments)
+    for argument in unknown:
+        name = argument[2:].partition("=")[0]
+        if not argument.startswith("--"):
+            raise UserError(f"{argument!r} is not a flag: write --name=value")
+        raise UserError(
+            f"unknown flag --{name}{nearest(name, names)} --help lists those of "
+            "this verb, `python -m trainer.task --help` those of the training"
+        )
+    texts = {key.removeprefix(_PREFIX): value for key, value in vars(found).items() if key.startswith(_PREFIX)}
+    if texts.pop("print_config", "false") != "false":
+        raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")
+    given = {key: value for key, value in vars(found).items() if not key.startswith(_PREFIX)}
+    return argparse.Namespace(**given), Overrides.read(texts)

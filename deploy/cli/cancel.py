@@ -20,7 +20,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Cancels one job, after a question unless --yes."""
     own = parser("cancel", "Cancels a job and waits until it is over.", "[JOB]")
     add_target(own)
-    own.add_argument("--yes", action="store_true", help="do not ask")
+    own.add_boolean("yes", "do not ask")
     asked = own.parse_args(arguments)
     target = find_target(asked)
     with explained(target.gcp):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
-from deploy.cli.job_flags import add_sending_flags
+from deploy.cli.job_flags import add_submission_flags, read_options
 from deploy.cli.target import add_backend
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import Plan, Runner, announced, compare, left, read_tiers
+from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
@@ -22,7 +22,7 @@ from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.config.flags import Parser, whole
-from trainer.config.recipe import resolve
+from trainer.config.recipe import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.storage import local_path
 
@@ -30,27 +30,28 @@ SCALINGS = ("strong", "weak")
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """`python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`"""
-    found, flags = parse(_flags(), arguments)
+    """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
+    found, overrides = parse(_flags(), arguments)
     usd_by_tier = read_prices(found.price_per_hour)
     specs = read_tiers(found.tiers, found.prices, usd_by_tier)
-    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
-        resolve(flags)  # mistakes of the command itself are told before what depends on the account
-    asked = command_line("compare", arguments)
-    plan = Plan(tuple(tier.facts for tier in specs), tuple(flags), found.scaling, found.repeats, asked)
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    out, at_once = local_path(found.out, "out"), found.parallel or (1 if found.on == "local" else len(plan.runs()))
-    runner = _runner(specs, found, session)
+    asked = command_line("compare", arguments)
+    plan = Plan(tuple(tier.facts for tier in specs), overrides, found.scaling, found.repeats, asked)
+    out = local_path(found.out, "out")
+    runner = _runner(specs, found, overrides, session)
+    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
+        runs = plan.resolve(runner)
     if found.dry_run:
-        announced(plan, out, runner)
-        if not left(plan, out):
-            print(f"nothing to send: all runs in {out} are done")
+        announce(plan, runs, out, runner)
+        if not missing_runs(plan, out):
+            print(f"nothing to submit: all runs in {out} are done")
         return DONE
     try:
-        code = compare(plan, out, runner, at_once)
+        parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
+        code = compare(plan, runs, out, runner, parallel)
     except KeyboardInterrupt:
-        print("stopped: the same command again goes on", file=sys.stderr)
+        print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     if any_begun(out):
         write_report([found.out], found.out, found.baseline, usd_by_tier)
@@ -71,17 +72,17 @@ def _flags() -> Parser:
     )
     own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
-    own.add_argument("--dry_run", action="store_true", help="say what the jobs may cost at most, and send nothing")
-    add_sending_flags(own)
+    own.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
+    add_submission_flags(own)
     add_backend(own)
     own.set_defaults(name="", disable_retries=True, backend="")
     add_table_flags(own)
     return own
 
 
-def _runner(tiers: Sequence[Tier], found: Namespace, session: Session) -> Runner:
+def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Overrides, session: Session) -> Runner:
     if found.on == "vertex":
-        return VertexRunner(tiers, found, session)
+        return VertexRunner(tiers, found, read_options(found, overrides), session)
     for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run"):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")

@@ -11,33 +11,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from deploy.cli.arguments import add_flags, check_tiers, numbers_by_tier, parse, parser, read_prices
+from deploy.cli.arguments import add_flags, numbers_by_tier, parse, parser, read_prices
 from deploy.comparison.estimation import Estimate, estimate, unknown_estimate
 from deploy.comparison.execution import Plan, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
 from deploy.report.collection import ESTIMATE, collect
 from deploy.report.table import figures, money
-from deploy.spec.tier import Tier
+from deploy.spec.tier import Tier, check_tiers
 from trainer.config.flags import Parser, whole
-from trainer.config.recipe import resolve
+from trainer.config.recipe import Overrides
 from trainer.errors import DONE, UserError
 from trainer.storage import local_path, make_writable, write_whole
 
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m deploy estimate TIER … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
-    found, flags = parse(_flags(), arguments)
+    found, overrides = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices, read_prices(found.price_per_hour))
     tiers = [tier.facts for tier in specs]
     speeds = numbers_by_tier("relative_speed", found.relative_speed)
     check_tiers(speeds, [tier.name for tier in tiers], "relative_speed")
-    config = resolve(flags).config
+    config = overrides.resolve()
     out = local_path(found.out, "out")
     source = getattr(found, "from")
     if not source:
         short = _first_known(specs, speeds)
-        source = str(_short_run(short, flags, out / "short-run", found.short_steps))
+        source = str(_short_run(short, overrides, out / "short-run", found.short_steps))
     estimates, assumptions = estimate(collect([source]), tiers, config, speeds)
     make_writable(out, "out")
     by_tier = {each.tier: asdict(each) for each in estimates}
@@ -87,12 +87,11 @@ def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
     return replace(known[0], pools=(replace(pool, replicas=1, accelerators=devices),))
 
 
-def _short_run(tier: Tier, flags: Sequence[str], out: Path, steps: int) -> Path:
+def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
     """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
-    left_out = ("--steps=", "--epochs=", "--report_every_steps=")
-    shortened = [flag for flag in flags if not flag.startswith(left_out)]
-    plan = Plan((tier.facts,), (*shortened, f"--steps={steps}", f"--report_every_steps={steps // 10}"))
-    code = compare(plan, out, LocalRunner([tier]))
+    shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10)
+    plan, runner = Plan((tier.facts,), shortened), LocalRunner([tier])
+    code = compare(plan, plan.resolve(runner), out, runner)
     if code != DONE:
         raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
     return out

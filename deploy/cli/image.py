@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         help="what pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
     add_flags(own, "package", "project")
-    own.add_argument("--dry_run", action="store_true", help="print the command and stop")
+    own.add_boolean("dry_run", "print the command and stop")
     asked = own.parse_args(arguments)
     if not _URI.fullmatch(asked.image):
         raise UserError(f"image={asked.image}: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")

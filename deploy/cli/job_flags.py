@@ -1,52 +1,50 @@
-"""The job that a command line asks for: its flags, and what they make."""
+"""Declares the flags of a job that is submitted, and reads them into JobOptions."""
 
 import argparse
 import re
 import secrets
 import time
-from collections.abc import Sequence
 
 from deploy.cli.arguments import add_flags, command_line
-from deploy.spec.gcp_config import GcpConfig
-from deploy.spec.job_spec import Job, JobOptions, render
+from deploy.spec.job_spec import Job, JobOptions
 from deploy.spec.packages import packages_with
-from deploy.spec.tier import Tier
+from trainer.config.flags import Parser
+from trainer.config.recipe import Overrides
 from trainer.errors import UserError
 
 
-def add_job_flags(own: argparse.ArgumentParser) -> None:
-    """The flags that say which job; `read_job` understands them."""
+def add_job_flags(own: Parser) -> None:
+    """Declares the flags of one job; `read_options` reads them."""
     own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
-    add_sending_flags(own)
+    add_submission_flags(own)
     own.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
-    own.add_argument("--disable_retries", action="store_true", help="no restart on failure, as measurements want it")
+    own.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 
-def add_sending_flags(own: argparse.ArgumentParser) -> None:
-    """Those that are the same for any number of jobs."""
+def add_submission_flags(own: Parser) -> None:
+    """Declares the flags that apply to one job and to the jobs of a comparison alike."""
     add_flags(own, "project", "region", "bucket", "package", "prices")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
-    own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost, "
-                     "each job of a comparison: it is ended after as many hours as that pays for")  # fmt: skip
+    own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
+                     "comparison): it is stopped after as many hours as that pays for")  # fmt: skip
 
 
-def read_job(asked: argparse.Namespace, flags: Sequence[str], gcp: GcpConfig, tier: Tier, submission: str) -> Job:
-    """The job on `tier` in `gcp`; UserError for one that is known to fail."""
+def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
+    """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     if asked.image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    packages = [] if asked.image else packages_with(asked.package)
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
-        raise UserError(f"name={asked.name}: letters, digits, - _ and . only, at most 100: it names a folder too")
-    subject = _subject(flags)
-    name = asked.name or f"{subject}-{tier.name}-{submission}"
-    # Without the tier: the next tier of a fallback goes on from the checkpoints of the last.
-    folder = asked.name or f"{subject}-{submission}"
-    wanted = JobOptions(name, folder, tuple(packages), asked.image, asked.max_cost, asked.disable_retries)
-    return render(tier, flags, gcp, wanted)
+        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
+    packages = () if asked.image else tuple(packages_with(asked.package))
+    subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
+    subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
+    return JobOptions(
+        subject, new_submission(), asked.name, packages, asked.image, asked.max_cost, asked.disable_retries
+    )
 
 
 def package_command(job: Job, folder: str) -> str:
-    """What a user types into a shell to send the packages of `job`, of which `folder` is theirs; empty without any."""
+    """Returns the shell command that uploads the packages of `job`, the user's in `folder`; empty if there are none."""
     if not job.packages:
         return ""
     given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": folder}
@@ -54,14 +52,8 @@ def package_command(job: Job, folder: str) -> str:
 
 
 def new_submission() -> str:
-    """A name for one submission, fit for a label: time and chance."""
+    """Returns a unique name for a submission that can be a label: time and random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def _subject(flags: Sequence[str]) -> str:
-    values = dict(flag[2:].split("=", 1) for flag in flags if "=" in flag)
-    named = values.get("recipe") or values.get("model") or "job"
-    return named.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
 
 
 def _usd(text: str) -> float:

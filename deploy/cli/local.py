@@ -16,7 +16,7 @@ from pathlib import Path
 from deploy.cli.arguments import command_line, parse, parser
 from deploy.localrun.processes import LocalJob, WorkerKill, kept_step, on_signals
 from deploy.localrun.workers import local_workers
-from deploy.spec.job_spec import settings_on
+from deploy.spec.job_spec import request_on
 from deploy.spec.tier import Tier, load_tier
 from trainer.config.flags import whole
 from trainer.errors import DONE, UserError
@@ -31,14 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
-    asked, flags = parse(own, arguments)
+    asked, overrides = parse(own, arguments)
     tier = load_tier(asked.spec, "")
-    config = settings_on(tier, flags)
+    config = request_on(tier, overrides).config
     loss = _loss(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
     open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)  # before workers wait for each other
-    workers = local_workers(tier, flags, job_dir.absolute(), job_id, command_line("local", arguments))
+    workers = local_workers(tier, overrides.arguments(), job_dir.absolute(), job_id, command_line("local", arguments))
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
     print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end

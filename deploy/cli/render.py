@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, new_submission, package_command, read_job
+from deploy.cli.job_flags import add_job_flags, package_command, read_options
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.gcp_config import read_gcp_config
-from deploy.spec.job_spec import settings_on, to_yaml
+from deploy.spec.job_spec import render, request_on, to_yaml
 from deploy.spec.tier import load_tier
 from trainer.errors import DONE
 
@@ -20,11 +20,11 @@ def main(arguments: Sequence[str]) -> int:
         "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
-    asked, flags = parse(own, arguments)
-    tier = load_tier(asked.tier, asked.prices)
+    asked, overrides = parse(own, arguments)
+    tier, options = load_tier(asked.tier, asked.prices), read_options(asked, overrides)
     with sent_to_the_cloud():
-        settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
-    job = read_job(asked, flags, read_gcp_config(asked), tier, new_submission())
+        request = request_on(tier, overrides)  # mistakes in the command come before those of the account
+    job = render(request, read_gcp_config(asked), options)
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
     sending = package_command(job, asked.package)

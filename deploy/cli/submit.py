@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, new_submission, package_command, read_job
+from deploy.cli.job_flags import add_job_flags, package_command, read_options
 from deploy.cli.target import add_backend
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
-from deploy.spec.job_spec import Job, settings_on, training
+from deploy.spec.job_spec import Job, JobOptions, render, request_on, training
 from deploy.spec.tier import load_tier
 from deploy.vertex.api import ApiError, Backend
 from deploy.vertex.costs import price_and_limit
@@ -19,6 +19,7 @@ from deploy.vertex.logs import watch_job
 from deploy.vertex.retry import Clock
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.submission import attempt_label, check_buckets, create, custom_job, ship
+from trainer.config.recipe import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 
 
@@ -31,13 +32,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     )
     add_job_flags(own)
     add_backend(own)
-    own.add_argument("--dry_run", action="store_true", help="print the spec and the command that would run, and stop")
-    own.add_argument("--detach", action="store_true", help="do not follow the job once it is submitted")
+    own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
+    own.add_boolean("detach", "do not follow the job once it is submitted")
     own.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
     own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
-    asked, flags = parse(own, arguments)
-    record = Submission(new_submission())
-    jobs = _candidates(asked, flags, record.submission)
+    asked, overrides = parse(own, arguments)
+    options = read_options(asked, overrides)
+    record = Submission(options.submission)
+    jobs = _candidates(asked, overrides, options)
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
     if asked.dry_run:
@@ -47,19 +49,19 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return _submit(jobs, record, asked, session)
 
 
-def _candidates(asked: argparse.Namespace, flags: Sequence[str], submission: str) -> list[Job]:
-    """Every tier in every region, in the order in which they are tried; each is checked before anything is sent."""
+def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOptions) -> list[Job]:
+    """Returns a checked job for every tier in every region, in the order in which they are tried."""
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: that there are no machines shows only later")
     jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
         with sent_to_the_cloud():
-            settings_on(tier, flags)  # mistakes of the command itself are told before what depends on the account
+            request = request_on(tier, overrides)  # mistakes in the command come before those of the account
         for region in asked.regions.split(","):
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
-                jobs.append(read_job(asked, flags, gcp, tier, submission))
+                jobs.append(render(request, gcp, options))
             except NoMachines as error:
                 refused.append((f"{name} in {gcp.region}", error))
     for what, why in refused if jobs else refused[:-1]:

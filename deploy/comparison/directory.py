@@ -8,6 +8,8 @@ from typing import Any
 
 from deploy.report.collection import COMPARISON
 from deploy.report.json_values import read_json
+from trainer.config.fields import as_text
+from trainer.config.recipe import Overrides
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.storage import make_writable, write_whole
 
@@ -52,9 +54,10 @@ def _identity(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in asked["tiers"]}
         parts = [flag.removeprefix("--").partition("=") for flag in asked["flags"]]
-        flags = {name: value if equals else "true" for name, equals, value in parts}
+        given = Overrides.read({name: value if equals else "true" for name, equals, value in parts})
+        flags = {name: as_text(value) for name, value in given.values.items()}
         about = {"on": asked["on"], "scaling": asked["scaling"], "tiers": ", ".join(tiers)}
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, UserError):
         return None
     return {**about, **{f"tier {name}": facts for name, facts in tiers.items()}, **flags}
 

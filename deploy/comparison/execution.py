@@ -9,65 +9,93 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.cli.arguments import check_tiers
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, remember
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.spec.job_spec import training
-from deploy.spec.tier import Tier, TierFacts, load_tier
-from trainer.config.recipe import resolve
-from trainer.config.train_config import TrainConfig
+from deploy.spec.tier import Tier, TierFacts, check_tiers, load_tier
+from trainer.config import TrainConfig
+from trainer.config.recipe import Overrides
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.storage import keep_others_out, make_writable
 
 
+@dataclasses.dataclass(frozen=True)
+class TierPlan:
+    """Holds what runs on one tier of a comparison: the flags of the trainer, and the settings they resolve to there."""
+
+    tier: TierFacts
+    overrides: Overrides
+    config: TrainConfig
+
+
 class Runner(Protocol):
-    """Where the runs of a comparison take place. Every output of a run goes beside its job directory, JOB_DIR.log."""
+    """Runs a comparison's jobs somewhere. It writes the output of a run to JOB_DIR.log."""
 
     name: str  # as in --on
 
-    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
-        """UserError where `tier` cannot run here with `flags` of the trainer."""
+    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+        """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
 
-    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
-        """What so many runs of each tier, with flags of the trainer, may cost: lines for people."""
+    def check(self, run: TierPlan) -> None:
+        """Raises UserError if the run is known to fail here."""
 
-    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """Ends the verb, in one line, where no run of `tiers`, with these flags of the trainer, could go well."""
+    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+        """Yields lines that state what so many runs of each tier, by its name, may cost."""
 
-    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
-        """Trains with `flags` of the trainer until the run ends, and returns its exit code. Called in any thread."""
+    def preflight(self, runs: Sequence[TierPlan]) -> None:
+        """Raises UserError, or exits with an error line, if none of the runs could succeed."""
+
+    def run(self, run: TierPlan, job_dir: Path) -> int:
+        """Trains until the run ends and returns its exit code. Called in any thread."""
 
     def stop(self) -> None:
-        """Makes every `run` return soon, so that the same command can go on with what was begun."""
+        """Makes every `run` return soon, so that the same command can resume them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a comparison was asked for."""
+    """Holds what a comparison was asked for. `command` is what the user typed."""
 
     tiers: tuple[TierFacts, ...]
-    flags: tuple[str, ...]  # of the trainer
+    overrides: Overrides
     scaling: str = "strong"
     repeats: int = 1
-    command: str = ""  # what the user typed
-
-    def flags_of(self, tier: TierFacts, config: TrainConfig) -> list[str]:
-        """The trainer's flags on `tier`. `config`: what `flags` resolve to, whose batch is that of the first tier."""
-        if self.scaling == "strong":
-            return list(self.flags)
-        rows = config.rows_per_replica(self.tiers[0].devices)
-        given = [flag for flag in self.flags if not flag.startswith("--global_batch_size=")]
-        return [*given, f"--global_batch_size={rows * tier.devices}"]
+    command: str = ""
 
     def asked(self, on: str, parallel: int) -> dict[str, Any]:
-        """What the folder keeps of it: comparison.json."""
-        return {"on": on, "parallel": parallel, **dataclasses.asdict(self)}
+        """Returns the content of comparison.json."""
+        about = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
+        tiers = [dataclasses.asdict(tier) for tier in self.tiers]
+        return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.overrides.arguments(), **about}
 
     def runs(self) -> list[tuple[TierFacts, int]]:
-        """Every (tier, repeat), in alternating order: every second round goes backwards, so that drift favours none."""
+        """Returns every (tier, repeat). Every second round runs backwards, so that drift favours no tier."""
         rounds = [self.tiers if repeat % 2 else self.tiers[::-1] for repeat in range(1, self.repeats + 1)]
         return [(tier, repeat) for repeat, tiers in enumerate(rounds, start=1) for tier in tiers]
+
+    def resolve(self, runner: Runner) -> dict[str, TierPlan]:
+        """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
+        advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
+        for name in advice.keys() & self.overrides.values.keys():
+            raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
+        first = _tier_plan(self.tiers[0], self.overrides, runner)
+        rows, found = first.config.rows_per_replica(first.tier.devices), [first]
+        for tier in self.tiers[1:]:
+            weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
+            found.append(_tier_plan(tier, self.overrides.replace(**weak), runner))
+        for run in found:
+            runner.check(run)
+        return {run.tier.name: run for run in found}
+
+
+def _tier_plan(tier: TierFacts, overrides: Overrides, runner: Runner) -> TierPlan:
+    config = runner.resolve(tier, overrides)
+    try:
+        config.rows_per_replica(tier.devices)
+    except UserError as error:
+        raise UserError(f"{tier.name}: {error}") from None
+    return TierPlan(tier, overrides, config)
 
 
 def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float]) -> list[Tier]:
@@ -83,23 +111,23 @@ def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, 
     return [dataclasses.replace(tier, given_price=usd_by_tier.get(tier.name)) for tier in tiers]
 
 
-def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
+def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int = 1) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
-    A run that fails keeps none of the others from running, unless it is the first and the trainer refuses what is the
-    same for all. UserError then, and where the folder holds another comparison.
+    A failed run does not keep the others from running, unless it is the first and the trainer refuses what is the same
+    for all. Raises UserError then, and if the folder holds another comparison.
     """
-    flags = announced(plan, out, runner)
+    announce(plan, runs, out, runner)
     make_writable(out, "out")
-    runner.preflight({tier: flags[tier.name] for tier in left(plan, out)})
+    runner.preflight([runs[tier.name] for tier in missing_runs(plan, out)])
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
     with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         remember(out, plan.asked(runner.name, parallel))
         try:
-            futures = [pool.submit(_run, t, repeat, flags[t.name], out, runner, refused) for t, repeat in plan.runs()]
+            futures = [pool.submit(_run, runs[t.name], repeat, out, runner, refused) for t, repeat in plan.runs()]
             while wait(futures, timeout=1.0).not_done:
-                pass  # a signal that comes just before a wait is heard after it
+                pass  # a signal that arrives just before a wait is handled after it
             codes = {future.result() for future in futures}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -110,40 +138,25 @@ def compare(plan: Plan, out: Path, runner: Runner, parallel: int = 1) -> int:
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
-def announced(plan: Plan, out: Path, runner: Runner) -> dict[str, list[str]]:
-    """The trainer's flags by tier, checked; says what is trained, and what the runs may cost that are not done yet."""
-    flags = {tier.name: checked_flags(plan, tier, runner) for tier in plan.tiers}
+def announce(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner) -> None:
+    """Prints what is trained, and what the runs may cost that are not done yet."""
     check_folder(out, plan.asked(runner.name, 1))
-    weak = f"; weak scaling: that is the batch of {plan.tiers[0].name}, the others have as many rows a replica"
-    print(f"{training(resolve(plan.flags).config)}{weak if plan.scaling == 'weak' else ''}", flush=True)
-    for line in runner.costs([(tier, flags[tier.name], count) for tier, count in left(plan, out).items()]):
+    first = plan.tiers[0].name
+    weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
+    print(f"{training(runs[first].config)}{weak if plan.scaling == 'weak' else ''}", flush=True)
+    counts = missing_runs(plan, out)
+    for line in runner.costs({tier.name: (runs[tier.name], count) for tier, count in counts.items()}):
         print(line, flush=True)
-    return flags
 
 
-def left(plan: Plan, out: Path) -> Counter[TierFacts]:
-    """How many runs of each tier are not done yet."""
+def missing_runs(plan: Plan, out: Path) -> Counter[TierFacts]:
+    """Returns how many runs of each tier are not done yet."""
     return Counter(tier for tier, repeat in plan.runs() if not is_done(repeat_folder(out, tier.name, repeat)))
 
 
-def checked_flags(plan: Plan, tier: TierFacts, runner: Runner) -> list[str]:
-    """The trainer's flags on `tier`; UserError for whatever can be known to fail there."""
-    for name in ("job_dir", "replicas"):
-        if any(flag.partition("=")[0] == f"--{name}" for flag in plan.flags):
-            better = "--out names the folder" if name == "job_dir" else "the tiers say how many devices there are"
-            raise UserError(f"--{name} is not for a comparison: {better}: leave it out")
-    flags = plan.flags_of(tier, resolve(plan.flags).config)
-    try:
-        resolve(flags).config.rows_per_replica(tier.devices)
-    except UserError as error:
-        raise UserError(f"{tier.name}: {error}") from None
-    runner.check(tier, flags)
-    return flags
-
-
-def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: Runner, refused: list[str]) -> int:
-    """One run, unless it is done; what came of it is said in a line, or is why it and all others are `refused`."""
-    job_dir, name = repeat_folder(out, tier.name, repeat), f"{tier.name}, repeat {repeat}"
+def _run(run: TierPlan, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
+    """Runs one repeat, unless it is done, and prints how it ended, or adds the reason to `refused`, which ends all."""
+    job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
     if refused:
         return USER_MUST_CHANGE
     if is_done(job_dir):
@@ -152,7 +165,7 @@ def _run(tier: TierFacts, repeat: int, flags: Sequence[str], out: Path, runner: 
     print(f"{name}: runs; its output is in {job_dir}.log", flush=True)
     job_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    code, ended = _outcome(runner, tier, flags, job_dir)
+    code, ended = _outcome(runner, run, job_dir)
     said = refusal(job_dir) if code == USER_MUST_CHANGE and not any_begun(out) else ""
     if said:
         refused.append(said)
@@ -168,10 +181,10 @@ _NEXT = {
 }
 
 
-def _outcome(runner: Runner, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> tuple[int, str]:
+def _outcome(runner: Runner, run: TierPlan, job_dir: Path) -> tuple[int, str]:
     """The exit code of a run, and in words how it ended; where it cannot be started or watched the others go on."""
     try:
-        code = runner.run(tier, flags, job_dir)
+        code = runner.run(run, job_dir)
     except (UserError, PlatformFault) as error:
         return error.exit_code, str(error)
     except Exception as error:

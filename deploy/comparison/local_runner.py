@@ -2,16 +2,18 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploy.cli.job_flags import new_submission
 from deploy.comparison.directory import is_begun
+from deploy.comparison.execution import TierPlan
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
-from deploy.spec.job_spec import settings_on
+from deploy.spec.job_spec import request_on
 from deploy.spec.tier import Tier, TierFacts
-from trainer.config.recipe import resolve
+from trainer.config import TrainConfig
+from trainer.config.recipe import Overrides
 from trainer.config.train_config import DATA_SOURCES, said_kind
 from trainer.errors import INTERRUPTED, UserError
 from trainer.storage import expanded
@@ -28,29 +30,32 @@ class LocalRunner:
         self._stopped = False
         self._lock = threading.Lock()
 
-    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
-        """UserError for what the trainer would refuse on this tier."""
-        settings_on(self._tiers[tier.name], flags)
+    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+        """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
+        return request_on(self._tiers[tier.name], overrides).config
 
-    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
-        """Nothing: this machine costs nothing."""
+    def check(self, run: TierPlan) -> None:
+        """Checks nothing beyond what `resolve` does."""
+
+    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+        """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
-        """This machine is there; are the data?"""
-        for flags in tiers.values():
-            data = resolve(flags).config.data
+    def preflight(self, runs: Sequence[TierPlan]) -> None:
+        """Raises UserError if the data do not exist."""
+        for run in runs:
+            data = run.config.data
             path = said_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
-    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+    def run(self, run: TierPlan, job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""
         if not is_begun(job_dir):
-            (job_dir / "result.json").unlink(missing_ok=True)  # the time of what came to nothing is not the run's
-        given = [*flags, f"--job_dir={job_dir.absolute()}"]
-        attempt = f"compare-{tier.name}-{new_submission()}"  # of its own: it is no restart by Vertex AI
-        workers = local_workers(self._tiers[tier.name], given, job_dir.absolute(), attempt)
+            (job_dir / "result.json").unlink(missing_ok=True)  # a failed start is not part of the run's time
+        arguments = run.overrides.replace(job_dir=str(job_dir.absolute())).arguments()
+        attempt = f"compare-{run.tier.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
+        workers = local_workers(self._tiers[run.tier.name], arguments, job_dir.absolute(), attempt)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:

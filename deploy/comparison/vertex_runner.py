@@ -12,13 +12,14 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
-from deploy.cli.job_flags import new_submission, read_job
+from deploy.comparison.execution import TierPlan
 from deploy.report.collection import fetched
 from deploy.report.json_values import read_json
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
-from deploy.spec.job_spec import Job
+from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render, request_on
 from deploy.spec.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
 from deploy.vertex.costs import price_and_limit
@@ -28,6 +29,8 @@ from deploy.vertex.logs import Say, follow
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.submission import attempt_label, check_buckets, create, ship
+from trainer.config import TrainConfig
+from trainer.config.recipe import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.storage import Address, parse, write_whole
 
@@ -49,31 +52,40 @@ class _Sent:
 
 
 class VertexRunner:
-    """Runs `tiers`. `asked`: what `deploy.cli.job_flags.read_job` and `deploy.cli.target.add_backend` need."""
+    """Runs `tiers`. `asked` holds what `read_gcp_config` and `add_backend` need."""
 
     name = "vertex"
 
-    def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, session: Session) -> None:
-        self._tiers = {tier.name: tier for tier in tiers}
-        self._asked, self._session, self._gcp = asked, session, read_gcp_config(asked, with_project=True)
+    def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, options: JobOptions, session: Session) -> None:
+        self._tiers, self._options = {tier.name: tier for tier in tiers}, options
+        self._asked, self._session = asked, session
         self._clock = Clock(session.clock.now, self._sleep)
         self._stopped, self._shipping = threading.Event(), threading.Lock()
-        self._submissions = (f"{new_submission()}-{number}" for number in itertools.count(1))
+        self._submissions = (f"{options.submission}-{number}" for number in itertools.count(1))
 
-    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
-        """UserError for a job that `submit` would refuse, or whose output is that of every other run."""
-        if self._tiers[tier.name].spec.get("baseOutputDirectory"):
+    @cached_property
+    def _gcp(self) -> GcpConfig:
+        """Reads the configuration when it is first needed: mistakes in the command itself are reported before."""
+        return read_gcp_config(self._asked, with_project=True)
+
+    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+        """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
+        return request_on(self._tiers[tier.name], overrides).config
+
+    def check(self, run: TierPlan) -> None:
+        """Raises UserError for a job that `submit` would refuse, or whose output would be that of every other run."""
+        if self._tiers[run.tier.name].spec.get("baseOutputDirectory"):
             raise UserError(
-                f"{tier.name}: its baseOutputDirectory would be the job directory of every run: drop it from the tier: "
-                "each run has a folder of its own in --bucket"
+                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it from the "
+                "tier: each run has its own folder in --bucket"
             )
-        self._job(tier, flags, "check")
+        self._job(run)
 
-    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
-        """Price and limit of each tier's jobs, what may be a mistake in them, and what all may cost together."""
+    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+        """Yields price and limit of each tier's jobs, warnings, and what all may cost together."""
         most, unknown, warned = 0.0, 0, dict[str, list[str]]()
-        for tier, flags, count in runs:
-            job = self._job(tier, flags, "check")
+        for run, count in runs.values():
+            job, tier = self._job(run), run.tier
             usd = job.tier.most_usd
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
@@ -83,18 +95,18 @@ class VertexRunner:
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in warned.items())
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
-            limit = "" if self._asked.max_cost else "; --max_cost=USD limits each of them"
+            limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
-    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+    def preflight(self, runs: Sequence[TierPlan]) -> None:
         """Proves, once for all runs, that both logins, project, region, buckets and data can be used."""
         from trainer.storage.gcs import connect
 
-        jobs: dict[tuple[str, ...], Job] = {}  # of those that read and write alike one
-        for tier, flags in tiers.items():
-            job = self._job(tier, flags, "check")
+        jobs: dict[tuple[str, ...], Job] = {}  # one of those that read and write alike
+        for run in runs:
+            job = self._job(run)
             output = parse(job.output, "output")
-            assert output is not None, "jobspec lets only gs:// addresses pass"
+            assert output is not None, "render lets only gs:// addresses pass"
             alike = (output.bucket, *job.config.inputs.values())
             jobs[alike] = job
         for bucket in {bucket for bucket, *_ in jobs}:
@@ -106,12 +118,12 @@ class VertexRunner:
                 for job in jobs.values():
                     check_buckets(job, backend, self._clock)
 
-    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
+    def run(self, run: TierPlan, job_dir: Path) -> int:
         """Waits for the job, fetches what it wrote, and returns the exit code that its state stands for."""
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-                return self._run(tier, flags, job_dir, lambda line: print(line, file=log))
+                return self._run(run, job_dir, lambda line: print(line, file=log))
         except _Stopped:
             return INTERRUPTED
         except ApiError as error:
@@ -121,19 +133,21 @@ class VertexRunner:
         """Ends the waiting; the jobs go on."""
         self._stopped.set()
 
-    def _run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, say: Say) -> int:
+    def _run(self, run: TierPlan, job_dir: Path, say: Say) -> int:
         sent = _read(job_dir)
         found = self._find(sent) if sent else None
         if sent and found and (not found.over or found.state == "SUCCEEDED"):
             name = found.name
         else:
-            sent, name = self._send(tier, flags, job_dir, sent)
+            sent, name = self._send(run, job_dir, sent)
         status = self._follow(sent, name, say)
         _fetch(sent, status, job_dir, say)
         return exit_code(status)
 
-    def _job(self, tier: TierFacts, flags: Sequence[str], submission: str) -> Job:
-        return read_job(self._asked, flags, self._gcp, self._tiers[tier.name], submission)
+    def _job(self, run: TierPlan, submission: str = "check", job_dir: str = "") -> Job:
+        request = TrainingRequest(self._tiers[run.tier.name], run.overrides, run.config)
+        options = dataclasses.replace(self._options, submission=submission)
+        return render(request.in_job_dir(job_dir) if job_dir else request, self._gcp, options)
 
     def _find(self, sent: _Sent) -> JobStatus | None:
         """The job that was sent; None where it was not made."""
@@ -141,15 +155,14 @@ class VertexRunner:
         made = retried(lambda: backend.jobs(attempt_label(sent.submission)), self._clock)
         return min(made, key=lambda status: status.created or 0.0, default=None)
 
-    def _send(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
+    def _send(self, run: TierPlan, job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
         """A new job, into the output of the one before, and its name."""
         self._check_stop()
         (job_dir / "result.json").unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
-        into = [f"--job_dir={before.output}"] if before else []
         with self._shipping:  # what one has built and sent, the others find
             self._check_stop()  # they may have waited here for minutes
             submission = next(self._submissions)
-            job = self._job(tier, [*flags, *into], submission)
+            job = self._job(run, submission, before.output if before else "")
             backend = self._open(job.gcp.project, job.gcp.region)
             ship(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()

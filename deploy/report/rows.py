@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deploy.cli.arguments import check_tiers
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.run_reader import Run
 from deploy.report.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
 from deploy.spec.machine_table import accelerator_of
+from deploy.spec.tier import check_tiers
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run has
 ACCURACIES = ("val_accuracy", "accuracy")

@@ -3,8 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -13,8 +12,7 @@ from deploy.spec.checks import UNSEEN, check_devices, check_inputs, check_region
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
-from trainer.config.flags import read_yaml
-from trainer.config.recipe import resolve
+from trainer.config.recipe import Overrides
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 from trainer.storage import output_address
@@ -24,22 +22,45 @@ START_S = 600  # machines and image take some minutes before training begins
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What is asked of a job besides tier, place and the trainer's settings.
+    """Holds what is asked of a job beside the tier and the trainer's settings.
 
-    `name` is the display name, `folder` that of the job directory below the bucket's jobs/, `max_cost` in USD.
+    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD.
     """
 
-    name: str
-    folder: str
+    subject: str
+    submission: str
+    name: str = ""
     packages: tuple[Package, ...] = ()
     image: str = ""
     max_cost: float | None = None
     disable_retries: bool = False
 
+    @property
+    def folder(self) -> str:
+        """Returns the name of the job directory below the bucket's jobs/.
+
+        It is without the tier: the next tier of a fallback resumes from the checkpoints of the last.
+        """
+        return self.name or f"{self.subject}-{self.submission}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRequest:
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
+
+    tier: Tier
+    overrides: Overrides
+    config: TrainConfig
+
+    def in_job_dir(self, job_dir: str) -> "TrainingRequest":
+        """Returns the same training with another job directory."""
+        config = dataclasses.replace(self.config, job_dir=job_dir)
+        return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is ready to be sent. `name` is the display name, `output` the job directory, `warnings` lines to print."""
+    """Holds a job that is ready to be submitted: its display name, job directory (`output`), spec and warnings."""
 
     name: str
     tier: Tier
@@ -51,29 +72,45 @@ class Job:
     warnings: tuple[str, ...]
 
 
-def render(tier: Tier, flags: Sequence[str], gcp: GcpConfig, wanted: JobOptions) -> Job:
-    """The job that the trainer's `flags` describe, on `tier`; UserError for one that is known to fail."""
-    tier = _limited(tier, wanted)
-    own_image = bool(wanted.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]
-    packages = () if own_image else wanted.packages
-    config = settings_on(tier, flags)
+def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
+    """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
+    expected = tier.accelerators
+    if overrides.values.get("expect_devices", expected) != expected:
+        given = overrides.values["expect_devices"]
+        raise UserError(
+            f"--expect_devices={given}: the workers of {tier.name} have {expected} accelerators: drop the flag"
+        )
+    pool = tier.spec["workerPoolSpecs"][0]
+    arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
+    in_file = Overrides.parse(arguments) if arguments else Overrides()
+    config = (in_file | overrides).replace(expect_devices=expected).resolve()
+    check_devices(tier, config)
+    return TrainingRequest(tier, overrides, config)
+
+
+def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
+    """Returns the job of a request. Raises UserError if it is known to fail."""
+    tier, config = _limited(request.tier, options), request.config
+    own_image = bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]
+    packages = () if own_image else options.packages
     check_region(tier, gcp)
     if not own_image:
         check_inputs(config, [package.name for package in packages])
     spec = copy.deepcopy(dict(tier.spec))
-    arguments = [*_for_the_machines(flags), f"--expect_devices={tier.accelerators}"]
+    arguments = [*_arguments(request.overrides), f"--expect_devices={tier.accelerators}"]
     images = set()
     for pool in tier.pools:
-        if pool.index < 2:  # a Reduction Server takes no arguments of ours
-            task = _task(spec["workerPoolSpecs"][pool.index], wanted.image)
+        if pool.index < 2:  # a Reduction Server takes none of our arguments
+            task = _task(spec["workerPoolSpecs"][pool.index], options.image)
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
             if packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
-    output = _output(spec, config, gcp, wanted.folder)
+    output = _output(spec, config, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
-    return Job(wanted.name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)))
+    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
+    return Job(name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)))
 
 
 def training(config: TrainConfig) -> str:
@@ -90,13 +127,13 @@ def to_yaml(spec: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(spec), sort_keys=False, width=1_000_000)
 
 
-def _limited(tier: Tier, wanted: JobOptions) -> Tier:
-    """The tier with the timeout that `max_cost` pays for, and without retries where that is wanted."""
+def _limited(tier: Tier, options: JobOptions) -> Tier:
+    """The tier with the timeout that `max_cost` pays for, and without retries where that is options."""
     scheduling = dict(tier.spec.get("scheduling", {}))
-    if wanted.disable_retries:
+    if options.disable_retries:
         scheduling["disableRetries"] = True
-    if wanted.max_cost is not None:
-        scheduling["timeout"] = f"{_seconds_for(wanted.max_cost, tier)}s"
+    if options.max_cost is not None:
+        scheduling["timeout"] = f"{_seconds_for(options.max_cost, tier)}s"
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
 
 
@@ -113,38 +150,11 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
     return min(seconds, int(tier.timeout_s))
 
 
-def settings_on(tier: Tier, flags: Sequence[str]) -> TrainConfig:
-    """What the trainer on `tier` will make of its arguments; it refuses here what it would refuse there."""
-    expect = f"--expect_devices={tier.accelerators}"
-    for flag in flags:
-        if flag.startswith("--expect_devices=") and flag != expect:
-            raise UserError(f"{flag}: the workers of {tier.name} have {tier.accelerators} accelerators: drop the flag")
-    pool = tier.spec["workerPoolSpecs"][0]
-    in_file = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
-    request = resolve([*in_file, *flags, expect])
-    if request.print_config:
-        raise UserError("--print_config trains nothing: say it to `python -m trainer.task`")
-    check_devices(tier, request.config)
-    return request.config
-
-
-def _for_the_machines(flags: Sequence[str]) -> list[str]:
-    """The flags as the machines need them: the output has a place of its own, and a recipe's file is not there."""
-    values = dict(flag[2:].split("=", 1) for flag in flags if "=" in flag)
-    recipe = values.get("recipe", "")
-    if not (recipe.endswith((".yaml", ".yml")) or "/" in recipe):
-        return [flag for flag in flags if not flag.startswith("--job_dir=")]
-    given = {flag[2:].split("=", 1)[0] for flag in flags}
-    if given & {"steps", "epochs"}:
-        given |= {"steps", "epochs"}
-    settings = read_yaml(Path(recipe), f"recipe={recipe}")
-    left = {key: value for key, value in settings.items() if key not in given and value is not None}
-    from_recipe = [f"--{key}={_text(value)}" for key, value in left.items()]
-    return [*from_recipe, *(flag for flag in flags if not flag.startswith(("--job_dir=", "--recipe=")))]
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _arguments(overrides: Overrides) -> list[str]:
+    """Returns the flags for the job's machines, where the output is elsewhere and a recipe's file does not exist."""
+    if overrides.names_recipe_file:
+        overrides = Overrides(overrides.recipe) | overrides.without("recipe")
+    return overrides.without("job_dir", "expect_devices").arguments()
 
 
 def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.fields import nearest
-from trainer.config.flags import read_yaml
+from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
 from trainer.storage import expanded
 

@@ -3,14 +3,14 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.spec.machine_table import Machines, Price, load_machines
 from deploy.spec.schema import check_shape
 from trainer.config.fields import nearest
-from trainer.config.flags import read_yaml
+from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
 
 JOB_CONFIGS = Path(__file__).parents[2] / "job_configs"
@@ -267,3 +267,11 @@ def _check_task(place: int, task: Mapping[str, Any], where: str) -> None:
         name = variable.get("name", "")
         if not name or name in ("TF_CONFIG", "CLUSTER_SPEC") or name.startswith(("AIP_", "CLOUD_ML_")):
             raise UserError(f"{where}: env name={name!r}: Vertex AI sets this itself: take another name, or drop it")
+
+
+def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:
+    """Raises UserError, naming the flag, for the first name in `given` that is not in `known`."""
+    for name in given:
+        if name not in known:
+            named = f"{flag}={name}" if flag else name
+            raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")

@@ -1,6 +1,6 @@
-"""Fields of a settings dataclass: their meaning, their limits, and how text becomes a value.
+"""Describes the fields of a settings dataclass: meaning, limits, and the conversion of text to a value.
 
-Knows nothing of training: `trainer.config.train_config` says which settings exist.
+Knows nothing of training: `trainer.config.train_config` has the settings.
 """
 
 import dataclasses
@@ -14,7 +14,9 @@ from typing import Any
 
 from trainer.errors import UserError
 
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+BOOLEAN_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False),
+}  # fmt: skip
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -30,27 +32,20 @@ def setting(
     choices: tuple[str, ...] = (),
     group: str = "",
 ) -> Any:
-    """A dataclass field that knows its meaning, unit and limits (`above` is an exclusive minimum)."""
-    metadata = {
-        "meaning": meaning,
-        "unit": unit,
-        "minimum": minimum,
-        "maximum": maximum,
-        "above": above,
-        "choices": choices,
-        "group": group,
-    }
+    """Returns a dataclass field with meaning, unit and limits in its metadata; `above` is an exclusive minimum."""
+    limits = {"minimum": minimum, "maximum": maximum, "above": above, "choices": choices}
+    metadata = {"meaning": meaning, "unit": unit, "group": group, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name that is closest to `name`, or a full stop where none is."""
+    """Returns `; did you mean 'x'?` for the known name closest to `name`, or a full stop if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"; did you mean '{close[0]}'?" if close else "."
 
 
 def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
-    """The plain type of a field, and whether it may be left out (`X | None`)."""
+    """Returns the plain type of a field, and whether it is optional (`X | None`)."""
     if isinstance(field.type, types.UnionType):
         plain = [t for t in typing.get_args(field.type) if t is not type(None)]
         return plain[0], True
@@ -59,7 +54,7 @@ def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
 
 
 def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
-    """`value`, from YAML or from a flag's text, as the field's type and within its limits; UserError otherwise."""
+    """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit."""
     kind, optional = value_type(field)
     if value is None and optional:
         return None
@@ -73,38 +68,50 @@ def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
     return result
 
 
+def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Returns the values as the types of the fields of `cls`. Raises UserError, naming `origin`, for a wrong one."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    result = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise UserError(f"{origin}: unknown setting '{key}'{nearest(str(key), fields)}")
+        try:
+            result[key] = coerce(fields[key], value)
+        except UserError as error:
+            raise UserError(f"{origin}: {error}") from None
+    return result
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as a flag takes it: true, 0.0001, text."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _convert(kind: type, value: Any) -> Any:
     if kind is bool:
-        word = str(value).lower()
-        if word not in _TRUE + _FALSE:
-            raise ValueError
-        return word in _TRUE
+        return BOOLEAN_WORDS[str(value).lower()] if str(value).lower() in BOOLEAN_WORDS else _refuse()
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise TypeError
     if kind is int:
         return _whole_number(value)
     if kind is float:
         number = float(value)
-        if not math.isfinite(number):
-            raise ValueError
-        return number
-    if not isinstance(value, str) or _CONTROL.search(value):
-        raise TypeError
-    return value
+        return number if math.isfinite(number) else _refuse()
+    return value if isinstance(value, str) and not _CONTROL.search(value) else _refuse()
+
+
+def _refuse() -> Any:
+    raise ValueError
 
 
 def _whole_number(value: str | int | float) -> int:
     """Takes 1000, '1000' and '1e3'; refuses 0.5."""
     try:
-        return int(value) if not isinstance(value, float) else _exact(value)
+        if not isinstance(value, float):
+            return int(value)
     except ValueError:
-        return _exact(float(value))
-
-
-def _exact(number: float) -> int:
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
+        value = float(value)
+    return int(value) if float(value).is_integer() else _refuse()
 
 
 def _check_limits(field: dataclasses.Field[Any], value: Any) -> None:
@@ -119,17 +126,3 @@ def _check_limits(field: dataclasses.Field[Any], value: Any) -> None:
         raise UserError(f"{field.name}={value} must be greater than {rules['above']}{unit}")
     if rules["maximum"] is not None and value > rules["maximum"]:
         raise UserError(f"{field.name}={value} must be at most {rules['maximum']}{unit}")
-
-
-def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Every value of `values` as the type of its field of `cls`; an unknown key is named with its nearest name."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    result = {}
-    for key, value in values.items():
-        if key not in fields:
-            raise UserError(f"{origin}: unknown setting '{key}'{nearest(str(key), fields)}")
-        try:
-            result[key] = coerce(fields[key], value)
-        except UserError as error:
-            raise UserError(f"{origin}: {error}") from None
-    return result

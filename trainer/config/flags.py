@@ -1,64 +1,82 @@
-"""Command-line flags and YAML files for a dataclass of settings: `--name=value`, `_` and `-` alike; `name: value`."""
+"""Parses command lines: `--name=value`, `--name value`, `--flag`, `--no-flag`, with `_` and `-` alike."""
 
 import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
+from trainer.config.fields import BOOLEAN_WORDS, nearest, value_type
+from trainer.errors import UserError
 
-from trainer.config.fields import nearest, value_type
-from trainer.errors import UserError, reason
-
-# What a file of settings, machines or prices may hold.
-_MOST_CHARACTERS, _MOST_VALUES, _MOST_DIGITS = 100_000, 10_000, 100
+Field = dataclasses.Field[Any]
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from `least` to `most`."""
+def whole(minimum: int, maximum: int) -> Callable[[str], int]:
+    """Returns an argparse type: a whole number from `minimum` to `maximum`."""
 
     def convert(text: str) -> int:
-        if not (text.isdecimal() and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least:,} to {most:,}")
+        if not (text.isdecimal() and minimum <= int(text) <= maximum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum:,} to {maximum:,}")
         return int(text)
 
     return convert
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and whose flags take `-` for `_`."""
+    """Parses as argparse does, but reports an error as a one-line UserError and takes `-` for `_` in flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        self._booleans: set[str] = set()
+
+    def add_boolean(self, name: str, help: str, *, group: Any = None, **options: Any) -> None:
+        """Declares a flag that is true alone, false as --no_NAME, and takes a value too: --NAME=false."""
+        self._booleans.add(name)
+        options = {"type": _boolean, "default": False, **options}
+        (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, which parse_args calls too."""
-        given = sys.argv[1:] if args is None else args
-        return super().parse_known_args([underscored(argument) for argument in given], namespace)
+        """Returns what argparse returns; parse_args calls it too."""
+        given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._normalized(given), namespace)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """As argparse's; what is unknown is told as everywhere, with the nearest name."""
+        """Returns the namespace. Raises UserError with the nearest name for an unknown flag."""
         found, unknown = self.parse_known_args(args, namespace)
         refuse_unknown(unknown, [name.removeprefix("--") for name in self._option_string_actions])
         return found
 
     def error(self, message: str) -> NoReturn:
-        """As argparse asks, but a UserError."""
-        cure = "write --name=value" if "expected one argument" in message else f"{self.prog} --help says more"
-        raise UserError(f"{message} ({cure})")
+        """Raises UserError instead of printing the usage and exiting."""
+        advice = "write --name=value" if "expected one argument" in message else f"see {self.prog} --help"
+        raise UserError(f"{message} ({advice})")
+
+    def _normalized(self, arguments: Sequence[str]) -> list[str]:
+        """Returns the arguments with underscores in the flags' names and a value for each boolean flag."""
+        result = []
+        for index, argument in enumerate(arguments):
+            flag = underscored(argument)
+            name, following = flag[2:], arguments[index + 1 : index + 2]
+            if flag.startswith("--no_") and flag[5:] in self._booleans:
+                flag = f"--{flag[5:]}=false"
+            elif flag.startswith("--") and name in self._booleans:
+                has_value = following and following[0].lower() in BOOLEAN_WORDS
+                flag += "" if has_value else "=true"  # else argparse would take a positional argument for its value
+            result.append(flag)
+        return result
 
 
-def parse_flags(
-    fields: Sequence[dataclasses.Field[Any]], arguments: Sequence[str], description: str, epilog: str
-) -> dict[str, str]:
-    """The text of each flag given. UserError for an unknown one, with the nearest name; --help prints and exits."""
-    parser = _parser(fields, description, epilog)
-    found, unknown = parser.parse_known_args(arguments)
-    refuse_unknown(unknown, [*(field.name for field in fields), "help"])
-    return vars(found)
+def underscored(argument: str) -> str:
+    """Returns `--job-dir=a-b` as `--job_dir=a-b`."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def refuse_unknown(arguments: Sequence[str], known: Sequence[str]) -> None:
-    """UserError for the first of `arguments` that is no flag, or whose name is not `known`."""
+    """Raises UserError for the first argument that is not a flag, or whose name is not in `known`."""
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
         if not argument.startswith("--"):
@@ -67,95 +85,34 @@ def refuse_unknown(arguments: Sequence[str], known: Sequence[str]) -> None:
             raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
 
 
-def read_yaml(path: Path, name: str) -> dict[str, Any]:
-    """A YAML mapping; UserError, naming it `name`, where the file holds something else. FileNotFoundError passes."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no name that a file can have
-        raise UserError(f"{name}: cannot be read: {error}") from None
-    if len(text) > _MOST_CHARACTERS:
-        raise UserError(f"{name}: more than {_MOST_CHARACTERS:,} characters are no file of settings")
-    try:
-        content = yaml.load(text, _Plain)  # noqa: S506 (it is a SafeLoader)
-    except Exception as error:  # its constructors raise whatever a tag such as !!int before other text lets them
-        raise UserError(f"{name}: not valid YAML: {reason(error)}") from None
-    if not isinstance(content, dict):
-        found = "it is empty" if content is None else f"this is {type(content).__name__}"
-        raise UserError(f"{name}: 'setting: value' lines are needed, {found}")
-    return content
+def _boolean(text: str) -> bool:
+    if text.lower() not in BOOLEAN_WORDS:
+        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    return BOOLEAN_WORDS[text.lower()]
 
 
-class _Plain(yaml.SafeLoader):
-    """yaml.safe_load, but it refuses a key that stands twice, and what aliases or digits blow up."""
+def add_setting_flags(parser: Parser, fields: Sequence[Field], *, prefix: str = "", hidden: bool = False) -> None:
+    """Declares a flag for each field, in the groups that the fields name.
 
-    def get_single_node(self) -> Any:
-        """The document, if it is of a size that settings have once its aliases are written out."""
-        node = super().get_single_node()
-        if node is not None and _written_out(node, {}) > _MOST_VALUES:
-            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, with its aliases written out")
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys differ."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for place, key in enumerate(keys) if key in keys[:place]]
-        if twice:
-            raise yaml.YAMLError(f"{twice[0]} stands there twice")
-        return super().construct_mapping(node, deep)
-
-
-def _written_out(node: Any, known: dict[int, int]) -> int:
-    """How many values a YAML node stands for. `known`: those of nodes that were counted before."""
-    if id(node) not in known:
-        known[id(node)] = _MOST_VALUES  # a node inside itself has no end
-        if isinstance(node, yaml.ScalarNode):
-            inner: list[Any] = []
-            if node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
-                raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
-        else:
-            inner = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_written_out(part, known) for part in inner)
-    return known[id(node)]
-
-
-def underscored(argument: str) -> str:
-    """`--job-dir=a-b` -> `--job_dir=a-b`, as Parser reads it."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
-
-
-def _parser(fields: Sequence[dataclasses.Field[Any]], description: str, epilog: str) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m trainer.task",
-        usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # description and epilog have their own lines
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
+    The text of a flag that is given goes to the attribute `prefix` + name of the namespace, and nothing else does;
+    `hidden` leaves the flags out of --help.
+    """
     groups: dict[str, Any] = {}
     for field in fields:
-        group = field.metadata["group"]
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group)
-        groups[group].add_argument(f"--{field.name}", help=_help(field), **_shape(field))
-    return parser
+        name = "" if hidden else field.metadata["group"]
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name or None)
+        options: dict[str, Any] = {"dest": f"{prefix}{field.name}", "default": argparse.SUPPRESS, "type": str}
+        help_text = argparse.SUPPRESS if hidden else _help(field)
+        kind, _ = value_type(field)
+        if kind is bool:
+            parser.add_boolean(field.name, help_text, group=groups[name], **options)
+        else:
+            metavar = {int: "INT", float: "NUMBER", str: "TEXT"}[kind]
+            groups[name].add_argument(f"--{field.name}", help=help_text, metavar=metavar, **options)
 
 
-def _shape(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    kind, _ = value_type(field)
-    if kind is bool:
-        return {"nargs": "?", "const": "true", "metavar": "BOOL"}
-    return {"metavar": {int: "INT", float: "NUMBER", str: "TEXT"}[kind]}
-
-
-def _help(field: dataclasses.Field[Any]) -> str:
+def _help(field: Field) -> str:
     rules = field.metadata
     parts = [rules["meaning"]]
     if rules["choices"]:

@@ -1,106 +1,174 @@
-"""A recipe and flags, resolved to one TrainConfig. Imports no TensorFlow.
+"""Resolves a recipe and flags to one TrainConfig. Imports no TensorFlow.
 
-A flag wins over the recipe, the recipe over the default. `resolve` is the entry; `deploy` asks the same function
-at the desk, so that nothing is sent which the trainer would refuse.
+A flag overrides the recipe, the recipe overrides the default. A command line is parsed once, into Overrides; `deploy`
+resolves the same Overrides before it submits a job, so that it submits nothing that the trainer would refuse.
 """
 
+import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trainer.config.fields import coerce, coerce_all, nearest, setting
-from trainer.config.flags import parse_flags, read_yaml
+from trainer.config.fields import as_text, coerce, coerce_all, nearest, setting
+from trainer.config.flags import Parser, add_setting_flags, refuse_unknown
 from trainer.config.rules import check
 from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig
+from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+LENGTHS = ("steps", "epochs")  # either of them replaces the other of a recipe
 
 
 @dataclasses.dataclass(frozen=True)
-class CommandLine:
-    """One command line, understood: the settings, and whether only to print them."""
+class Overrides:
+    """Holds the settings that a command line gives: typed values, each within its own limits, in their order."""
+
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, texts: Mapping[str, str]) -> "Overrides":
+        """Returns the overrides of the texts of flags. Raises UserError for a text that does not fit its field."""
+        return cls(coerce_all(TrainConfig, texts, "flags"))
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> "Overrides":
+        """Returns the overrides of a command line. Raises UserError for a mistake in it."""
+        return cls.read(parse_flags(arguments))
+
+    def __or__(self, other: "Overrides") -> "Overrides":
+        return Overrides({**self.values, **other.values})
+
+    def replace(self, **values: Any) -> "Overrides":
+        """Returns the overrides with other values of these settings."""
+        return Overrides({**self.values, **values})
+
+    def without(self, *names: str) -> "Overrides":
+        """Returns the overrides without these settings."""
+        return Overrides({name: value for name, value in self.values.items() if name not in names})
+
+    @property
+    def names_recipe_file(self) -> bool:
+        """Returns whether the recipe is a file of the user's, not one of the package."""
+        recipe = self.values.get("recipe", "")
+        return recipe.endswith((".yaml", ".yml")) or "/" in recipe
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Returns the settings of the recipe, but for those that the flags replace; {} without a recipe."""
+        name = self.values.get("recipe", "")
+        if not name:
+            return {}
+        path = Path(name) if self.names_recipe_file else RECIPES / f"{name}.yaml"
+        try:
+            content = read_yaml(path, f"recipe={name}")
+        except FileNotFoundError:
+            known = recipe_names()
+            raise UserError(
+                f"recipe={name}: no such recipe{nearest(name, known)} Known: {', '.join(known)}, or a .yaml file"
+            ) from None
+        if "recipe" in content:
+            raise UserError(f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})")
+        settings = coerce_all(TrainConfig, content, f"recipe={name}")
+        _check_length(settings, f"recipe={name}")
+        replaced = {*self.values, *(LENGTHS if self.values.keys() & {*LENGTHS} else ())}
+        return {name: value for name, value in settings.items() if name not in replaced}
+
+    def resolve(self) -> TrainConfig:
+        """Returns flags over recipe over defaults. Raises UserError if settings contradict each other."""
+        _check_length(self.values, "flags")
+        config = TrainConfig(**{**self.recipe, **self.values})
+        if config.steps is None and config.epochs is None:
+            config = dataclasses.replace(config, epochs=1)
+        check(config)
+        return config
+
+    def arguments(self) -> list[str]:
+        """Returns the overrides as arguments of a command."""
+        return [f"--{name}={as_text(value)}" for name, value in self.values.items() if value is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Holds one command line of the trainer: the resolved settings, and whether only to print them."""
 
     config: TrainConfig
     print_config: bool = setting(False, "print the resolved settings and stop", group="run")
 
 
-_PRINT_CONFIG = dataclasses.fields(CommandLine)[1]
-
-_EPILOG = """\
-Start with:
-  python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data that come along; the same again goes on
-  python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
-  python -m trainer.task --recipe=cnn_mnist --print_config                what would run
-  python -m deploy --help                                                 Vertex AI, and which tier is worth its money
-
-In the job directory: model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/,
-logs/.
-
-Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; 1 a fault of
-ours or of the platform."""
+FLAGS = (*dataclasses.fields(TrainConfig), dataclasses.fields(Command)[1])
 
 
-def _description() -> str:
-    return f"""\
-Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers everywhere.
-
-A recipe is a file of settings; a flag wins over it. Recipes: a path, or
-  {", ".join(recipe_names()[:5])},
-  {", ".join(recipe_names()[5:])}
-Data: {", ".join(DATA_SOURCES)}, or a path: {", ".join(DATA_KINDS)}."""
+def resolve(arguments: Sequence[str]) -> Command:
+    """Parses and resolves a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
+    return resolve_texts(parse_flags(arguments))
 
 
-def resolve(arguments: Sequence[str]) -> CommandLine:
-    """Flags over recipe over defaults; UserError where something does not fit, SystemExit(0) for --help."""
-    flags = parse_flags([*dataclasses.fields(TrainConfig), _PRINT_CONFIG], arguments, _description(), _EPILOG)
-    print_config = coerce(_PRINT_CONFIG, flags.pop("print_config", "false"))
-    recipe = flags.get("recipe", "")
-    from_recipe = _read_recipe(recipe) if recipe else {}
-    from_flags = coerce_all(TrainConfig, flags, "flags")
-    _one_length(from_recipe, f"recipe={recipe}")
-    _one_length(from_flags, "flags")
-    if from_flags.keys() & {"steps", "epochs"}:
-        from_recipe = {key: value for key, value in from_recipe.items() if key not in ("steps", "epochs")}
-    config = TrainConfig(**{**from_recipe, **from_flags})
-    if config.steps is None and config.epochs is None:
-        config = dataclasses.replace(config, epochs=1)
-    check(config)
-    return CommandLine(config, print_config)
+def resolve_texts(texts: Mapping[str, str]) -> Command:
+    """Resolves the texts of flags, by name. Raises UserError for a mistake."""
+    print_config = coerce(FLAGS[-1], texts.get("print_config", "false"))
+    settings = {name: text for name, text in texts.items() if name != "print_config"}
+    return Command(Overrides.read(settings).resolve(), print_config)
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """Returns the text of each flag given. Raises UserError for an unknown one, SystemExit(0) for --help."""
+    parser = Parser(
+        prog="python -m trainer.task",
+        usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
+        description=_DESCRIPTION.format(
+            recipes=",\n  ".join([", ".join(recipe_names()[:5]), ", ".join(recipe_names()[5:])]),
+            sources=", ".join(DATA_SOURCES),
+            kinds=", ".join(DATA_KINDS),
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # description and epilog have their own lines
+    )
+    add_setting_flags(parser, FLAGS)
+    found, unknown = parser.parse_known_args(arguments)
+    refuse_unknown(unknown, [*(field.name for field in FLAGS), "help"])
+    return vars(found)
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """The settings as a recipe that gives the same run again."""
-    settings = {
-        key: value for key, value in dataclasses.asdict(config).items() if value is not None and key != "recipe"
-    }
-    return yaml.safe_dump(settings, sort_keys=False)
+    """Returns the settings as a recipe for the same run."""
+    settings = dataclasses.asdict(config)
+    del settings["recipe"]
+    return yaml.safe_dump({key: value for key, value in settings.items() if value is not None}, sort_keys=False)
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Returns the names of the recipes in the package."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def _read_recipe(name: str) -> dict[str, Any]:
-    path = Path(name) if name.endswith((".yaml", ".yml")) or "/" in name else RECIPES / f"{name}.yaml"
-    try:
-        content = read_yaml(path, f"recipe={name}")
-        if "recipe" in content:
-            raise UserError(f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})")
-        return coerce_all(TrainConfig, content, f"recipe={name}")
-    except FileNotFoundError:
-        known = recipe_names()
-        raise UserError(
-            f"recipe={name}: no such recipe{nearest(name, known)} Known: {', '.join(known)}, or a .yaml file"
-        ) from None
-
-
-def _one_length(values: Mapping[str, Any], origin: str) -> None:
+def _check_length(values: Mapping[str, Any], origin: str) -> None:
     if values.get("steps") is not None and values.get("epochs") is not None:
         raise UserError(
-            f"{origin}: steps={values['steps']} and epochs={values['epochs']} both say how long to train: drop one"
+            f"{origin}: steps={values['steps']} and epochs={values['epochs']} both set the length: drop one of them"
         )
+
+
+_DESCRIPTION = """\
+Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers everywhere.
+
+A recipe is a file of settings; a flag overrides it. Recipes: a path, or
+  {recipes}
+Data: {sources}, or a path: {kinds}."""
+
+_EPILOG = """\
+Start with:
+  python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data in the package; run it again to resume
+  python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
+  python -m trainer.task --recipe=cnn_mnist --print_config                print the settings that would be used
+  python -m deploy --help                                                 Vertex AI, and which tier is worth its money
+
+The job directory holds model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/
+and logs/.
+
+Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command again; 1 a fault of
+this package or of the platform."""

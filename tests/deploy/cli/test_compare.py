@@ -19,18 +19,29 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
-from deploy.comparison.execution import Plan, compare
+from deploy.comparison import execution
+from deploy.comparison.execution import Plan, TierPlan
 from deploy.report.collection import collect
 from deploy.report.rows import measure
 from deploy.report.run_reader import read_run
 from deploy.spec.tier import JOB_CONFIGS, TierFacts
 from tests.deploy.planted import edit, noisy, plant
+from trainer.config import TrainConfig
+from trainer.config.recipe import Overrides
 from trainer.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",
          "--report_every_steps=10", "--checkpoint_every_steps=10")  # fmt: skip
 ONE, TWO, FOUR = TierFacts("one", "n1"), TierFacts("two", "g2", "NVIDIA_L4", 2), TierFacts("four", "g2", "NVIDIA_L4", 4)
+
+
+def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **more: Any) -> Plan:
+    return Plan(tuple(tiers), Overrides.parse(flags), *scaling, **more)
+
+
+def compare(plan: Plan, out: Path, runner: "Planting", parallel: int = 1) -> int:
+    return execution.compare(plan, plan.resolve(runner), out, runner, parallel)
 
 
 class Planting:
@@ -42,18 +53,22 @@ class Planting:
         self.script, self.asked, self.stopped = script, [], False
         self.asked: list[tuple[str, str, list[str]]]
 
-    def check(self, tier: TierFacts, flags: Sequence[str]) -> None:
-        if tier.machine_type == "none":
+    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+        return overrides.resolve()
+
+    def check(self, run: TierPlan) -> None:
+        if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
 
-    def costs(self, runs: Sequence[tuple[TierFacts, Sequence[str], int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
         return iter(())
 
-    def preflight(self, tiers: Mapping[TierFacts, Sequence[str]]) -> None:
+    def preflight(self, runs: Sequence[TierPlan]) -> None:
         pass
 
-    def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
-        self.asked.append((tier.name, job_dir.name, list(flags)))
+    def run(self, run: TierPlan, job_dir: Path) -> int:
+        tier = run.tier
+        self.asked.append((tier.name, job_dir.name, run.overrides.arguments()))
         code = self.script(tier, job_dir)
         if code is None:
             plant(job_dir, noisy(0.1 / tier.devices), devices=[f"CPU:{i}" for i in range(tier.devices)])
@@ -69,10 +84,10 @@ def asked(runner: Planting) -> list[str]:
 
 def test_repeats_alternate_and_what_is_done_is_not_repeated(tmp_path: Path) -> None:
     runner = Planting()
-    assert compare(Plan((ONE, TWO), FLAGS, repeats=2), tmp_path, runner) == 0
+    assert compare(planned((ONE, TWO), FLAGS, repeats=2), tmp_path, runner) == 0
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "two/repeat-2", "one/repeat-2"]
     again = Planting()
-    assert compare(Plan((ONE, TWO), FLAGS, repeats=3), tmp_path, again) == 0
+    assert compare(planned((ONE, TWO), FLAGS, repeats=3), tmp_path, again) == 0
     assert asked(again) == ["one/repeat-3", "two/repeat-3"]
     rows = measure(collect([str(tmp_path)]))
     assert [(row.tier, row.repeats, row.machine) for row in rows] == [
@@ -90,44 +105,45 @@ def test_a_tier_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
             raise RuntimeError("the service is away")
         return None
 
-    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, Planting(script)) == 1
+    assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, Planting(script)) == 1
     assert [row.state for row in measure(collect([str(tmp_path)]))] == ["failed", "missing", "done"]
     (tmp_path / "one" / "repeat-1" / "stats.jsonl").unlink()
     again = Planting(lambda tier, job_dir: edit(job_dir / "result.json", state="done") or 0 if tier is ONE else None)
-    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
+    assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
     assert asked(again) == ["one/repeat-1", "two/repeat-1"]
 
 
 @pytest.mark.parametrize(("codes", "whole"), [((0, 2), 2), ((1, 2), 1), ((75, 1), 75), ((0, -9), 1), ((0, 0), 0)])
 def test_the_exit_code_says_what_to_do(tmp_path: Path, codes: tuple[int, int], whole: int) -> None:
     runner = Planting(lambda tier, job_dir: codes[tier is TWO])
-    assert compare(Plan((ONE, TWO), FLAGS), tmp_path, runner) == whole
+    assert compare(planned((ONE, TWO), FLAGS), tmp_path, runner) == whole
 
 
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
-    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
-    for other, key in {
-        Plan(
-            (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
-        ): "steps: 40 there, 20 here; seed: not given there, 1 here",
-        Plan((ONE, TWO), (*FLAGS, "--skip_bad_images")): "skip_bad_images: not given there, true here",
-        Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
-        Plan((ONE,), FLAGS): "tiers: one, two there, one here",
-        Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",
-        Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong there, weak here",
+    compare(planned((ONE, TWO), FLAGS), tmp_path, Planting())
+    longer = (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
+    for key, other in {
+        "steps: 40 there, 20 here; seed: not given there, 1 here": planned((ONE, TWO), longer),
+        "skip_bad_images: not given there, true here": planned((ONE, TWO), (*FLAGS, "--skip_bad_images")),
+        "checkpoint_every_steps: 10 there, not given here": planned((ONE, TWO), FLAGS[:-1]),
+        "tiers: one, two there, one here": planned((ONE,), FLAGS),
+        "tier two: {.*'workers': 1.* there, .*'workers': 2.*": planned(
+            (ONE, dataclasses.replace(TWO, workers=2)), FLAGS
+        ),
+        "scaling: strong there, weak here": planned((ONE, TWO), FLAGS, "weak"),
     }.items():
         runner = Planting()
         with pytest.raises(UserError, match=rf"holds another comparison \({key}\): give another --out"):
             compare(other, tmp_path, runner)
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
-    assert compare(Plan((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
+    assert compare(planned((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
     assert measure(collect([str(tmp_path)]))[0].price_per_hour == 0.5
 
 
 def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Path) -> None:
-    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
-    mended = Plan((ONE, FOUR), (*FLAGS, "--seed=1"))
+    compare(planned((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
+    mended = planned((ONE, FOUR), (*FLAGS, "--seed=1"))
     assert compare(mended, tmp_path, Planting(), parallel=2) == 0
     assert [row.tier for row in measure(collect([str(tmp_path)]))] == ["one", "four"]
 
@@ -136,19 +152,19 @@ def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Pa
 def test_runs_of_which_nothing_says_what_they_are_are_not_adopted(
     tmp_path: Path, content: str | None, what: str
 ) -> None:
-    compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+    compare(planned((ONE, TWO), FLAGS), tmp_path, Planting())
     (tmp_path / "comparison.json").unlink()
     if content is not None:
         (tmp_path / "comparison.json").write_text(content)
     line = rf"comparison\.json is {what}, but runs lie here, .* or look at them: `python -m deploy report {tmp_path}`"
     with pytest.raises(UserError, match=line):
-        compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
+        compare(planned((ONE, TWO), FLAGS), tmp_path, Planting())
 
 
 def test_the_folder_of_a_training_is_refused(tmp_path: Path) -> None:
     plant(tmp_path / "run", [0.1, 0.1])
     with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): give another --out"):
-        compare(Plan((ONE,), FLAGS), tmp_path / "run", Planting())
+        compare(planned((ONE,), FLAGS), tmp_path / "run", Planting())
 
 
 def refuses(tier: TierFacts, job_dir: Path) -> int:
@@ -161,7 +177,7 @@ def refuses(tier: TierFacts, job_dir: Path) -> int:
 def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_path: Path) -> None:
     runner = Planting(refuses)
     with pytest.raises(UserError, match=r"^data=x: no images$"):
-        compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+        compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
     assert asked(runner) == ["one/repeat-1"]
 
 
@@ -169,16 +185,16 @@ def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier is TWO else None)
-    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
+    assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
     line = "two, repeat 1: exit code 2: data=x: no images; mend that, then give the command again ("
     assert line in capsys.readouterr().out
 
 
 def test_what_is_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compare(Plan((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
+    compare(planned((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
     assert capsys.readouterr().out.startswith("trains mlp on digits, global batch 8, 40 steps\n")
-    compare(Plan((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
+    compare(planned((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
     line = "trains mlp on digits, global batch 8, 40 steps; weak scaling: that is the batch of two, the others have as "
     assert capsys.readouterr().out.startswith(line)
 
@@ -190,7 +206,7 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None
         with deploy("compare", "l4x1", *FLAGS, f"--out={tmp_path / 'out'}") as process:
             said.append(process.communicate(timeout=60)[1])
 
-    assert compare(Plan((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
+    assert compare(planned((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
     line = f"error: out={tmp_path}/out: another run writes there now: wait for it, or give another --out\n"
     assert said == [line]
 
@@ -200,15 +216,15 @@ def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    assert compare(Plan((ONE,), FLAGS), tmp_path, Planting()) == 0
+    assert compare(planned((ONE,), FLAGS), tmp_path, Planting()) == 0
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_the_batch_per_replica(tmp_path: Path) -> None:
     runner = Planting()
-    compare(Plan((ONE, TWO), FLAGS, "strong"), tmp_path / "strong", runner)
+    compare(planned((ONE, TWO), FLAGS, "strong"), tmp_path / "strong", runner)
     assert {tuple(flags) for _, _, flags in runner.asked} == {FLAGS}
     runner = Planting()
-    compare(Plan((TWO, ONE, FOUR), FLAGS, "weak"), tmp_path / "weak", runner)
+    compare(planned((TWO, ONE, FOUR), FLAGS, "weak"), tmp_path / "weak", runner)
     batches = {tier: [flag for flag in flags if "batch" in flag] for tier, _, flags in runner.asked}
     assert batches == {"two": ["--global_batch_size=8"], "one": ["--global_batch_size=4"],
                        "four": ["--global_batch_size=16"]}  # fmt: skip
@@ -216,12 +232,11 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_the_batch_per_replica(tm
 
 def test_what_can_be_known_to_fail_is_refused_before_anything_runs(tmp_path: Path) -> None:
     three = TierFacts("three", "g2", "NVIDIA_L4", 3)
-    for plan, line in {
-        Plan((ONE, three), FLAGS): "three: global_batch_size=8 does not divide over 3 replicas: take 6 or 9",
-        Plan((ONE,), (*FLAGS, "--stepz=3")): "unknown flag --stepz",
-        Plan((ONE,), (*FLAGS, "--job_dir=x")): "--job_dir is not for a comparison: --out names the folder",
-        Plan((ONE,), (*FLAGS, "--replicas=2")): "--replicas is not for a comparison: the tiers say how many",
-        Plan((TierFacts("x", "none"),), FLAGS): "this machine cannot be had",
+    for line, plan in {
+        "three: global_batch_size=8 does not divide over 3 replicas: take 6 or 9": planned((ONE, three), FLAGS),
+        "--job_dir is not for a comparison: --out names the folder": planned((ONE,), (*FLAGS, "--job_dir=x")),
+        "--replicas is not for a comparison: the tiers set the number": planned((ONE,), (*FLAGS, "--replicas=2")),
+        "this machine cannot be had": planned((TierFacts("x", "none"),), FLAGS),
     }.items():
         runner = Planting()
         with pytest.raises(UserError, match=line):
@@ -235,9 +250,9 @@ def test_parallel_runs_overlap(tmp_path: Path) -> None:
     def script(tier: TierFacts, job_dir: Path) -> None:
         together.wait()
 
-    assert compare(Plan((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script), parallel=2) == 0
+    assert compare(planned((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script), parallel=2) == 0
     assert collect([str(tmp_path)]).parallel == 2
-    compare(Plan((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script))
+    compare(planned((ONE, TWO), FLAGS, repeats=2), tmp_path, Planting(script))
     assert collect([str(tmp_path)]).parallel == 2  # of the runs that are there
 
 
@@ -272,14 +287,14 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
     before = signal.signal(numbers[0], unheard)
     try:
         with pytest.raises(KeyboardInterrupt):
-            compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
+            compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner)
         assert signal.getsignal(numbers[0]) == unheard
     finally:
         signal.signal(numbers[0], before)
     assert (runner.stopped, locked) == (True, [True])
     assert asked(runner) == ["one/repeat-1"]
     again = Planting()
-    assert compare(Plan((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
+    assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
     assert len(again.asked) == 3
 
 

@@ -10,10 +10,9 @@ import pytest
 from deploy.__main__ import main
 from deploy.comparison.directory import remember
 from deploy.comparison.estimation import Interval, estimate
-from deploy.comparison.execution import Plan, compare
 from deploy.report.collection import collect, repeat_folder
 from deploy.spec.tier import Tier, TierFacts
-from tests.deploy.cli.test_compare import Planting, deploy
+from tests.deploy.cli.test_compare import Planting, compare, deploy, planned
 from tests.deploy.planted import edit, plant
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
@@ -32,7 +31,7 @@ def short_run(tmp_path: Path, tier: TierFacts, device: str = "GPU", gpu: str = "
         return 0
 
     flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
-    assert compare(Plan((tier,), flags), tmp_path / "short", Planting(script)) == 0
+    assert compare(planned((tier,), flags), tmp_path / "short", Planting(script)) == 0
     return tmp_path / "short"
 
 
@@ -125,7 +124,7 @@ def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -
         return 0
 
     flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
-    assert compare(Plan((L4X2, CPU), flags), tmp_path / "short", Planting(script)) == 0
+    assert compare(planned((L4X2, CPU), flags), tmp_path / "short", Planting(script)) == 0
     measured = collect([str(tmp_path / "short")])
     (two, four), _ = estimate(measured, [replace(CPU, name="cpu-2workers", workers=2), L4X4], CONFIG, {})
     assert two.seconds is not None
@@ -235,7 +234,7 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureF
         plant(job_dir, [0.2] * 20)
         return 0
 
-    assert compare(Plan((CPU,), tuple(flags)), out, Planting(slower)) == 0
+    assert compare(planned((CPU,), tuple(flags)), out, Planting(slower)) == 0
     assert main(["report", str(out)]) == 0
     off = "The estimate for cpu was 25.0 s, it took 45.0 s: 44 % too low, outside its interval."
     assert off in capsys.readouterr().out
@@ -265,7 +264,7 @@ def test_an_estimate_of_another_job_is_called_so(
     given = ["--recipe=mlp_mnist", "--global_batch_size=100", "--learning_rate=0.1", *flags]
     assert main(["estimate", "cpu", *given, f"--from={short}", f"--out={out}"]) == 0
     edit(out / "estimate.json", **kept)
-    remember(out, Plan((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
+    remember(out, planned((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
     plant(repeat_folder(out, "cpu", 1), [0.1] * 20, devices=["CPU:0"], batch=batch)
     capsys.readouterr()
     assert main(["report", str(out)]) == 0

@@ -1,18 +1,24 @@
 """A user with a deadline: each wrong turn on the way to a submitted comparison is one line that says what to do."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, submit
+from deploy.cli.arguments import parse
+from deploy.spec import packages
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import meaning
 from deploy.vertex.gcloud import _error
 from deploy.vertex.session import Session
 from tests.deploy.emulator import Emulator, Fault
+from trainer.config.flags import Parser
+from trainer.config.recipe import Overrides, resolve
 from trainer.errors import UserError
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
@@ -23,8 +29,9 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
     ("arguments", "line"),
     [
         (["l4x4", "--recipe=wgan_gp_digit"], "recipe=wgan_gp_digit: no such recipe; did you mean 'wgan_gp_digits'?"),
-        (JOB, "the following arguments are required: TIER (python -m deploy "),
+        (JOB, "the following arguments are required: TIER (see python -m deploy "),
         (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
+        (["l4x4", *JOB, "--print_config"], "--print_config trains nothing: use it with `python -m trainer.task`"),
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
         (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
         (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
@@ -160,3 +167,54 @@ def test_a_disk_that_cannot_be_written_is_no_traceback(
     Path("runs").write_text("a file where a folder belongs")
     assert main(["submit", "cpu", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"]) == 2
     assert capsys.readouterr().err.startswith("error: runs/submitted: Not a directory")
+
+
+def resolved(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, int]:
+    """How often a command resolves the settings, and how often it reads the package's sources."""
+    calls: list[str] = []
+
+    def counted(name: str, real: Callable[..., Any], *given: Any) -> Any:
+        calls.append(name)
+        return real(*given)
+
+    resolve_real, own_package = Overrides.resolve, packages.own_package
+    monkeypatch.setattr(Overrides, "resolve", lambda overrides: counted("resolve", resolve_real, overrides))
+    monkeypatch.setattr(packages, "own_package", lambda: counted("own_package", own_package))
+    assert main([*arguments, *JOB, "--bucket=gs://my-bucket", "--project=p", "--region=us-central1"]) == 0
+    return calls.count("resolve"), calls.count("own_package")
+
+
+def test_settings_are_resolved_once_a_tier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert resolved(monkeypatch, "submit", "l4x4", "--dry_run") == (1, 1)
+    three = ["compare", "l4x1", "l4x2", "l4x4", "--on=vertex", f"--out={tmp_path}", "--dry-run"]
+    assert resolved(monkeypatch, *three) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--steps", "7"], "--steps=7"),
+        (["--steps=7"], "--steps=7"),
+        (["--skip_bad_images"], "--skip_bad_images=true"),
+        (["--skip-bad-images", "true"], "--skip_bad_images=true"),
+        (["--no-tensorboard"], "--tensorboard=false"),
+        (["--no_tensorboard"], "--tensorboard=false"),
+        (["--tensorboard", "no"], "--tensorboard=false"),
+        (["--learning-rate", "1e-3"], "--learning_rate=0.001"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_are_written_alike_in_both_packages(given: list[str], text: str) -> None:
+    """A boolean flag before a TIER takes no value from it."""
+    asked, overrides = parse(_parser(), [*given, "cpu"])
+    assert (asked.tier, overrides.arguments()) == ("cpu", [text])
+    assert resolve(given).config == resolve([text]).config
+    assert parse(_parser(), ["cpu", "--dry-run", *given])[0].dry_run is True
+    assert parse(_parser(), ["cpu", "--no-dry_run", *given])[0].dry_run is False
+
+
+def _parser() -> Parser:
+    own = Parser(prog="python -m deploy test")
+    own.add_argument("tier")
+    own.add_boolean("dry_run", "stop")
+    return own

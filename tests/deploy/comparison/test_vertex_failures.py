@@ -14,6 +14,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import compare
 from deploy.cli.arguments import parse as parse_command
+from deploy.cli.job_flags import read_options
 from deploy.comparison import execution as comparison
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.vertex.session import Session
@@ -33,9 +34,9 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
     """Neither that one nor those that wait for it."""
     where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
     names = ["l4x1", "l4x2", "l4x4"]
-    found, flags = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
+    found, overrides = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
     tiers = comparison.read_tiers(names, "", {})
-    runner = VertexRunner(tiers, found, session)
+    runner = VertexRunner(tiers, found, read_options(found, overrides), session)
     shipped: list[Any] = []
 
     def stopped(*given: Any) -> None:
@@ -48,8 +49,8 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
         runner.stop()
 
     monkeypatch.setattr("deploy.comparison.vertex_runner.ship", stopped)
-    plan = comparison.Plan(tuple(tier.facts for tier in tiers), tuple(flags))
-    assert comparison.compare(plan, tmp_path / "out", runner, parallel=3) == 75
+    plan = comparison.Plan(tuple(tier.facts for tier in tiers), overrides)
+    assert comparison.compare(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
     assert (len(shipped), cloud.jobs) == (1, {})
 
 

@@ -112,7 +112,7 @@ def test_a_dry_run_refuses_what_the_command_would_and_says_that_all_is_done(
     """What ran at the desk is no job that is done."""
     assert command("l4x1")[0] == 0
     code, shown = command("l4x1", "--dry_run")
-    assert (code, shown.splitlines()[1:]) == (0, [f"nothing to send: all runs in {tmp_path / 'out'} are done"])
+    assert (code, shown.splitlines()[1:]) == (0, [f"nothing to submit: all runs in {tmp_path / 'out'} are done"])
     edit(tmp_path / "out" / "comparison.json", on="local")
     with pytest.raises(UserError, match=r"holds another comparison \(on: local there, vertex here\)"):
         command("l4x1", "--dry_run")
@@ -128,7 +128,7 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(
     tier = tmp_path / "mine.yaml"
     into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
     tier.write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
-    with pytest.raises(UserError, match="its baseOutputDirectory would be the job directory of every run: drop it"):
+    with pytest.raises(UserError, match="its baseOutputDirectory would be the job directory of every run: remove it"):
         command(str(tier), "--repeats=2")
     assert cloud.requests == []
 

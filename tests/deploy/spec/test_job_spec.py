@@ -10,23 +10,24 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.spec.gcp_config import GcpConfig
-from deploy.spec.job_spec import Job, JobOptions, render, to_yaml
+from deploy.spec.job_spec import Job, JobOptions, render, request_on, to_yaml
 from deploy.spec.packages import Package
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
-from trainer.config.recipe import resolve
+from trainer.config.recipe import Overrides, resolve
 from trainer.config.train_config import DATA_KINDS
 from trainer.data import sources
 from trainer.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
-PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
+GCP = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
 FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
 PACKAGE = Package("vertex_trainer", "1.0", {})
 
 
-def job(tier: str | Tier, *flags: str, place: GcpConfig = PLACE, **wanted: object) -> Job:
-    known = JobOptions("demo", "demo", **{"packages": (PACKAGE,), **wanted})
-    return render(load_tier(tier) if isinstance(tier, str) else tier, flags or FLAGS, place, known)
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: object) -> Job:
+    options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
+    on = load_tier(tier) if isinstance(tier, str) else tier
+    return render(request_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
 
 
 def task(made: Job, pool: int = 0) -> dict:
@@ -149,7 +150,6 @@ REFUSED = [
     ("l4x4", [DIGITS, "--expect_devices=2"], "have 4 accelerators: drop the flag"),
     ("l4x4", [DIGITS, "--image_size=30"], "a multiple of 8 from 16 to 256"),
     ("l4x4", ["--recipe=efficientnet_photos", "--data=gs://my-bucket/x", "--channels=1"], "takes colour images"),
-    ("l4x4", [DIGITS, "--print_config"], "--print_config trains nothing"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines do not see this disk"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=folder:gs://BUCKET/photos"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "did you mean gs://my-bucket/photos?"),
@@ -198,20 +198,20 @@ def test_data_that_the_machines_can_see(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "value", "place", "line"),
+    ("change", "value", "gcp", "line"),
     [
-        ("tensorboard", "my-board", PLACE, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
+        ("tensorboard", "my-board", GCP, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
         (
             "tensorboard",
             "projects/p/locations/us-east1/tensorboards/1",
-            PLACE,
+            GCP,
             "is not in the job's region us-central1",
         ),
-        ("tensorboard", "projects/p/locations/us-central1/tensorboards/1", PLACE, "tensorboard without serviceAccount"),
+        ("tensorboard", "projects/p/locations/us-central1/tensorboards/1", GCP, "tensorboard without serviceAccount"),
         (
             "baseOutputDirectory",
             {"outputUriPrefix": "my-bucket/x"},
-            PLACE,
+            GCP,
             "baseOutputDirectory=my-bucket/x: an address looks",
         ),
         (
@@ -228,9 +228,9 @@ def test_data_that_the_machines_can_see(data: str) -> None:
         ),
     ],
 )
-def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, place: GcpConfig, line: str) -> None:
+def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, gcp: GcpConfig, line: str) -> None:
     with pytest.raises(UserError) as caught:
-        job(tier_with(change, value), place=place)
+        job(tier_with(change, value), gcp=gcp)
     assert line in str(caught.value)
 
 

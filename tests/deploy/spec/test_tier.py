@@ -239,7 +239,7 @@ WRONG = {
         "{env: [{name: AIP_MODEL_DIR, value: x}], executorImageUri",
         "Vertex AI sets this itself",
     ),
-    "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling stands there twice"),
+    "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is there twice"),
     "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "'key: value' lines are needed"),
 }
 WRONG["unlike workers"] = (
