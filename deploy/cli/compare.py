@@ -1,8 +1,8 @@
 """Trains one recipe on several tiers, the same work on each, and reports what came out.
 
-The state of a comparison is its folder: comparison.json says what was asked, TIER/repeat-N is the job directory of each
-run, or the copy of what a report reads of it. The same command again repeats nothing that is done; what failed or was
-interrupted goes on where it stood. On Vertex AI an interrupted comparison leaves its jobs running, to be found again.
+The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
+run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
+interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
 """
 
 import sys
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 def _flags() -> Parser:
     own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
-    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
+    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
     own.add_argument(
         "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
     )

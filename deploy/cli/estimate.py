@@ -1,9 +1,8 @@
-"""Estimates from a short run the hours and money of the full job on each tier, and says all that was assumed.
+"""Estimates from a short run the hours and cost of the full job on each tier, and lists its assumptions.
 
-What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
-1/N of its time (ideal) and all of it (no gain at all). Two measured tiers of one machine with the same accelerator
-narrow that for larger ones: a step on N devices takes a / N + b (docs/scaling.md). A tier that was itself in the short
-run has its own times.
+Unknowns are intervals: on N times the devices a step takes between 1/N of its time (ideal) and all of it (no gain). Two
+measured tiers of one machine with the same accelerator narrow that for larger ones: a step on N devices takes
+a / N + b (docs/scaling.md). A tier that was measured in the short run keeps its own times.
 """
 
 import json
@@ -26,7 +25,7 @@ from trainer.storage import local_path, make_writable, write_whole
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m deploy estimate TIER … --recipe=… [--from=DIR] [flags of its own and of the trainer]`"""
+    """Runs `python -m deploy estimate TIER … --recipe=… [--from=DIR] [its own flags and the trainer's]`."""
     found, overrides = parse(_flags(), arguments)
     specs = read_tiers(found.tiers, found.prices, read_prices(found.price_per_hour))
     tiers = [tier.facts for tier in specs]
@@ -55,24 +54,24 @@ _NOTHING = "no tier's time is known: give --relative_speed=TIER=FACTOR, or with 
 
 def _flags() -> Parser:
     own = parser("estimate", __doc__ or "", "TIER … --recipe=NAME [--from=DIR] [any trainer flag]")
-    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or files of yours")
-    own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison of some, "
-                     "local or gs:// (default: one of the first tier that can be known is made here)")  # fmt: skip
+    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
+    own.add_argument("--from", default="", metavar="DIR", help="job directory of a short run, or a comparison, "
+                     "local or gs:// (default: a run of the first tier that can be measured here)")  # fmt: skip
     own.add_argument(
         "--short_steps", type=whole(20, 10**6), default=100, metavar="STEPS", help="length of that run (default: 100)"
     )
-    own.add_argument("--out", default="runs/comparison", metavar="FOLDER", help="where estimate.json is kept; "
-                     "`compare` with the same folder says how far off it was (default: %(default)s)")  # fmt: skip
+    own.add_argument("--out", default="runs/comparison", metavar="FOLDER", help="folder for estimate.json; "
+                     "`compare` with the same folder prints its error (default: %(default)s)")  # fmt: skip
     own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
-                     help="how many times as fast one device of a tier is as one of the short run")  # fmt: skip
+                     help="speed of one device of a tier relative to one of the short run")  # fmt: skip
     add_flags(own, "prices", "price_per_hour")
     return own
 
 
 def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
-    """The first tier of which a short run on this machine tells; says before the run of which it tells nothing.
+    """Returns the first tier that a short run here can measure, and prints which tiers it cannot.
 
-    Without GPUs it is taken with one device: several on one CPU share it. UserError where no tier would be known.
+    Without GPUs it has one device: several on one CPU would share it. Raises UserError if no tier can be measured.
     """
     gpus = bool(local_gpus())
     known = [tier for tier in tiers if gpus or not tier.accelerators or tier.name in speeds]

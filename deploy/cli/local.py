@@ -1,7 +1,7 @@
-"""Rehearses a job: `python -m deploy local TIER --recipe=…` runs its workers as processes of this machine.
+"""Runs the workers of a job as processes of this machine: `python -m deploy local TIER --recipe=…`.
 
-Each finds what Vertex AI would give it: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and its kin, CLOUD_ML_JOB_ID. GPUs that
-this machine lacks are simulated as logical CPU devices. The code beside you runs, not the spec's packages or image.
+Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_DIR and others, CLOUD_ML_JOB_ID. GPUs
+that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image.
 """
 
 import dataclasses
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     loss = _loss(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
-    open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)  # before workers wait for each other
+    open_job_dir(
+        dataclasses.replace(config, job_dir=str(job_dir)), lock=False
+    )  # fails here rather than in workers that wait for each other
     workers = local_workers(tier, overrides.arguments(), job_dir.absolute(), job_id, command_line("local", arguments))
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
     print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
@@ -52,14 +54,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _goes_on(job_dir: Path, *, named: bool) -> str:
-    """What a job that was stopped goes on from, and by which command; `named`: its job directory was given."""
+    """Returns how to resume a stopped job. `named`: its job directory was given on the command line."""
     step = kept_step(job_dir)
     again = "the same command again" if named else f"the same command with --job_dir={job_dir}"
     return f"{again} starts anew: there is no checkpoint yet" if step is None else f"{again} goes on from step {step:,}"
 
 
 def _loss(text: str, tier: Tier) -> WorkerKill | None:
-    """`worker1@step200` or `chief@step200`; worker 0 is the chief."""
+    """Parses `worker1@step200` or `chief@step200`; worker 0 is the chief."""
     if not text:
         return None
     found = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)

@@ -1,4 +1,4 @@
-"""`python -m deploy render TIER --recipe=… > job.yaml`: the spec that `gcloud ai custom-jobs create --config` takes."""
+"""Prints the spec that `gcloud ai custom-jobs create --config` takes: `python -m deploy render TIER --recipe=…`."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from trainer.errors import DONE
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the spec on stdout; on stderr warnings, and how the packages that it names get to their addresses."""
+    """Prints the spec on stdout, and on stderr warnings and the command that uploads its packages."""
     own = parser(
         "render",
         "Prints the full CustomJobSpec of a tier and the trainer's flags.",
@@ -27,8 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     job = render(request, read_gcp_config(asked), options)
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
-    sending = package_command(job, asked.package)
-    if sending:
-        print(f"the packages that the spec names have to be sent first: {sending}", file=sys.stderr)
+    upload = package_command(job, asked.package)
+    if upload:
+        print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
     print(to_yaml(job.spec), end="")
     return DONE

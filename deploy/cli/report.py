@@ -9,7 +9,7 @@ from trainer.storage import is_remote
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m deploy report DIR… [--baseline= --price_per_hour=TIER=USD --out=]`"""
+    """Runs `python -m deploy report DIR… [--baseline= --price_per_hour=TIER=USD --out=]`."""
     own = parser("report", __doc__, "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]")
     own.add_argument(
         "folders", nargs="+", metavar="DIR", help="a job directory, a folder of them, or a comparison's; local or gs://"

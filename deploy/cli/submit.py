@@ -1,4 +1,4 @@
-"""`python -m deploy submit TIER --recipe=…`: checks, packages, uploads, submits, and follows the job to its end."""
+"""Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads, submits, follows."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from trainer.errors import DONE, INTERRUPTED, UserError
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Submits one job, on the first tier and region that has machines for it; the exit code says how it ended."""
+    """Submits one job, on the first tier and region with machines for it. Returns the exit code of how it ended."""
     own = parser(
         "submit",
         "Submits a job to Vertex AI and follows it to its end.",
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     if asked.detach and (asked.regions or asked.fallback):
-        raise UserError("--detach contradicts --regions and --fallback: that there are no machines shows only later")
+        raise UserError("--detach contradicts --regions and --fallback: whether there are machines is known only later")
     jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
@@ -73,14 +73,14 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
 
 
 def describe(job: Job) -> Iterator[str]:
-    """What is submitted, what it costs, what happens when it fails: lines for people."""
+    """Yields lines that state what is submitted, what it costs and what happens when it fails."""
     tier = job.tier
     yield f"{job.name}: {tier.facts.machine} in {job.gcp.region}, {tier.strategy}"
     yield training(job.config)
     yield f"writes to {job.output}"
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
-        yield "what exits non-zero is not restarted (disableRetries)"
+        yield "a worker that exits non-zero is not restarted (disableRetries)"
     else:
         whole = tier.spec.get("scheduling", {}).get("restartJobOnWorkerRestart")
         what = "with all other workers" if whole else "in gcp"
@@ -89,13 +89,13 @@ def describe(job: Job) -> Iterator[str]:
 
 
 def paste(job: Job, package: str, label: str) -> str:
-    """Commands for a shell that do what `submit` would."""
+    """Returns shell commands that do what `submit` would."""
     gcloud = Gcloud(job.gcp.project, job.gcp.region)
     return "\n".join(filter(None, [package_command(job, package), gcloud.paste(custom_job(job, label))]))
 
 
 def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
-    """Ships the packages, then tries the jobs in order: the next only when the last is over, for want of machines."""
+    """Uploads the packages, then tries the jobs in order, the next if there are no machines for the one before."""
     first = jobs[0]
     backend = session.open(asked.backend, first.gcp.project, first.gcp.region)
     for job in jobs:
@@ -111,7 +111,7 @@ def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, 
 
 
 def _attempt(job: Job, record: Submission, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:
-    """The exit code, or None where there are no machines for this job and `more` can be tried."""
+    """Returns the exit code, or None if there are no machines for this job and `more` can be tried."""
     try:
         name = create(job, record, backend, clock)
     except ApiError as error:

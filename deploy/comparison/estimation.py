@@ -1,9 +1,6 @@
-"""Hours and money of a full job on each tier, estimated from a short run, with all that was assumed.
+"""Estimates the hours and cost of a full job on each tier from a short run, with its assumptions.
 
-What cannot be known from the short run is an interval, never one number: on N times the devices a step takes between
-1/N of its time (ideal) and all of it (no gain at all). Two measured tiers of one machine with the same accelerator
-narrow that for larger ones: a step on N devices takes a / N + b (docs/scaling.md). A tier that was itself in the short
-run has its own times.
+`deploy.cli.estimate` describes the method.
 """
 
 import math
@@ -22,20 +19,20 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Interval:
-    """A number between two bounds; the middle is no promise."""
+    """Holds a number between two bounds; the middle is not guaranteed."""
 
     low: float
     middle: float
     high: float
 
     def times(self, factor: float) -> "Interval":
-        """All three numbers, multiplied."""
+        """Returns all three numbers multiplied by a factor."""
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The full job on one tier: seconds from start to end, USD; None with the reason why, and a bound if any."""
+    """Holds the estimate for one tier: seconds from start to end and USD, or None with a reason and maybe a bound."""
 
     tier: str
     seconds: Interval | None
@@ -47,7 +44,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Basis:
-    """The measured tiers that an estimate rests on, by what the step of the first is multiplied, and why, in words."""
+    """Holds the measured tiers that an estimate uses, the factor for the step of the first, and the reason in words."""
 
     tiers: tuple[str, ...]
     factor: Interval
@@ -57,9 +54,9 @@ class Basis:
 def estimate(
     measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
 ) -> tuple[list[Estimate], list[str]]:
-    """An estimate a tier, and what was assumed. UserError where the short run is of another training.
+    """Returns an estimate for each tier, and the assumptions. Raises UserError if the short run is of another training.
 
-    `speeds`: by tier, how many times as fast one of its devices is as one of the short run, where that was given.
+    `speeds`: by tier, the speed of one of its devices relative to one of the short run, if it was given.
     """
     rows = {row.tier: row for row in measure(measured)}
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
@@ -102,7 +99,7 @@ def _source(run: Run, row: Row) -> str:
 
 
 def unknown_estimate(tier: TierFacts, tiers: Iterable[TierFacts], given: float | None = None) -> Estimate:
-    """What is said of a tier that no run tells of, with what it takes at least and at most of a smaller one's."""
+    """Returns the estimate for a tier that no run measured, with bounds relative to a smaller tier."""
     kind = tier.accelerator_type or tier.machine_type
     cure = f"give --relative_speed={tier.name}=FACTOR, or with --from= a run on it"
     reason = f"the speed of one {kind} was not measured: {cure}"
@@ -114,7 +111,7 @@ def unknown_estimate(tier: TierFacts, tiers: Iterable[TierFacts], given: float |
 
 
 def _bound(tier: TierFacts, smaller: Sequence[TierFacts]) -> str:
-    """From no gain to ideal sharing, against the smallest: of time, and of money where both have a price."""
+    """Returns bounds relative to the smallest tier, from no gain to ideal: time, and cost if both have a price."""
     if not smaller:
         return ""
     one = min(smaller, key=lambda each: each.devices)
@@ -127,7 +124,7 @@ def _bound(tier: TierFacts, smaller: Sequence[TierFacts]) -> str:
 
 
 def _first(runs: Iterable[Run]) -> Run:
-    """Of the runs that were timed the first that is done, whose times the row has; where none is, the first."""
+    """Returns the first timed run that is done, or the first timed run if none is."""
     return min((run for run in runs if timed(run)), key=lambda run: run.state != "done")
 
 
@@ -142,11 +139,11 @@ def _same_training(run: Run, config: TrainConfig) -> None:
         )
 
 
-_UNNAMED = ("CPU", "GPU")  # all that is known of some devices
+_UNNAMED = ("CPU", "GPU")  # kinds of devices without a model name
 
 
 def _is_of(tier: TierFacts, row: Row) -> bool:
-    """Whether the row was taken on real devices of the tier's kind; of a GPU the tier's own name may say so."""
+    """Returns whether the row was measured on real devices of the tier's kind, as far as the names tell."""
     if row.simulated:
         return False
     if not tier.accelerators:
@@ -155,9 +152,9 @@ def _is_of(tier: TierFacts, row: Row) -> bool:
 
 
 def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis | None:
-    """What the estimate of a tier rests on; None where no row tells of it.
+    """Returns the basis of a tier's estimate; None if no row measures it.
 
-    Several simulated devices tell of nothing, for they share one machine.
+    Several simulated devices measure nothing, because they share one machine.
     """
     if given is not None:
         row = next((row for row in rows if not row.simulated or row.devices == 1), None)
@@ -170,10 +167,9 @@ def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis |
 
 
 def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
-    """For more devices of one machine than two measured tiers have: by the larger of them.
+    """Returns the basis for a tier with more devices than two measured tiers of one machine.
 
-    The step takes a / N + b: the bandwidth of a ring all-reduce is of that form too. At most b doubles, or nothing is
-    gained.
+    A step takes a / N + b, as the bandwidth of a ring all-reduce does. At most b doubles, or nothing is gained.
     """
     rows = [row for row in alike if row.workers == tier.workers == 1]
     few, many = (choose(rows, key=lambda row: row.devices, default=None) for choose in (min, max))
@@ -197,7 +193,7 @@ def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
 
 
 def _shared(tier: TierFacts, row: Row, given: float | None = None) -> Basis:
-    """By the number of devices, from no gain to ideal sharing; each `given` times as fast as one of the row's."""
+    """Returns the basis by the number of devices, from no gain to ideal; each is `given` times as fast as the row's."""
     speed, ratio = given or 1.0, tier.devices / row.devices
     low, high = sorted((1 / ratio, 1.0))
     unmeasured = "" if given else " (not measured)"
@@ -208,7 +204,7 @@ def _shared(tier: TierFacts, row: Row, given: float | None = None) -> Basis:
 
 
 def _steps(run: Run, config: TrainConfig) -> int:
-    """The steps of the full job, whose epochs have as many as those of the short run."""
+    """Returns the steps of the full job, whose epochs have as many steps as those of the short run."""
     if config.steps:
         return config.steps
     if not run.steps_per_epoch:
@@ -217,7 +213,7 @@ def _steps(run: Run, config: TrainConfig) -> int:
 
 
 def _seconds(run: Run, row: Row, steps: int, factor: Interval) -> Interval:
-    """Start-up, all steps, and the rest of the short run (saving, evaluating), which may grow with the steps."""
+    """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps."""
     assert row.step_seconds is not None, "only measured rows come here"
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)

@@ -1,4 +1,4 @@
-"""One comparison: what was asked for, where it may run, and its runs, made until all are done."""
+"""Runs a comparison: the plan, the protocol of what runs it, and its runs until all are done."""
 
 import dataclasses
 import signal
@@ -99,9 +99,9 @@ def _tier_plan(tier: TierFacts, overrides: Overrides, runner: Runner) -> TierPla
 
 
 def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float]) -> list[Tier]:
-    """The tiers of these files or bare names, each once, with the prices of `price_file`.
+    """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
 
-    Those of `usd_by_tier`, an hour of all machines, win over them; UserError where one is of no tier here.
+    `usd_by_tier`, for an hour of all machines, overrides them. Raises UserError for a price of another tier.
     """
     tiers = [load_tier(name, price_file) for name in names]
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
@@ -175,14 +175,14 @@ def _run(run: TierPlan, repeat: int, out: Path, runner: Runner, refused: list[st
 
 
 _NEXT = {
-    USER_MUST_CHANGE: "; mend that, then give the command again",
-    FAULT: "; the same command again goes on with it",
-    INTERRUPTED: "; the same command again goes on with it",
+    USER_MUST_CHANGE: "; fix that, then run the command again",
+    FAULT: "; run the same command again to resume it",
+    INTERRUPTED: "; run the same command again to resume it",
 }
 
 
 def _outcome(runner: Runner, run: TierPlan, job_dir: Path) -> tuple[int, str]:
-    """The exit code of a run, and in words how it ended; where it cannot be started or watched the others go on."""
+    """Returns the exit code of a run and how it ended; a run that cannot be started or watched stops no other."""
     try:
         code = runner.run(run, job_dir)
     except (UserError, PlatformFault) as error:

@@ -1,4 +1,4 @@
-"""The runs of a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
+"""Runs a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ from trainer.storage import expanded
 
 
 class LocalRunner:
-    """Runs `tiers`; what a run prints goes beside its job directory, as JOB_DIR.log."""
+    """Runs `tiers` on this machine; the output of a run goes to JOB_DIR.log."""
 
     name = "local"
 
@@ -69,7 +69,7 @@ class LocalRunner:
         return outcome.code
 
     def stop(self) -> None:
-        """Every run saves its state and ends; nothing starts any more."""
+        """Makes every run save its state and end; starts no other."""
         with self._lock:
             self._stopped = True
             for job in self._jobs:

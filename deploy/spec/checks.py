@@ -1,4 +1,4 @@
-"""What can be known at the desk about a job that would fail, or waste money, in the cloud."""
+"""Checks on the user's machine whether a job would fail, or waste money, in the cloud."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
-    """Every accelerator that is paid for is used, and the batch divides over them."""
+    """Raises UserError unless every accelerator that is paid for is used and the batch divides over them."""
     if tier.accelerators and config.replicas > tier.accelerators:
         raise UserError(
             f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
@@ -37,32 +37,33 @@ def check_devices(tier: Tier, config: TrainConfig) -> None:
 
 
 class NoMachines(UserError):
-    """A region does not have the tier's accelerator; another one may."""
+    """Reports that a region does not have the tier's accelerator; another one may."""
 
 
 def check_region(tier: Tier, gcp: GcpConfig) -> None:
-    """The region has the tier's accelerator."""
+    """Raises NoMachines if the region does not have the tier's accelerator."""
     if tier.accelerator_type is None:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
     if gcp.region not in accelerator.regions:
         known = {region for each in load_machines().accelerators.values() for region in each.regions}
-        unknown = "" if gcp.region in known else ", or is no region"
+        unknown = "" if gcp.region in known else ", or is not a region"
         raise NoMachines(
-            f"region={gcp.region} has no {accelerator.name} for training{unknown}: say --region= one of "
+            f"region={gcp.region} has no {accelerator.name} for training{unknown}: use --region= with one of "
             f"{', '.join(accelerator.regions)}"
         )
 
 
 def check_continent(bucket: str, region: str, location: str) -> None:
-    """The bucket is on the region's continent; `location` as Cloud Storage states it, or empty where it is not known.
+    """Raises UserError if the bucket is on another continent than the region.
 
+    `location`: the bucket's, as Cloud Storage states it, or empty if it is not known:
     https://cloud.google.com/storage/docs/locations
     """
     if location and _continent(location) != _continent(region):
         raise UserError(
-            f"{bucket} lies in {location}, the job would run in {region}: data would cross the sea, slow and at a "
-            "price: take a bucket or a region of the same continent"
+            f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
+            "price: use a bucket or a region of the same continent"
         )
 
 
@@ -73,7 +74,7 @@ def _continent(location: str) -> str:
     )
 
 
-# Values of inputs that name something the image has, or can fetch; the others may name nothing.
+# Values of inputs that name something which the image has or can fetch; the others may be empty.
 _NAMED = {
     "data": DATA_SOURCES,
     "weights": ("imagenet", "none"),
@@ -83,7 +84,7 @@ _NAMED = {
 
 
 def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
-    """What the settings name can be reached from a prebuilt image: nothing on this machine's disk can."""
+    """Raises UserError if a setting names something that the job cannot reach, such as this machine's disk."""
     for field in config.inputs:
         value = getattr(config, field)
         if value not in _NAMED.get(field, ("",)):
@@ -99,44 +100,44 @@ def _check_reachable(field: str, value: str, packages: Sequence[str]) -> None:
     elif _dotted(value):
         _check_shipped(field, value, packages)
     elif not value.split(":")[-1].startswith("/gcs/"):
-        raise UserError(f"{field}={value}: {_unseen(field, value)}")
+        raise UserError(f"{field}={value}: {_unreachable(field, value)}")
 
 
-# Why a path of this machine is nothing to a job in the cloud.
-UNSEEN = "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
+UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
 
 
-def _unseen(field: str, value: str) -> str:
-    """That what a setting names here is not seen there, and how it gets there."""
+def _unreachable(field: str, value: str) -> str:
+    """Returns why the job cannot reach a local path, and the commands that copy it to a bucket."""
     kind, path = said_kind(value)
-    there = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
-    return f"{UNSEEN}: copy it with `gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/` and say --{field}={there}"
+    remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
+    copy = f"gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/"
+    return f"{UNREACHABLE}: copy it with `{copy}` and use --{field}={remote}"
 
 
 @contextmanager
 def sent_to_the_cloud() -> Iterator[None]:
-    """Within the block `data` that are not known are told how they would get there."""
+    """Adds to the error for unknown data, within the block, how to copy data to a bucket."""
     try:
         yield
     except UnknownData as error:
-        raise UserError(f"{error}; {_unseen('data', error.data)}") from None
+        raise UserError(f"{error}; {_unreachable('data', error.data)}") from None
 
 
 def _check_shipped(field: str, value: str, packages: Sequence[str]) -> None:
     module = value.split(":")[0].split(".")[0]
     if _dotted(value) and module not in ("trainer", *packages):
         raise UserError(
-            f"{field}={value}: the module {module} does not go along: say --package=FOLDER, or an --image= with it"
+            f"{field}={value}: the module {module} is not in the job: use --package=FOLDER, or an --image= with it"
         )
 
 
 def _dotted(value: str) -> bool:
-    """Whether it is a package.module:function, and no kind:path."""
+    """Returns whether the value is a package.module:function, not a kind:path."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
 
 
 def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
-    """A TensorBoard instance that Vertex AI would take."""
+    """Raises UserError for a TensorBoard instance that Vertex AI would not accept."""
     board = spec.get("tensorboard")
     if not board:
         return
@@ -144,7 +145,7 @@ def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
     if not match:
         raise UserError(f"tensorboard={board}: write projects/PROJECT/locations/REGION/tensorboards/ID")
     if match[1] != gcp.region:
-        raise UserError(f"tensorboard={board} is not in the job's region {gcp.region}: take one of that region")
+        raise UserError(f"tensorboard={board} is not in the job's region {gcp.region}: use one of that region")
     if "serviceAccount" not in spec:
         raise UserError(
             "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
@@ -152,45 +153,45 @@ def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
         )
 
 
-# Google's own images. Those of TensorFlow 2.17, the last, were available until 2026-07-11, says Google's list:
+# Google's own images. Its list says that the last, of TensorFlow 2.17, were available until 2026-07-11:
 # https://cloud.google.com/vertex-ai/docs/supported-frameworks-list
 _PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
 
 
 def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterator[str]:
-    """What is allowed and may still be a mistake. `images`: of the job's containers."""
+    """Yields warnings of what is allowed but may be a mistake. `images`: of the job's containers."""
     if any(_PREBUILT.match(image) for image in images):
         yield (
             "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
-            "say --image=URI of your own, made by `python -m deploy image`"
+            "use --image=URI with your own, built by `python -m deploy image`"
         )
     if tier.strategy == "SPOT":
         yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
     accelerator = load_machines().accelerators.get(tier.accelerator_type or "")
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
-        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: say --precision=mixed_float16"
+        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
     for pool in tier.pools:
         if pool.machine_type == "n1-standard-4":
-            yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the sane minimum"
+            yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
             break
 
 
 def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
-    """What a preemption may lose where state is kept every so many `steps` and `minutes`; 0: not by these."""
+    """Yields a warning if a preemption may lose much work. `steps`, `minutes`: between checkpoints; 0: not by these."""
     if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
         return
     if minutes:
         yield (
             f"SPOT with checkpoint_every_minutes={minutes:g}: a preemption may lose as much: "
-            f"say --checkpoint_every_minutes={SPOT_INTERVAL_S // 60} or less"
+            f"use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60} or less"
         )
     elif steps:
         yield (
             f"SPOT with checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes: "
-            f"say --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
+            f"use --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
         )
     else:
         yield (
-            "SPOT with checkpoint_every_steps=0: state is kept at the end only, a preemption loses all of it: "
-            f"say --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+            "SPOT with checkpoint_every_steps=0: the state is saved at the end only, a preemption loses all of it: "
+            f"use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
         )

@@ -1,4 +1,4 @@
-"""A tier and the trainer's flags become the full CustomJobSpec, or one line that says why that job could only fail."""
+"""Builds the full CustomJobSpec of a tier and the trainer's settings, or reports why that job could only fail."""
 
 import copy
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from deploy.spec.checks import UNSEEN, check_devices, check_inputs, check_region, check_tensorboard, warnings
+from deploy.spec.checks import UNREACHABLE, check_devices, check_inputs, check_region, check_tensorboard, warnings
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
@@ -17,7 +17,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 from trainer.storage import output_address
 
-START_S = 600  # machines and image take some minutes before training begins
+START_S = 600  # starting the machines and pulling the image take some minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
 
 
 def training(config: TrainConfig) -> str:
-    """What is trained, in a line."""
+    """Returns one line that states what is trained."""
     count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
     length = f"{count:,} {unit}{'s' if count > 1 else ''}"
     by_default = not config.recipe and config.model == TrainConfig.model
@@ -123,12 +123,12 @@ def training(config: TrainConfig) -> str:
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
-    """What `gcloud ai custom-jobs create --config` reads."""
+    """Returns the spec as `gcloud ai custom-jobs create --config` reads it."""
     return yaml.safe_dump(dict(spec), sort_keys=False, width=1_000_000)
 
 
 def _limited(tier: Tier, options: JobOptions) -> Tier:
-    """The tier with the timeout that `max_cost` pays for, and without retries where that is options."""
+    """Returns the tier with the timeout that `max_cost` pays for, and without retries if they are disabled."""
     scheduling = dict(tier.spec.get("scheduling", {}))
     if options.disable_retries:
         scheduling["disableRetries"] = True
@@ -140,12 +140,12 @@ def _limited(tier: Tier, options: JobOptions) -> Tier:
 def _seconds_for(max_cost: float, tier: Tier) -> int:
     hourly = tier.price_per_hour
     if hourly is None:
-        raise UserError(f"max_cost={max_cost:g}: the price of {tier.name} is not known: say it with --prices=FILE")
+        raise UserError(f"max_cost={max_cost:g}: the price of {tier.name} is not known: give it with --prices=FILE")
     seconds = math.floor(max_cost / hourly * 3600)
     if seconds < START_S:
         raise UserError(
             f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a job takes "
-            f"minutes to start: give {hourly * START_S / 3600:.2f} or more, or take a cheaper tier"
+            f"minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
         )
     return min(seconds, int(tier.timeout_s))
 
@@ -158,7 +158,7 @@ def _arguments(overrides: Overrides) -> list[str]:
 
 
 def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:
-    """The pool's pythonPackageSpec or containerSpec; with an image it becomes the latter."""
+    """Returns the pool's pythonPackageSpec or containerSpec; with an image it becomes the latter."""
     if image:
         before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
         pool["containerSpec"] = {"imageUri": image, **{key: before[key] for key in ("args", "env") if key in before}}
@@ -167,11 +167,13 @@ def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:
 
 
 def _output(spec: Mapping[str, Any], config: TrainConfig, gcp: GcpConfig, folder: str) -> str:
-    """The job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
+    """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if config.job_dir:
         address = output_address(config.job_dir, "job_dir")
         if address is None:
-            raise UserError(f"job_dir={config.job_dir}: {UNSEEN}: say --job_dir=gs://BUCKET/FOLDER, or drop the flag")
+            raise UserError(
+                f"job_dir={config.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
+            )
         return checked_address("job_dir", str(address))
     in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
     return checked_address("baseOutputDirectory", in_file) if in_file else f"{gcp.bucket}/jobs/{folder}"

@@ -1,4 +1,4 @@
-"""A tier: one machine spec, read from job_configs/ or a file of the user's own, and proved to be one that exists."""
+"""Reads tiers (machine specs) from job_configs/ or the user's files, and checks that such machines exist."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ WEEK_S = 7 * 24 * 3600.0  # the timeout of a job that states none
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Machines of one kind within a job. `accelerators`: of each machine; `index`: in workerPoolSpecs."""
+    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs."""
 
     index: int
     replicas: int
@@ -31,7 +31,7 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class TierFacts:
-    """What a comparison keeps of a tier: `workers` machines of one type, each with `accelerators` devices (0: its CPU).
+    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` devices (0: its CPU).
 
     The price is in USD an hour, for all of them.
     """
@@ -45,21 +45,21 @@ class TierFacts:
 
     @property
     def devices(self) -> int:
-        """Replicas of the model: accelerators of all workers, or one a CPU worker."""
+        """Returns the number of replicas: accelerators of all workers, or one for each CPU worker."""
         return max(1, self.accelerators) * self.workers
 
     @property
     def machine(self) -> str:
-        """`2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
+        """Returns the machines in words: `2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
         each = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
         return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + each
 
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A machine spec: `spec` is the CustomJobSpec as its file gives it, without arguments, packages or bucket.
+    """Holds a machine spec: `spec` is the CustomJobSpec of its file, without arguments, packages or bucket.
 
-    `given_price`, in USD an hour of all machines, wins over the prices of the pools.
+    `given_price`, in USD an hour for all machines, overrides the prices of the pools.
     """
 
     name: str
@@ -69,38 +69,38 @@ class Tier:
 
     @property
     def workers(self) -> int:
-        """Machines that train: the chief and the workers, without a Reduction Server."""
+        """Returns the number of machines that train: chief and workers, without a Reduction Server."""
         return sum(pool.replicas for pool in self.pools if pool.index < 2)
 
     @property
     def accelerators(self) -> int:
-        """Accelerators of each worker; 0 on a CPU tier."""
+        """Returns the accelerators of each worker; 0 on a CPU tier."""
         return self.pools[0].accelerators
 
     @property
     def accelerator_type(self) -> str | None:
-        """The workers' accelerator, as Vertex AI names it."""
+        """Returns the workers' accelerator, as Vertex AI names it."""
         return self.pools[0].accelerator_type
 
     @property
     def machine_type(self) -> str:
-        """The workers' machine type."""
+        """Returns the workers' machine type."""
         return self.pools[0].machine_type
 
     @property
     def strategy(self) -> str:
-        """How machines are had: STANDARD, SPOT or FLEX_START."""
+        """Returns the scheduling strategy: STANDARD, SPOT or FLEX_START."""
         return str(self.spec.get("scheduling", {}).get("strategy", "STANDARD"))
 
     @property
     def timeout_s(self) -> float:
-        """Seconds after which Vertex AI ends the job."""
+        """Returns the seconds after which Vertex AI ends the job."""
         timeout = self.spec.get("scheduling", {}).get("timeout")
         return float(timeout[:-1]) if timeout else WEEK_S
 
     @property
     def price_per_hour(self) -> float | None:
-        """USD an hour of all machines; None where one of them has no known price."""
+        """Returns USD an hour for all machines; None if the price of one is not known."""
         if self.given_price is not None:
             return self.given_price
         prices = [pool.price.under(self.strategy) for pool in self.pools]
@@ -109,23 +109,23 @@ class Tier:
 
     @property
     def most_usd(self) -> float | None:
-        """What a job costs that runs until its timeout, in USD; None where the price is not known."""
+        """Returns the cost in USD of a job that runs until its timeout; None if the price is not known."""
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
     @property
     def facts(self) -> TierFacts:
-        """What a comparison keeps of it."""
+        """Returns what a comparison needs of the tier."""
         kind = self.accelerator_type or ""
         return TierFacts(self.name, self.machine_type, kind, self.accelerators, self.workers, self.price_per_hour)
 
     @property
     def price_inferred(self) -> bool:
-        """Whether the price is an estimate."""
+        """Returns whether the price is an estimate."""
         return self.given_price is None and any(pool.price.inferred for pool in self.pools)
 
 
 def load_tier(name: str, price_file: str = "") -> Tier:
-    """The tier of a YAML file, or of job_configs/ by its bare name; UserError for one that Vertex AI could not run."""
+    """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
     spec = read_yaml(path, path.name)
     check_shape(spec, "CustomJobSpec", path.name)
@@ -137,20 +137,20 @@ def load_tier(name: str, price_file: str = "") -> Tier:
 
 
 def find_tier(name: str) -> Path:
-    """The file of a tier: a path, or a bare name in job_configs/ here or in the checkout; UserError where none is."""
+    """Returns the file of a tier: a path, or a bare name in job_configs/. Raises UserError if there is none."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
             return path
     if "," in name:
-        raise UserError(f"tier {name}: several tiers are separated by blanks: {name.replace(',', ' ')}")
+        raise UserError(f"tier {name}: separate several tiers by blanks: {name.replace(',', ' ')}")
     known = sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
     hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
-    raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or a .yaml file of yours")
+    raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or your own .yaml file")
 
 
 def _families(known: Sequence[str]) -> str:
-    """`Known: cpu, l4x1/2/4`: names that differ in their count of accelerators alone stand together."""
+    """Returns `Known: cpu, l4x1/2/4`: names that differ only in the count of accelerators are grouped."""
     families: dict[str, list[str]] = {}
     for name in known:
         counted = re.fullmatch(r"(.+x)(\d+)", name)
@@ -167,7 +167,7 @@ def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[P
                 raise UserError(f"{where} is empty: remove it; only pool 1 may be skipped")
             continue
         if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
-            raise UserError(f"{where}: give one of containerSpec (an image of yours) and pythonPackageSpec")
+            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
         _check_disk(pool.get("diskSpec", {}), where)
         _check_task(place, pool.get("containerSpec") or pool.get("pythonPackageSpec"), where)
         machine = pool.get("machineSpec", {})
@@ -190,7 +190,7 @@ def _check_machine(kind: str, accelerator: str | None, count: int, where: str, m
         )
     if accelerator and accelerator not in machines.accelerators:
         raise UserError(
-            f"{where}.acceleratorType={accelerator}: not offered to this trainer: take one of "
+            f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
             f"{', '.join(machines.accelerators)}"
         )
     if bool(accelerator) != bool(count):
@@ -207,7 +207,7 @@ def _check_machine(kind: str, accelerator: str | None, count: int, where: str, m
         ]
         cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
         if machine.inferred_counts:
-            cure += " (these counts are read from a table that is not clear: if you know better, mend machines.yaml)"
+            cure += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
         raise UserError(f"{where}: {kind} takes {has}, not {given}{cure}")
 
 
@@ -216,8 +216,8 @@ def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
         raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
     if pools[0].replicas != 1:
         raise UserError(
-            f"{name}: workerPoolSpecs[0].replicaCount={pools[0].replicas}: pool 0 is the chief alone, so 1: the other "
-            f"{pools[0].replicas - 1} belong into workerPoolSpecs[1]"
+            f"{name}: workerPoolSpecs[0].replicaCount={pools[0].replicas}: pool 0 is the chief alone, so 1: move the "
+            f"other {pools[0].replicas - 1} to workerPoolSpecs[1]"
         )
     for pool in pools:
         if not pool.replicas:
@@ -238,13 +238,11 @@ def _check_scheduling(scheduling: Mapping[str, Any], name: str) -> None:
         raise UserError(f"{name}: scheduling.strategy={strategy} is deprecated: write {newer[strategy]}")
     if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
         raise UserError(
-            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: say how long it may "
-            'wait for machines, as maxWaitDuration: "14400s"'
+            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait "
+            'for machines, as maxWaitDuration: "14400s"'
         )
     if "maxWaitDuration" in scheduling and strategy != "FLEX_START":
-        raise UserError(
-            f"{name}: scheduling.maxWaitDuration counts under strategy: FLEX_START only: drop it, or say so"
-        )
+        raise UserError(f"{name}: scheduling.maxWaitDuration needs strategy: FLEX_START: drop it, or set the strategy")
     if float(scheduling.get("timeout", "1s")[:-1]) <= 0:
         raise UserError(f'{name}: scheduling.timeout={scheduling["timeout"]} ends the job at once: write "86400s"')
 
@@ -266,7 +264,7 @@ def _check_task(place: int, task: Mapping[str, Any], where: str) -> None:
     for variable in task.get("env", []):
         name = variable.get("name", "")
         if not name or name in ("TF_CONFIG", "CLUSTER_SPEC") or name.startswith(("AIP_", "CLOUD_ML_")):
-            raise UserError(f"{where}: env name={name!r}: Vertex AI sets this itself: take another name, or drop it")
+            raise UserError(f"{where}: env name={name!r}: Vertex AI sets this itself: use another name, or drop it")
 
 
 def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tests import models
 from tests.support import fresh_collectives, largest_difference, run_steps, small, weights
 from trainer import job
-from trainer.config.metric_names import STEP_VALUES
+from trainer.config.metric_names import STEP_METRICS
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
@@ -85,7 +85,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     reports = lines(folder, "report")
     assert [entry["step"] for entry in reports] == [2, 4, 6]
     assert set(reports[-1]["metrics"]) == {"wasserstein_distance"}
-    assert set(reports[-1]["losses"]) == set(STEP_VALUES["wgan_gp"]) - {"wasserstein_distance"}
+    assert set(reports[-1]["losses"]) == set(STEP_METRICS["wgan_gp"]) - {"wasserstein_distance"}
     assert reports[-1]["images_per_second"] == pytest.approx(16 / reports[-1]["step_seconds"], rel=1e-3)
     assert reports[-1]["memory_gib"] > 0.05
 

@@ -1,4 +1,4 @@
-"""The rules between the settings of a run, and what a named model asks of them. Imports no TensorFlow."""
+"""Checks the settings of a run against each other, and against what a built-in model needs. Imports no TensorFlow."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -9,22 +9,24 @@ from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, Tra
 from trainer.errors import UnknownData, UserError
 from trainer.storage import is_remote, local_path
 
-# EfficientNet without weights, over whatever a recipe says of fine-tuning.
+# EfficientNet without weights, overriding the fine-tuning of a recipe.
 FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
 
 
 def _efficientnet(config: TrainConfig) -> None:
     if config.channels != 3:
-        raise UserError(f"channels={config.channels}: efficientnet takes colour images: say --channels=3")
+        raise UserError(f"channels={config.channels}: efficientnet takes colour images: use --channels=3")
     if config.image_size < 32:
         raise UserError(f"image_size={config.image_size}: efficientnet needs at least 32 pixels")
     if config.fine_tune_after_steps and not config.fine_tune_from:
         raise UserError(
-            f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block that "
-            f"learns then, for example --fine_tune_from=block6a, or train all from scratch: {FROM_SCRATCH}"
+            f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block to "
+            f"train then, for example --fine_tune_from=block6a, or train everything from scratch: {FROM_SCRATCH}"
         )
     if config.weights == "none" and config.fine_tune_from:
-        raise _contradiction(config, "weights", "fine_tune_from", f"without weights all learns: say {FROM_SCRATCH}")
+        raise _contradiction(
+            config, "weights", "fine_tune_from", f"without weights everything is trained: use {FROM_SCRATCH}"
+        )
 
 
 def _cnn(config: TrainConfig) -> None:
@@ -41,7 +43,7 @@ def _gan_images(config: TrainConfig) -> None:
         )
 
 
-# What a named model asks of the settings, checked before TensorFlow is loaded.
+# What a built-in model needs of the settings, checked before TensorFlow is loaded.
 MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {
     "wgan_gp": _gan_images,
     "dcgan": _gan_images,
@@ -51,7 +53,7 @@ MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {
 
 
 def check(config: TrainConfig) -> None:
-    """The rules between settings and those of the named model; UserError where one is broken."""
+    """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
     _known_name("model", config.model, MODELS)
     _check_data(config)
     _check_devices(config)
@@ -59,8 +61,8 @@ def check(config: TrainConfig) -> None:
         raise _contradiction(config, "initial_checkpoint", "initial_model", "drop one of them")
     if config.fine_tune_after_steps and config.model in MODELS and config.model != "efficientnet":
         raise UserError(
-            f"fine_tune_after_steps={config.fine_tune_after_steps}: {config.model} has no layers that learn later, "
-            "only efficientnet has: drop it, or say --fine_tune_after_steps=0 where a recipe sets it"
+            f"fine_tune_after_steps={config.fine_tune_after_steps}: {config.model} has no layers to train later, "
+            "only efficientnet has: drop it, or use --fine_tune_after_steps=0 if a recipe sets it"
         )
     if config.model in MODEL_RULES:
         MODEL_RULES[config.model](config)
@@ -72,8 +74,8 @@ def _check_data(config: TrainConfig) -> None:
         raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
     if not config.data:
         raise UserError(
-            "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER) with images of yours, for a classifier in one "
-            "folder a class, or --data=digits to try it without"
+            "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
+            "classifier, or --data=digits to try the recipe without any"
         )
     if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
         _known_name("data", config.data, DATA_SOURCES)
@@ -83,12 +85,12 @@ def _check_data(config: TrainConfig) -> None:
                 f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
                 f"Known: {', '.join(AUGMENTATIONS)}"
             )
-    local_path(config.cache_dir, "cache_dir")  # UserError for an address
+    local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
     if config.stream and not is_remote(said_kind(config.data)[1]):
-        raise UserError(f"stream=true and data={config.data}: only what lies at gs:// is streamed: drop --stream")
+        raise UserError(f"stream=true and data={config.data}: only data at gs:// can be streamed: drop --stream")
     if config.stream and (config.evaluation_fraction or config.skip_bad_images):
         raise UserError(
-            "stream=true with evaluation_fraction or skip_bad_images: both need to see all images first: drop them, or "
+            "stream=true with evaluation_fraction or skip_bad_images: both need all images first: drop them, or "
             "prepare the data with them (python -m trainer.data.prepare)"
         )
 
@@ -111,9 +113,9 @@ def _contradiction(config: TrainConfig, one: str, other: str, advice: str) -> Us
 
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     if ":" not in name and name not in known:
-        path = "a path that is there, " if kind == "data" else ""
+        path = "an existing path, " if kind == "data" else ""
         text = (
             f"{kind}={name}: no such {kind}{nearest(name, known)} "
-            f"Known: {', '.join(known)}, {path}or package.module:function of your own"
+            f"Known: {', '.join(known)}, {path}or your own package.module:function"
         )
         raise UnknownData(text, name) if kind == "data" else UserError(text)

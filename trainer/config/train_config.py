@@ -1,14 +1,11 @@
-"""What a run is: every setting, its meaning, its unit and its limits. Imports no TensorFlow.
-
-`trainer.config.recipe` makes one of a recipe and flags, `trainer.config.rules` says what does not go together.
-"""
+"""Defines every setting of a run, with its meaning, unit and limits. Imports no TensorFlow."""
 
 import dataclasses
 
 from trainer.config.fields import setting
 from trainer.errors import UserError
 
-# Names that stand for a dotted path; a user's own `package.module:function` is taken as it is.
+# Names of built-in functions; a user's own `package.module:function` is used as it is.
 MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp")}
 DATA_SOURCES = {
     "digits": "trainer.data.digits:load",
@@ -17,22 +14,22 @@ DATA_SOURCES = {
     "cifar10": "trainer.data.keras_datasets:load",
 }
 
-# What may stand before a path, as in folder:photos, where its kind is not seen from what lies there.
+# Prefixes of a path, as in folder:photos, for data whose kind is not recognised.
 DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 
-# What `augment` may name, one or several, separated by commas.
+# Names for `augment`, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
+    """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
 
     recipe: str = setting("", "name or path of the recipe", group="run")
     job_dir: str = setting("", "folder or gs:// address that the run writes to, and resumes from", group="run")
     callbacks: str = setting("", "package.module:function that returns a list of Keras callbacks", group="run")
 
-    model: str = setting("wgan_gp", "a model's name, or package.module:function of your own", group="model")
+    model: str = setting("wgan_gp", "a model's name, or your own package.module:function", group="model")
     image_size: int = setting(
         32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, group="model"
     )
@@ -41,25 +38,27 @@ class TrainConfig:
     latent_dim: int = setting(128, "length of a generator's noise vector", minimum=1, group="model")
 
     variant: str = setting(
-        "B2", "which EfficientNet", choices=tuple(f"B{number}" for number in range(8)), group="model"
+        "B2", "variant of EfficientNet", choices=tuple(f"B{number}" for number in range(8)), group="model"
     )
-    weights: str = setting("imagenet", "EfficientNet's first weights: imagenet, none, or a weights file", group="model")
+    weights: str = setting(
+        "imagenet", "initial weights of EfficientNet: imagenet, none, or a weights file", group="model"
+    )
     fine_tune_from: str = setting(
-        "", "EfficientNet's first block that learns too, as block6a; none: only the head learns", group="model"
+        "", "first block of EfficientNet to train, as block6a; none: only the head is trained", group="model"
     )
     fine_tune_after_steps: int = setting(
-        0, "steps in which only EfficientNet's head learns", unit="steps", minimum=0, group="training"
+        0, "steps in which only EfficientNet's head is trained", unit="steps", minimum=0, group="training"
     )
     fine_tune_learning_rate: float = setting(
         1e-5, "learning_rate from fine_tune_after_steps on", above=0, group="training"
     )
 
     data: str = setting(
-        "digits", "a source's name, a path, kind:path, or package.module:function of your own", group="data"
+        "digits", "a source's name, a path, kind:path, or your own package.module:function", group="data"
     )
     evaluation_fraction: float = setting(
         0.0,
-        "share of the examples held back for evaluation, where the source has no such part",
+        "share of the examples held out for evaluation, if the source has no such part",
         minimum=0,
         maximum=0.9,
         group="data",
@@ -70,14 +69,12 @@ class TrainConfig:
     skip_bad_images: bool = setting(False, "leave out image files that cannot be decoded", group="data")
     data_memory_mib: int = setting(
         4096,
-        "prepared shards larger than this are read row by row, with flat memory",
+        "prepared shards larger than this are read row by row, in constant memory",
         unit="MiB",
         minimum=0,
         group="data",
     )
-    cache_dir: str = setting(
-        "", "folder that keeps what was read from gs://; without it ~/.cache/vertex-trainer", group="data"
-    )
+    cache_dir: str = setting("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer", group="data")
     stream: bool = setting(
         False,
         "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time",
@@ -91,22 +88,26 @@ class TrainConfig:
     steps: int | None = setting(None, "length of the run, instead of epochs", unit="steps", minimum=1, group="training")
     learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
     learning_rate_schedule: str = setting(
-        "constant", "how the learning rate goes on after the warm-up", choices=("constant", "cosine"), group="training"
+        "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine"), group="training"
     )
-    warmup_steps: int = setting(0, "steps of linear rise to learning_rate", unit="steps", minimum=0, group="training")
-    dropout: float = setting(0.0, "share of hidden units dropped", minimum=0, maximum=0.95, group="model")
+    warmup_steps: int = setting(
+        0, "steps of a linear increase to learning_rate", unit="steps", minimum=0, group="training"
+    )
+    dropout: float = setting(0.0, "share of hidden units to drop", minimum=0, maximum=0.95, group="model")
     critic_steps: int = setting(5, "critic updates before each generator update", minimum=1, group="training")
     gradient_penalty_weight: float = setting(
         10.0, "weight of the critic's gradient penalty", minimum=0, group="training"
     )
     ema_decay: float = setting(
         0.999,
-        "decay a step of the generator's averaged weights; 0: no averaging",
+        "decay per step of the generator's averaged weights; 0: no averaging",
         minimum=0,
         maximum=0.999999,
         group="training",
     )
-    early_stopping: str = setting("", "stop when this value of an epoch, as val_loss, gets no better", group="training")
+    early_stopping: str = setting(
+        "", "stop when this metric of an epoch, as val_loss, no longer improves", group="training"
+    )
     patience: int = setting(
         3, "epochs without improvement before early_stopping", unit="epochs", minimum=1, group="training"
     )
@@ -124,14 +125,14 @@ class TrainConfig:
         group="training",
     )
     initial_checkpoint: str = setting(
-        "", "begin with the weights of another run's checkpoint (or job directory)", group="model"
+        "", "start from the weights of another run's checkpoint (or job directory)", group="model"
     )
-    initial_model: str = setting("", "begin with the weights of a saved template model, a model.keras", group="model")
-    seed: int = setting(0, "fixes weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
+    initial_model: str = setting("", "start from the weights of a saved template model, a model.keras", group="model")
+    seed: int = setting(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
 
     strategy: str = setting(
         "auto",
-        "how replicas work together; auto goes by the devices and TF_CONFIG",
+        "tf.distribute strategy; auto chooses it by the devices and TF_CONFIG",
         choices=("auto", "one_device", "mirrored", "multi_worker"),
         group="devices",
     )
@@ -139,7 +140,7 @@ class TrainConfig:
         "auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"), group="devices"
     )
     worker_timeout_seconds: int = setting(
-        600, "how long workers wait for one that is late", unit="seconds", minimum=1, group="devices"
+        600, "how long workers wait for a worker that is late", unit="seconds", minimum=1, group="devices"
     )
     replicas: int = setting(
         0,
@@ -161,13 +162,11 @@ class TrainConfig:
     jit_compile: bool = setting(
         False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models", group="devices"
     )
-    deterministic: bool = setting(
-        False, "the same numbers bit for bit on GPUs too, as they are on CPUs; slower", group="devices"
-    )
-    sync_batch_norm: bool = setting(True, "batch norm over all replicas' rows", group="devices")
+    deterministic: bool = setting(False, "bit-identical results on GPUs too, as on CPUs; slower", group="devices")
+    sync_batch_norm: bool = setting(True, "batch normalization over the rows of all replicas", group="devices")
     steps_per_loop: int = setting(
         0,
-        "most steps in one call to the device; 0 lets it grow to about 3 seconds",
+        "most steps in one call to the device; 0: as many as take about 3 seconds",
         unit="steps",
         minimum=0,
         group="devices",
@@ -181,7 +180,7 @@ class TrainConfig:
     )
     keep_checkpoints: int = setting(3, "newest checkpoints to keep, and the best one", minimum=1, group="output")
     best_metric: str = setting(
-        "", "value whose best checkpoint is kept; none: val_accuracy, or fid where it is computed", group="output"
+        "", "metric whose best checkpoint is kept; none: val_accuracy, or fid if it is computed", group="output"
     )
     report_every_steps: int = setting(
         50, "report losses and speed this often, and at the end", unit="steps", minimum=1, group="output"
@@ -198,7 +197,7 @@ class TrainConfig:
     )
     fid_samples: int = setting(10_000, "images to compare, real and generated", minimum=2, group="output")
     fid_features: str = setting(
-        "inception", "what FID looks at: inception, or the model.keras of a saved classifier", group="output"
+        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", group="output"
     )
     fid_weights: str = setting("imagenet", "weights of inception: imagenet, or a weights file", group="output")
     tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
@@ -206,17 +205,17 @@ class TrainConfig:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The settings that may name a file or folder to read, and what they name."""
+        """Returns the settings that may name a file or folder to read, and their values."""
         others = ("weights", "fid_features", "fid_weights", "initial_checkpoint", "initial_model")
         return {"data": said_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property
     def augmentations(self) -> tuple[str, ...]:
-        """The names in `augment`."""
+        """Returns the names in `augment`."""
         return tuple(name.strip() for name in self.augment.split(",") if name.strip())
 
     def rows_per_replica(self, replicas: int) -> int:
-        """Rows of each global batch that one of `replicas` works on; UserError where the batch does not divide."""
+        """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide."""
         rows, left_over = divmod(self.global_batch_size, replicas)
         if left_over:
             lower = self.global_batch_size - left_over
@@ -227,7 +226,7 @@ class TrainConfig:
         return rows
 
 
-# Settings that a resumed run may change without becoming another run.
+# Settings that a resumed run may change.
 MAY_CHANGE = frozenset({
     "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",
     "jit_compile", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps", "sample_every_steps",
@@ -238,6 +237,6 @@ MAY_CHANGE = frozenset({
 
 
 def said_kind(data: str) -> tuple[str, str]:
-    """`kind:path` in its two parts; an empty kind where none is said."""
+    """Returns the two parts of `kind:path`; the kind is empty if none is given."""
     kind, colon, rest = data.partition(":")
     return (kind, rest) if colon and kind in DATA_KINDS else ("", data)

@@ -1,4 +1,4 @@
-"""Finds a function by its dotted path: a model, a data source or callbacks, ours or the user's own."""
+"""Imports a function by its dotted path: a model, a data source or callbacks, built in or the user's own."""
 
 import importlib
 import os
@@ -10,11 +10,11 @@ from trainer.errors import UserError, reason
 
 
 def load_function(path: str, setting: str) -> Callable[..., Any]:
-    """`package.module:function` -> the function; UserError, naming the setting, where it cannot be had."""
+    """Returns the function of `package.module:function`. Raises UserError, naming the setting, if there is none."""
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
         raise UserError(f"{setting}={path}: write it as package.module:function")
-    if os.getcwd() not in sys.path:  # a console script does not look beside the user, `python -m` does
+    if os.getcwd() not in sys.path:  # a console script does not import from the current folder, `python -m` does
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)

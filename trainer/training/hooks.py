@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from trainer.build import TrainingSetup
-from trainer.config.metric_names import check_known, measures
+from trainer.config.metric_names import check_known, metric_names
 from trainer.config.train_config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.strategy import Replicas
@@ -94,7 +94,7 @@ def make_hooks(
 
         return act
 
-    reporter.measures = measures(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
+    reporter.measures = metric_names(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
     check_known("best_metric", config.best_metric, "this run measures", reporter.measures)
     events = [Hook(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.

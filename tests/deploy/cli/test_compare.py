@@ -187,7 +187,7 @@ def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(
     runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier is TWO else None)
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
-    line = "two, repeat 1: exit code 2: data=x: no images; mend that, then give the command again ("
+    line = "two, repeat 1: exit code 2: data=x: no images; fix that, then run the command again ("
     assert line in capsys.readouterr().out
 
 

@@ -158,7 +158,7 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     cloud.run = run
     flags = ["--regions=us-central1,us-east4,europe-west4", "--fallback=l4x1", *SDK]
     cloud.bucket_location = "NAM4"
-    with pytest.raises(UserError, match="lies in NAM4, the job would run in europe-west4"):
+    with pytest.raises(UserError, match="is in NAM4, the job would run in europe-west4"):
         submit.main(["l4x2", *flags], session)
     assert cloud.jobs == {}
     flags[0] = "--regions=us-central1,us-east4"

@@ -35,7 +35,7 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
         (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
         (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
-        (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: several tiers are separated by blanks: l4x1 l4x4"),
+        (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: separate several tiers by blanks: l4x1 l4x4"),
         (
             ["l4x4", *JOB, "--max_cost=-3"],
             "argument --max_cost: '-3' must be a number above 0, in USD",
@@ -46,11 +46,11 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
             "project=My Project: give its ID, of lower-case letters",
         ),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
-        (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER)"),
+        (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
         (
             ["l4x4", *JOB, "--data=photoz"],
-            "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, a pa",
+            "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing pa",
         ),
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
         (["l4x4", *JOB], "region is missing: say --region=us-central1"),
@@ -82,7 +82,7 @@ def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
 @pytest.mark.parametrize("verb", ["local", "compare", "estimate"])
 def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "cpu", "--recipe=efficientnet_photos"]) == 2
-    assert capsys.readouterr().err.startswith("error: data is missing: say --data=FOLDER")
+    assert capsys.readouterr().err.startswith("error: data is missing: use --data=FOLDER")
 
 
 def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, session: Session, dist: Path) -> None:
@@ -118,7 +118,7 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
         main([*verb, "l4x4", *JOB, "--region=us-central1", "--bucket=gs://b-1", "--project=p", f"--data={data}"]) == 2
     )
     error = capsys.readouterr().err
-    assert "the job's machines do not see this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
+    assert "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
     assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and say --data={said}\n")
     assert error.count("\n") == 1
 

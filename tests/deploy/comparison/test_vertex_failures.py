@@ -172,7 +172,7 @@ def test_the_trainers_own_word_wins_over_the_exit_status(
     cloud.run = run
     code, shown = command("cpu")
     assert code == 2
-    assert "cpu, repeat 1: exit code 2: out of memory; mend that, then give the command again (" in shown
+    assert "cpu, repeat 1: exit code 2: out of memory; fix that, then run the command again (" in shown
     assert "2 means the trainer refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
 
 

@@ -144,7 +144,7 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(
          "us-central1`; bucket is missing: say --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing"),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--data=x/y"],
-         "data=x/y: the job's machines do not see this disk"),
+         "data=x/y: the job's machines cannot read this disk"),
         (["--on=vertex", "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),
     ],
 )  # fmt: skip

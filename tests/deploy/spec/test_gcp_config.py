@@ -82,5 +82,5 @@ def test_a_bucket_on_another_continent_is_refused(location: str, region: str, fi
     if fits:
         check_continent("gs://abc", region, location)
         return
-    with pytest.raises(UserError, match="take a bucket or a region of the same continent"):
+    with pytest.raises(UserError, match="use a bucket or a region of the same continent"):
         check_continent("gs://abc", region, location)

@@ -150,19 +150,19 @@ REFUSED = [
     ("l4x4", [DIGITS, "--expect_devices=2"], "have 4 accelerators: drop the flag"),
     ("l4x4", [DIGITS, "--image_size=30"], "a multiple of 8 from 16 to 256"),
     ("l4x4", ["--recipe=efficientnet_photos", "--data=gs://my-bucket/x", "--channels=1"], "takes colour images"),
-    ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines do not see this disk"),
-    ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "say --data=folder:gs://BUCKET/photos"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines cannot read this disk"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "use --data=folder:gs://BUCKET/photos"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "did you mean gs://my-bucket/photos?"),
     ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
-    ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines do not see this disk"),
-    ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines do not"),
-    ("l4x4", [DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines do not"),
+    ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines cannot read this disk"),
+    ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines cannot"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines cannot"),
     ("l4x4", [DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' cannot be a"),
-    ("l4x4", [DIGITS, "--initial_model=/home/me/m.keras"], "say --initial_model=gs://BUCKET/m.keras"),
+    ("l4x4", [DIGITS, "--initial_model=/home/me/m.keras"], "use --initial_model=gs://BUCKET/m.keras"),
     ("l4x4", [DIGITS, "--initial_model=gs:/my-bucket/x"], "did you mean gs://my-bucket/x?"),
-    ("l4x4", [DIGITS, "--stream"], "stream=true and data=digits: only what lies at gs:// is streamed"),
-    ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models does not go along: say --package=FOLDER"),
-    ("l4x4", [DIGITS, "--data=my_data:load"], "the module my_data does not go along"),
+    ("l4x4", [DIGITS, "--stream"], "stream=true and data=digits: only data at gs:// can be streamed"),
+    ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models is not in the job: use --package=FOLDER"),
+    ("l4x4", [DIGITS, "--data=my_data:load"], "the module my_data is not in the job"),
 ]  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def test_data_that_the_machines_can_see(data: str) -> None:
     """A folder of this disk has no slash either, and hides behind the name of a source only if it has that name."""
     Path("photos").mkdir()
     if data == "photos":
-        with pytest.raises(UserError, match="do not see this disk"):
+        with pytest.raises(UserError, match="cannot read this disk"):
             job("cpu", "--model=mlp", f"--data={data}")
     else:
         assert job("cpu", "--model=mlp", f"--data={data}").config.data == data
@@ -218,13 +218,13 @@ def test_data_that_the_machines_can_see(data: str) -> None:
             "enableWebAccess",
             True,
             EUROPE,
-            "region=europe-west1 has no NVIDIA_L4 for training: say --region= one of us-west1",
+            "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1",
         ),
         (
             "enableWebAccess",
             True,
             GcpConfig("my-proj", "mars-east1", "gs://my-bucket"),
-            "region=mars-east1 has no NVIDIA_L4 for training, or is no region: say --region= one of us-west1",
+            "region=mars-east1 has no NVIDIA_L4 for training, or is not a region: use --region= with one of us-west1",
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_too_little_money_or_no_price_is_refused() -> None:
         job("l4x4", max_cost=0.1)
     unpriced = tier_with("scheduling", {"strategy": "FLEX_START", "maxWaitDuration": "60s"})
     assert unpriced.price_per_hour is None
-    with pytest.raises(UserError, match="the price of changed is not known: say it with --prices=FILE"):
+    with pytest.raises(UserError, match="the price of changed is not known: give it with --prices=FILE"):
         job(unpriced, max_cost=5.0)
 
 
@@ -259,13 +259,13 @@ def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mi
 @pytest.mark.parametrize(
     ("steps", "minutes", "line"),
     [
-        (0, 0, "a preemption loses all of it: say --checkpoint_every_minutes=15"),
+        (0, 0, "a preemption loses all of it: use --checkpoint_every_minutes=15"),
         (5000, 0, "SPOT with checkpoint_every_steps=5000: at a second a step a preemption loses over 15 minutes"),
         (0, 5, ""),
         (5000, 15, ""),
         (500, 0, ""),
         (500, 30, ""),
-        (0, 30, "SPOT with checkpoint_every_minutes=30: a preemption may lose as much: say --checkpoint_every_min"),
+        (0, 30, "SPOT with checkpoint_every_minutes=30: a preemption may lose as much: use --checkpoint_every_min"),
         (5000, 15.5, "SPOT with checkpoint_every_minutes=15.5: a preemption may lose as much"),
     ],
 )
@@ -278,7 +278,7 @@ def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes:
 
 
 def test_what_may_be_a_mistake_is_a_warning() -> None:
-    assert "say --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
+    assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
     for image in ("", "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"):
         assert warned("l4x1-2workers", image=image).startswith(
             "the prebuilt TensorFlow image was listed as available until"
@@ -305,7 +305,7 @@ def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, caps
         assert main(["render", "l4x4", *flags, *project]) == 0
         shown = capsys.readouterr()
         command = f"python -m deploy package --bucket=gs://my-bucket{said} --package={mine}"
-        assert f"the packages that the spec names have to be sent first: {command}\n" in shown.err
+        assert f"upload the packages that the spec names first: {command}\n" in shown.err
         assert "packageUris" in shown.out
     assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
     assert capsys.readouterr().err == ""

@@ -156,7 +156,7 @@ WRONG = {
         GOOD,
         "g2-standard-48, acceleratorType: NVIDIA_L4",
         "n1-standard-96, acceleratorType: NVIDIA_TESLA_P100",
-        "comes with n1-standard-4 or n1-standard-8 or n1-standard-16 (these counts are read",
+        "comes with n1-standard-4 or n1-standard-8 or n1-standard-16 (these counts come from",
     ),
     "a GPU machine without its GPUs": (
         GOOD,
@@ -173,8 +173,8 @@ WRONG = {
     "a CPU family with GPUs": (GOOD, "g2-standard-48", "e2-standard-8", "machineType=e2-standard-8: no such machine"),
     "no machine": (GOOD, "machineType: g2-standard-48, ", "", "machineType is missing"),
     "a count without a kind": (GOOD, "acceleratorType: NVIDIA_L4, ", "", "give both, or neither"),
-    "a TPU": (GOOD, "NVIDIA_L4", "TPU_V3", "acceleratorType=TPU_V3: not offered to this trainer"),
-    "four chiefs": (GOOD, "replicaCount: 1", "replicaCount: 4", "the other 3 belong into workerPoolSpecs[1]"),
+    "a TPU": (GOOD, "NVIDIA_L4", "TPU_V3", "acceleratorType=TPU_V3: not supported by this trainer"),
+    "four chiefs": (GOOD, "replicaCount: 1", "replicaCount: 4", "move the other 3 to workerPoolSpecs[1]"),
     "no replica": (TWO, "replicaCount: 1", "replicaCount: 0", "replicaCount=0"),
     "args that are numbers": (
         GOOD,
@@ -201,7 +201,7 @@ WRONG = {
         GOOD,
         "{timeout",
         "{maxWaitDuration: 60s, timeout",
-        "counts under strategy: FLEX_START only",
+        "needs strategy: FLEX_START",
     ),
     "an old strategy": (GOOD, "{timeout", "{strategy: LOW_COST, timeout", "deprecated: write SPOT"),
     "a strategy that is none": (GOOD, "{timeout", "{strategy: CHEAP, timeout", "strategy=CHEAP: no such name"),

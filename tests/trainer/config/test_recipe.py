@@ -64,15 +64,15 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--channels=2"], "images have 1 channel (grey) or 3 (colour)"),
         (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
         (["--data=digit"], "no such data; did you mean 'digits'?"),
-        (["--recipe=wgan_gp_photos"], "data is missing: say --data=FOLDER (or gs://BUCKET/FOLDER) with images"),
-        (["--recipe=efficientnet_photos", "--steps=5"], "or --data=digits to try it without"),
+        (["--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your"),
+        (["--recipe=efficientnet_photos", "--steps=5"], "or --data=digits to try the recipe without any"),
         (["--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
         (["--replicas=8", "--global_batch_size=4"], "does not divide over 8 replicas: take 8"),
         (["--print_config=maybe"], "print_config='maybe' must be true or false"),
         (["--replicas=2", "--expect_devices=4"], "devices that are paid for would not be used"),
         (["--strategy=one_device", "--expect_devices=4"], "contradict each other"),
         (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
-        (["--model=efficientnet"], "efficientnet takes colour images: say --channels=3"),
+        (["--model=efficientnet"], "efficientnet takes colour images: use --channels=3"),
         (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
         (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),
         (["--model=efficientnet", "--channels=3", "--weights=none", "--fine_tune_from=block6a"], FROM_SCRATCH),
@@ -87,11 +87,11 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
         (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
         (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
-        (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers that learn later, only efficientnet has"),
+        (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers to train later, only efficientnet has"),
         (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
-        (["--stream"], "stream=true and data=digits: only what lies at gs:// is streamed: drop --stream"),
-        (["--stream", "--data=tfrecord:/gcs/my-bucket/x"], "only what lies at gs:// is streamed"),
-        (["--stream", "--data=my_data:load"], "only what lies at gs:// is streamed"),
+        (["--stream"], "stream=true and data=digits: only data at gs:// can be streamed: drop --stream"),
+        (["--stream", "--data=tfrecord:/gcs/my-bucket/x"], "only data at gs:// can be streamed"),
+        (["--stream", "--data=my_data:load"], "only data at gs:// can be streamed"),
         (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -132,7 +132,7 @@ def test_models_and_measures_that_are_not_known_before_they_run_are_let_through(
     assert resolve([own, "--tuning_metric=f1"]).config
     assert resolve(["--tuning_metric=wasserstein_distance"]).config
     assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
-    assert measures.STEP_VALUES.keys() == MODELS.keys()
+    assert measures.STEP_METRICS.keys() == MODELS.keys()
 
 
 @pytest.mark.parametrize("data", ["gs://my-bucket/x", "tfrecord:gs://my-bucket/x", "gs:/my-bucket/typo"])

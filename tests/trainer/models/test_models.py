@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.support import fresh_collectives, largest_difference, permute_rows, run_steps, small, weights
 from trainer import check as check_module
 from trainer import job
-from trainer.config.metric_names import STEP_VALUES
+from trainer.config.metric_names import STEP_METRICS
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.augment import crop, flip
@@ -49,7 +49,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     for replicas in (2, 4):
         assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
         assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
-    assert runs[1][1].means().keys() == set(STEP_VALUES[name])
+    assert runs[1][1].means().keys() == set(STEP_METRICS[name])
 
 
 @pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan"))])
