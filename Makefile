@@ -1,9 +1,9 @@
-# make train      the main job on the digits that come with the package
-# make test       the tests (under 10 minutes on 2 cores)
-# make test-all   and the slow ones, on other Pythons and TensorFlows too, and with more hostile input
-# make lint       ruff and mypy
-# make bench      the benchmarks, against peers in the same run
-# Each makes the virtual environment that it needs.
+# make train      runs the main job on the digits in the package
+# make test       runs the tests (under 10 minutes on 2 cores)
+# make test-all   also runs the slow tests, on other versions of Python and TensorFlow too, and with more hostile input
+# make lint       runs ruff and mypy
+# make bench      runs the benchmarks, with peers in the same run
+# Each creates the virtual environment that it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -60,9 +60,9 @@ clean:
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "$(PYTHON) is older than 3.10: install a newer one, or say make PYTHON=python3.12 …"; exit 2; }
+		{ echo "$(PYTHON) is older than 3.10: install a newer one, or use make PYTHON=python3.12 …"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
-		{ echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3-venv)"; exit 2; }
+		{ echo "$(PYTHON) cannot create virtual environments: install its venv package (Debian: python3-venv)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: setup.py | $(VENV)/bin/python

@@ -1,1 +1,1 @@
-"""What runs at the desk: submits training jobs and compares tiers. Never imports TensorFlow."""
+"""Submits training jobs and compares tiers, on the user's machine. Never imports TensorFlow."""

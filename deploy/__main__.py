@@ -1,4 +1,4 @@
-"""`python -m deploy VERB …`: rehearse a job on this machine, submit it to Vertex AI, compare tiers."""
+"""Runs `python -m deploy VERB …`: rehearses a job locally, submits it to Vertex AI, compares tiers."""
 
 import importlib
 import sys
@@ -7,26 +7,25 @@ from collections.abc import Sequence
 from trainer.config.fields import nearest
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 
-# verb -> its module, whose `main(arguments)` returns the exit code, and what it does. Only the module asked for is
-# imported. A verb is listed once it works.
-VERBS: dict[str, tuple[str, str]] = {
-    "local": ("deploy.cli.local", "rehearse a job on this machine, in the environment that Vertex AI gives"),
-    "machines": ("deploy.cli.machines", "the table of machines, accelerators and prices"),
-    "render": ("deploy.cli.render", "the full job spec of a tier and the trainer's flags, as gcloud takes it"),
-    "submit": ("deploy.cli.submit", "check, package, upload, submit to Vertex AI, follow to the end"),
-    "package": ("deploy.cli.package", "build the trainer's wheel and store it in a bucket"),
-    "image": ("deploy.cli.image", "build your own image with Cloud Build"),
-    "watch": ("deploy.cli.watch", "states and logs of a job until it ends"),
-    "jobs": ("deploy.cli.jobs", "the jobs that this package submitted"),
-    "cancel": ("deploy.cli.cancel", "cancel a job, and see that it is over"),
-    "compare": ("deploy.cli.compare", "one recipe on several tiers: time, price and quality of the same work"),
-    "estimate": ("deploy.cli.estimate", "hours and money of a full job on each tier, from a short run"),
-    "report": ("deploy.cli.report", "table, verdict and one HTML file from job directories"),
+# verb -> its help. Only the requested verb's module, deploy.cli.VERB, is imported; its `main` returns the exit code.
+VERBS = {
+    "local": "rehearse a job locally, in the environment of Vertex AI",
+    "machines": "print the table of machines, accelerators and prices",
+    "render": "print the job spec of a tier and the trainer's flags, as gcloud takes it",
+    "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end",
+    "package": "build the trainer's wheel and store it in a bucket",
+    "image": "build your own image with Cloud Build",
+    "watch": "print states and logs of a job until it ends",
+    "jobs": "list the jobs that this package submitted",
+    "cancel": "cancel a job, and wait until it has ended",
+    "compare": "run one recipe on several tiers: time, price and quality of the same work",
+    "estimate": "estimate time and cost of a full job on each tier, from a short run",
+    "report": "make a table, a verdict and one HTML file from job directories",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code; what the user or the platform did wrong is one line on stderr."""
+    """Runs one verb and returns its exit code; prints errors of the user or the platform as one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(_help())
@@ -37,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USER_MUST_CHANGE
     except PlatformFault as error:
-        print(f"error: {error}: give the same command again later", file=sys.stderr)
+        print(f"error: {error}: run the same command again later", file=sys.stderr)
         return FAULT
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}: free or mend the disk, or work elsewhere", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
         return USER_MUST_CHANGE
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -51,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
-        raise UserError(f"{verb}: no such verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
-    module = importlib.import_module(VERBS[verb][0])
-    from deploy.cli.arguments import refuse_empty  # not for --help, which it would slow down
+        raise UserError(f"{verb}: unknown verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
+    module = importlib.import_module(f"deploy.cli.{verb}")
+    from deploy.cli.arguments import refuse_empty  # imported late, because it would slow down --help
 
     refuse_empty(arguments)
     code: int = module.main(arguments)
@@ -61,25 +60,25 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
 
 
 _REST = """
-Start with, from nothing to a comparison:
+To start, up to a first comparison:
   python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
   python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
   python -m deploy compare l4x1 l4x4 --on=vertex --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET
 
-A TIER is a file of job_configs/ by its bare name, or a file of yours. Project and region come from flags, or from
-gcloud's configuration. A verb that takes a recipe takes any flag of `python -m trainer.task` too.
+TIER is the bare name of a file in job_configs/, or the path of your own file. Project and region come from flags or
+from gcloud's configuration. Verbs that take a recipe also take any flag of `python -m trainer.task`.
 `python -m deploy VERB --help` lists the flags of a verb.
 
 Exit codes:
   0   done
   2   you must change something
-  75  interrupted: the same command again goes on
-  69  a job may go on that cannot be seen now (submit, watch): look before you submit again
-  1   a fault of ours or of the platform"""
+  75  interrupted: the same command resumes
+  69  a job may still be running unobserved (submit, watch): check before you submit again
+  1   a fault of this package or of the platform"""
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:10} {summary}" for verb, (_, summary) in VERBS.items())
+    verbs = "\n".join(f"  {verb:10} {summary}" for verb, summary in VERBS.items())
     return f"usage: python -m deploy VERB …\n\n{verbs}\n{_REST}"
 
 

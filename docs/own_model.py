@@ -1,4 +1,4 @@
-"""Start here for a model and data of your own: an autoencoder of two-dimensional rings, whose every part is yours.
+"""Shows a model and data of your own, to start from: an autoencoder of two-dimensional rings.
 
     python -m trainer.check --model=docs.own_model:build --data=docs.own_model:rings --image_size=16
     python -m trainer.task --model=docs.own_model:build --data=docs.own_model:rings --image_size=16 \
@@ -23,7 +23,7 @@ from trainer.models.layers import full_precision
 
 
 def rings(config: TrainConfig) -> Dataset:
-    """1,000 grey images of a ring each: uint8, (examples, image_size, image_size, channels)."""
+    """Returns 1,000 grey images of one ring each: uint8, (examples, image_size, image_size, channels)."""
     draw = np.random.default_rng(config.seed)
     y, x = np.mgrid[: config.image_size, : config.image_size] / config.image_size
     centres, radii = draw.uniform(0.3, 0.7, (1000, 2)), draw.uniform(0.1, 0.3, 1000)
@@ -34,7 +34,7 @@ def rings(config: TrainConfig) -> Dataset:
 
 
 class Denoiser(keras.Model):
-    """Takes noise away from images. What it must know of the step, it asks `current_step()`."""
+    """Removes noise from images. `current_step()` provides random numbers and means for the current step."""
 
     def __init__(self, config: TrainConfig, network: keras.Model) -> None:
         super().__init__()
@@ -45,25 +45,25 @@ class Denoiser(keras.Model):
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """data: this replica's rows, (rows, height, width, channels), 0 to 255. Returns sums over the global batch."""
+        """Trains on this replica's rows: (rows, height, width, channels), 0 to 255. Returns sums over all replicas."""
         step = current_step()
         images = data / 255
         noisy = images + 0.3 * step.normal(images.shape[1:], stream="noise")  # the same for a row on any replica
         with tf.GradientTape() as tape:
             errors = tf.reduce_mean(tf.square(self.network(noisy, training=True) - images), axis=(1, 2, 3))
             loss = step.mean(errors)  # divided by the GLOBAL batch: reduce_mean would change with the replicas
-            scaled = self.adam.scale_loss(loss)  # the same number but for mixed_float16
+            scaled = self.adam.scale_loss(loss)  # changes the loss only in mixed_float16
         variables = [variable.value for variable in self.network.trainable_variables]
         self.adam.apply(tape.gradient(scaled, variables), self.network.trainable_variables)
         return {"loss": loss}
 
     def templates(self) -> dict[str, keras.Model]:
-        """What is saved: the network alone."""
+        """Returns the models to save: only the network."""
         return {"model": self.network}
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Called under the strategy's scope."""
+    """Builds the model. Runs under the strategy's scope."""
     images = keras.Input(dataset.image_shape)
     x = layers.Conv2D(config.width, 3, padding="same", activation="relu")(images)
     x = layers.Conv2D(config.width, 3, padding="same", activation="relu")(x)

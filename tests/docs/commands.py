@@ -1,4 +1,4 @@
-"""The commands that README and docs show, as argument lists, each with the place where it stands."""
+"""Reads the commands that README and docs show, as argument lists, each with its page."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ BEGINNINGS = ("python -m ", "make ", "pip ", "gcloud ", "pre-commit ")
 
 @dataclass(frozen=True)
 class Command:
-    """`words`: as a shell would split them, without a comment and without a file that the output goes to."""
+    """Holds a command as `words`, split as a shell does, without comments and redirected output."""
 
     place: str
     words: tuple[str, ...]
@@ -23,20 +23,20 @@ class Command:
 
     @property
     def subject(self) -> str:
-        """`trainer.task`, `deploy submit`, `make`: what a rule goes by."""
+        """Returns what a rule is chosen by: `trainer.task`, `deploy submit` or `make`."""
         if self.words[:2] == ("python", "-m"):
             return " ".join(self.words[2:4]) if self.words[2] == "deploy" else self.words[2]
         return self.words[0]
 
     @property
     def arguments(self) -> list[str]:
-        """What follows the subject."""
+        """Returns the words after the subject."""
         skipped = {"deploy": 4}.get(self.words[2], 3) if self.words[0] == "python" else 1
         return list(self.words[skipped:])
 
 
 def documented() -> list[Command]:
-    """Every command of README.md, CONTRIBUTING.md and docs/, each once, where it first stands."""
+    """Returns every command of README.md, CONTRIBUTING.md and docs/ once, with the first page that has it."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages += sorted((ROOT / "docs").rglob("*.py"))
     found = [command for page in pages for command in commands(page)]
@@ -44,7 +44,7 @@ def documented() -> list[Command]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Lines of fenced blocks (of a Python file: of its docstring), and code within sentences."""
+    """Yields the commands in fenced blocks (in Python files, in the module docstring) and in inline code."""
     text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
     if page.suffix == ".py":
         text = f"```\n{text.split(chr(34) * 3)[1]}\n```"
@@ -52,14 +52,14 @@ def commands(page: Path) -> Iterator[Command]:
     for block in fenced:
         for line in block.replace("\\\n", " ").splitlines():
             yield from parsed(name, line.strip().removeprefix("$ "))
-    prose = re.sub(r"^```.*?^```|^- `.*?`$", "", text, flags=re.MULTILINE | re.DOTALL)  # without keys of lines
+    prose = re.sub(r"^```.*?^```|^- `.*?`$", "", text, flags=re.MULTILINE | re.DOTALL)  # without the keys of entries
     for code in re.findall(r"`([^`\n]+)`", prose):
         if "…" not in code and "VERB" not in code:  # a pattern, not a command
             yield from parsed(name, code)
 
 
 def parsed(place: str, line: str) -> Iterator[Command]:
-    """The line as a command, where it begins like one."""
+    """Yields the line as a command if it begins like one."""
     if line.startswith(BEGINNINGS):
         words = shlex.split(line, comments=True)
         yield Command(place, tuple(words[: words.index(">")] if ">" in words else words))

@@ -1,4 +1,4 @@
-"""The texts of the program: every string of its source, with … for what varies."""
+"""Collects the strings of the program's source, with … for the parts that vary."""
 
 import ast
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ FOLDERS = ("trainer", "deploy")
 
 @cache
 def texts() -> frozenset[str]:
-    """All strings of trainer/ and deploy/, each as one line; the holes of f-strings are …"""
+    """Returns all strings of trainer/ and deploy/, each as one line; expressions in f-strings become …"""
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return frozenset(text for path in files for text in strings(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def strings(node: ast.AST) -> Iterator[str]:
-    """Every string below `node`; neighbours without a sign between them are one to Python already."""
+    """Yields every string below `node`; Python has already joined adjacent literals."""
     if isinstance(node, ast.JoinedStr):
         yield one_line("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
         children: list[ast.AST] = [part for part in node.values if not isinstance(part, ast.Constant)]
@@ -30,5 +30,5 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """`text` with single blanks."""
+    """Returns `text` with single spaces."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""Small data under the names that the pages use: FOLDER (idx files) and photos."""
+"""Makes small data under the names that the pages use: FOLDER (idx files) and photos."""
 
 import struct
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Every command of README and docs is run, or read by the program's own parser up to the door that it stands before.
+"""Tests that every command of README and docs runs, or is at least accepted by the program's own parser.
 
-What is behind a door takes minutes, money or the network; its own tests run it. test_from_the_top.py runs the local
-ones in earnest, with fewer steps. A command that no rule covers fails.
+Work that takes minutes, money or the network is cut off by `Cutoff`; other tests cover it. test_from_the_top.py really
+runs the local commands, with fewer steps. A command that no rule covers fails.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from trainer.data import prepare
 COMMANDS = documented()
 
 
-class Door(Exception):
-    """The command got as far as the work itself."""
+class Cutoff(Exception):
+    """Signals that the command got as far as the work itself."""
 
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: Emulator) -> Path:
-    """A folder with small stand-ins for the data of the pages, and gcloud's project and region."""
+    """Provides a folder with small stand-ins for the data of the pages, and gcloud's project and region."""
     folder = tmp_path / "work"
     make_stand_ins(folder)
     (folder / "shards").mkdir()
@@ -47,32 +47,32 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: Emulator) -> Pa
 
 
 def parse_settings(command: Command, session: Session) -> None:
-    """The trainer's own reading of its flags; training takes minutes."""
+    """Only resolves the trainer's flags, because training takes minutes."""
     resolve(command.arguments)
 
 
 def parse_generate(command: Command, session: Session) -> None:
-    """It needs a trained model."""
+    """Only parses the flags, because generating needs a trained model."""
     generate._parse(command.arguments)
 
 
 def run_prepare(command: Command, session: Session) -> None:
-    """For real, on a handful of images."""
+    """Runs the command on a few images."""
     assert prepare.main(command.arguments) == 0
 
 
 def run_deploy(command: Command, session: Session) -> None:
-    """For real: it sends nothing."""
+    """Runs the command, which sends nothing."""
     assert deploy([*command.words[3:]]) == 0
 
 
 def dry_run(command: Command, session: Session) -> None:
-    """With --dry_run: money begins behind it."""
+    """Runs the command with --dry_run, because it would cost money."""
     assert deploy([*command.words[3:], "--dry_run"]) == 0
 
 
-def ask_the_emulator(command: Command, session: Session) -> None:
-    """For real, of a job that was submitted to an emulated Vertex AI."""
+def run_on_emulator(command: Command, session: Session) -> None:
+    """Runs the command on a job that was submitted to an emulated Vertex AI."""
     verbs: Mapping[str, Callable[..., int]] = {"watch": watch.main, "jobs": jobs.main, "cancel": cancel.main}
     sdk, verb = ["--backend=sdk"], command.words[3]
     job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
@@ -81,13 +81,13 @@ def ask_the_emulator(command: Command, session: Session) -> None:
 
 
 def make(command: Command, session: Session) -> None:
-    """What it would do is printed by make itself; CI runs lint and the tests."""
+    """Prints what make would do; CI runs lint and the tests."""
     done = subprocess.run(["make", "-n", *command.arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 def pip(command: Command, session: Session) -> None:
-    """This package's extras are those of setup.py; installing is what `make` does before the tests."""
+    """Compares the extras with setup.py; `make` installs them before the tests."""
     assert command.arguments[0] == "install"
     (what,) = [word for word in command.arguments[1:] if not word.startswith("-")]
     extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
@@ -98,33 +98,33 @@ def pip(command: Command, session: Session) -> None:
 
 
 def pytest_paths(command: Command, session: Session) -> None:
-    """The tests named are there; this process is running them or their like."""
+    """Checks that the named tests exist."""
     for path in (word for word in command.arguments if word.startswith("tests/")):
         assert (ROOT / path).exists()
 
 
-def module_is_there(command: Command, session: Session) -> None:
-    """Its own tests run it."""
+def module_exists(command: Command, session: Session) -> None:
+    """Checks that the module exists; its own tests run it."""
     assert importlib.util.find_spec(command.words[2])
 
 
 def parse_benchmark(command: Command, session: Session) -> None:
-    """A measurement takes minutes of a calm machine; `make bench` runs them by hand."""
+    """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is started by hand."""
     importlib.import_module(command.subject).make_parser().parse_args(command.arguments)
 
 
 def hooks(command: Command, session: Session) -> None:
-    """An optional tool that is not a dependency; what it runs is compared with `make lint` in test_tree.py."""
+    """Checks only the words: pre-commit is no dependency, and test_tree.py compares its hooks with `make lint`."""
     assert command.arguments == ["install"]
 
 
 def gcloud_knows(command: Command, session: Session) -> None:
-    """gcloud's own table of its commands and flags: roles and logins cannot be tried without an account."""
+    """Looks the command up in gcloud's own table, because roles and logins cannot be tried without an account."""
     node = gcloud_tree()
     words = list(command.arguments)
     while words and words[0] in node["commands"]:
         node = node["commands"][words.pop(0)]
-    assert not (node["commands"] and words), f"{words} is no part of gcloud"
+    assert not (node["commands"] and words), f"{words} is not a command of gcloud"
     of_all = {"--project", "--billing-project", "--format"}
     flags = {word.split("=")[0] for word in words if word.startswith("--")} - of_all
     assert flags <= node["flags"].keys()
@@ -132,11 +132,11 @@ def gcloud_knows(command: Command, session: Session) -> None:
 
 @functools.cache
 def gcloud_tree() -> dict[str, Any]:
-    """The table that gcloud completes command lines from."""
+    """Returns the table that gcloud uses to complete command lines."""
     found = shutil.which("gcloud")
     table = Path(found).resolve().parents[1] / "data/cli/gcloud_completions.py" if found else Path("none")
     if not table.is_file():
-        pytest.skip("gcloud, or its table of commands, is not installed here")
+        pytest.skip("gcloud, or its table of commands, is not installed")
     spec = importlib.util.spec_from_file_location("gcloud_completions", table)
     assert spec
     assert spec.loader
@@ -146,8 +146,8 @@ def gcloud_tree() -> dict[str, Any]:
 
 
 Rule = Callable[[Command, Session], None]
-# Verbs that begin to work on this machine: everything up to this name is run, then the door shuts.
-DOORS = {
+# Verbs that work locally: they run until they call this name, which raises Cutoff.
+CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
     "deploy compare": "deploy.comparison.execution.make_writable",
     "deploy estimate": "deploy.cli.estimate._short_run",
@@ -162,25 +162,25 @@ RULES: Mapping[str, Rule] = {
     "deploy render": run_deploy,
     "deploy submit": dry_run,
     "deploy image": dry_run,
-    "deploy watch": ask_the_emulator,
-    "deploy jobs": ask_the_emulator,
-    "deploy cancel": ask_the_emulator,
+    "deploy watch": run_on_emulator,
+    "deploy jobs": run_on_emulator,
+    "deploy cancel": run_on_emulator,
     "make": make,
     "pip": pip,
     "gcloud": gcloud_knows,
     "pytest": pytest_paths,
     "pre-commit": hooks,
-    "docs.pictures": module_is_there,
+    "docs.pictures": module_exists,
 }
 
 
 def rule_of(command: Command) -> Rule:
-    """How the command is tried; KeyError where nothing is known of it."""
+    """Returns how the command is tested; raises KeyError if no rule covers it."""
     if command.subject.startswith("benchmarks."):
         return parse_benchmark
     rule = RULES[command.subject]
     mentioned = command.subject.startswith("trainer.") and not command.arguments
-    return module_is_there if mentioned else rule
+    return module_exists if mentioned else rule
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
@@ -191,9 +191,9 @@ def test_a_documented_command_works(
     if "--help" in command.words:
         show_help(command)
         assert "usage: python -m" in capsys.readouterr().out
-    elif command.subject in DOORS:
-        monkeypatch.setattr(DOORS[command.subject], shut)
-        with pytest.raises(Door):
+    elif command.subject in CUTOFFS:
+        monkeypatch.setattr(CUTOFFS[command.subject], cut_off)
+        with pytest.raises(Cutoff):
             deploy(list(command.words[3:]))
     else:
         flying.asleep = lambda: end_all(cloud)
@@ -201,17 +201,17 @@ def test_a_documented_command_works(
 
 
 def show_help(command: Command) -> None:
-    """Prints it; argparse then ends the process."""
+    """Prints the help; argparse then ends the process."""
     with contextlib.suppress(SystemExit):
         resolve(command.arguments) if command.words[2] == "trainer.task" else deploy([*command.words[3:]])
 
 
-def shut(*given: Any, **named: Any) -> None:
-    raise Door
+def cut_off(*given: Any, **named: Any) -> None:
+    raise Cutoff
 
 
 def end_all(google: Emulator) -> None:
-    """Jobs end as soon as somebody waits for them."""
+    """Ends all jobs, so that waiting for them returns at once."""
     for job in google.jobs.values():
         google.begin(job)
         google.end(job, "SUCCEEDED")
@@ -266,7 +266,7 @@ def test_a_wrong_flag_of_a_benchmark_is_noticed(
 
 
 def test_make_bench_runs_every_benchmark(session: Session) -> None:
-    """But for one that needs a folder of photos."""
+    """benchmarks.data is excepted, because it needs a folder of photos."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"^\t\$\(RUN\) (-m benchmarks\..*)$", recipe, re.MULTILINE)
     commands = [Command("Makefile", ("python", *line.split())) for line in found]

@@ -1,7 +1,7 @@
-"""README and docs from the top, as a newcomer types them: every command that needs neither Google nor a GPU, in order.
+"""Runs the commands of README and docs in order, as a newcomer does: all that need neither Google nor a GPU.
 
-The reductions, and nothing else, differ from what stands there: fewer steps, narrower networks, smaller images and
-batches, a handful of examples. So the last steps of a page find what the first have made.
+They differ from the pages only by reductions: fewer steps, narrower networks, smaller images and batches, few examples.
+Later commands of a page use the output of earlier ones.
 """
 
 import os
@@ -24,11 +24,11 @@ OFFLINE = {
 }
 LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "deploy local", "deploy compare",
          "deploy report", "deploy estimate", "deploy machines")  # fmt: skip
-FIRST = ("trainer.data.prepare", "trainer.task")  # a page may show how to look at a run before how to make it
+FIRST = ("trainer.data.prepare", "trainer.task")  # a page may use a run before the command that makes it
 
 
 def reduced(command: Command) -> list[str]:
-    """The command's words with its reductions behind them: the last of two equal flags counts."""
+    """Returns the command's words, then its reductions: the last of two equal flags counts."""
     words = [*command.words]
     recipe = next((word.partition("=")[2] for word in words if word.startswith("--recipe=")), "")
     if command.subject == "trainer.data.prepare":
@@ -44,18 +44,18 @@ def reduced(command: Command) -> list[str]:
 
 
 def local_commands() -> list[Command]:
-    """Those that are run here, in the order of the pages; what makes data and runs comes first."""
+    """Returns the commands to run, in the order of the pages, but those that make data and runs first."""
     found = [command for command in documented() if command.subject in LOCAL and "--on=vertex" not in command.words]
     found = [command for command in found if command.arguments and not any("gs://" in word for word in command.words)]
     return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
 
 
-def test_every_kind_of_local_command_is_tried() -> None:
+def test_every_kind_of_local_command_is_run() -> None:
     commands = local_commands()
     assert {command.subject for command in commands} == set(LOCAL)
     for command in commands:
         given = {word.partition("=")[0] for word in command.words}
-        assert given <= {word.partition("=")[0] for word in reduced(command)}, "nothing of it is left out"
+        assert given <= {word.partition("=")[0] for word in reduced(command)}, "a flag was dropped"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""docs/permissions.md names every role and API that the program names."""
+"""Tests that docs/permissions.md names every role and API that the program names."""
 
 import re
 

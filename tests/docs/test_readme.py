@@ -1,4 +1,4 @@
-"""The README's tables are those of the source, and its pictures are there and small."""
+"""Tests that the README's tables match the source, and that its pictures exist and are small."""
 
 import re
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def family(tier: Tier) -> str:
-    """`l4x2` -> `l4x`: tiers that differ in the count of accelerators alone stand in one row."""
+    """Returns `l4x` for `l4x2`: tiers that differ only in the number of accelerators share a row."""
     counted = re.fullmatch(r"(.+x)\d+", tier.name)
     return counted[1] if counted else tier.name
 
 
 def tier_rows() -> Iterator[str]:
-    """The table of tiers as the README has it, cheapest family first."""
+    """Yields the lines of the README's table of tiers, cheapest family first."""
     families: dict[str, list[Tier]] = {}
     for path in JOB_CONFIGS.glob("*.yaml"):
         tier = load_tier(path.stem)
@@ -30,7 +30,7 @@ def tier_rows() -> Iterator[str]:
 
 
 def row(tiers: list[Tier]) -> str:
-    """One family: names, machines, accelerators, prices, in the order of their counts."""
+    """Returns the row of one family: names, machines, accelerators, prices, by number of accelerators."""
     names = " ".join(f"`{tier.name}`" for tier in tiers)
     first, *others = dict.fromkeys(tier.machine_type for tier in tiers)
     machines = ", ".join([first, *(f"-{other.rsplit('-', 1)[1]}" for other in others)])
@@ -47,7 +47,7 @@ def price(tier: Tier) -> str:
     return f"{tier.price_per_hour:.2f}" + ("" if tier.strategy == "STANDARD" else "*")
 
 
-def test_the_table_of_tiers_is_that_of_the_machine_table() -> None:
+def test_the_table_of_tiers_matches_the_machine_table() -> None:
     table = "\n".join(tier_rows())
     assert table in README, f"put this into README.md:\n{table}"
     assert f"estimates of {load_machines().date} for {load_machines().region}" in README

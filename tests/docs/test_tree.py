@@ -1,4 +1,4 @@
-"""Sizes, docstrings and the developer's tools: what the heir of this code was promised."""
+"""Tests sizes, docstrings, pages and the developer's tools."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ def functions(source: str) -> Iterator[Function]:
 
 
 def too_long(source: str) -> list[str]:
-    """What is longer than agreed: functions by name, and the file as `file`."""
+    """Returns what is too long: functions by name, and the file as `file`."""
     file = ["file"] if source.count("\n") > MOST_LINES else []
     lengths = [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions(source)]
     return file + [name for name, lines in lengths if lines > MOST_FUNCTION_LINES]
@@ -44,7 +44,7 @@ def test_what_is_too_long_is_found() -> None:
 
 
 def public(source: str) -> Iterator[tuple[str, bool]]:
-    """Public functions, classes and methods (`.name`) of a module, and whether each says what it is."""
+    """Yields public functions, classes and methods (`.name`), and whether each has a docstring."""
     for node in ast.parse(source).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             yield node.name, ast.get_docstring(node) is not None
@@ -55,10 +55,10 @@ def public(source: str) -> Iterator[tuple[str, bool]]:
 
 
 def undocumented(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """By module. A method that fulfils a protocol, or replaces another one, is documented there."""
+    """Returns names by module. A method that implements a protocol or overrides another is documented there."""
     found = {path: list(public(source)) for path, source in sources.items()}
-    said = {name for names in found.values() for name, documented in names if documented and name.startswith(".")}
-    left = {path: [name for name, own in names if not own and name not in said] for path, names in found.items()}
+    inherited = {name for names in found.values() for name, documented in names if documented and name.startswith(".")}
+    left = {path: [name for name, own in names if not own and name not in inherited] for path, names in found.items()}
     return {path: names for path, names in left.items() if names}
 
 
@@ -69,14 +69,54 @@ def test_what_is_public_is_documented() -> None:
 
 
 def test_what_is_not_documented_is_found() -> None:
-    said = "def run():\n    'Runs.'\nclass A:\n    'One.'\n    def stop(self):\n        'Stops.'\n"
-    silent = "def run(): ...\ndef stop(): ...\nclass B:\n    def stop(self): ...\n    def run(self): ...\n"
-    assert undocumented({"a": said, "b": silent}) == {"b": ["run", "stop", "B", ".run"]}
+    documented = "def run():\n    'Runs.'\nclass A:\n    'One.'\n    def stop(self):\n        'Stops.'\n"
+    bare = "def run(): ...\ndef stop(): ...\nclass B:\n    def stop(self): ...\n    def run(self): ...\n"
+    assert undocumented({"a": documented, "b": bare}) == {"b": ["run", "stop", "B", ".run"]}
+
+
+# Nouns and pronouns that look like verbs in the third person.
+NOUNS = (
+    "Accelerators|Arrays|Class|Commands|Connections|Contenders|Convolutions|Epochs|Examples|Features|Fields|Files|Flags|"
+    "Hours|Images|Indices|Its|Jobs|Keras|Labels|Layers|Lines|Losses|Machines|Networks|Numbers|Objects|Ours|Replicas|"
+    "Permutations|Rows|Scalars|Seconds|Settings|Sources|This|Tiers|Titles|Workers"
+)
+# Folders whose docstrings are not rewritten yet.
+NOT_YET: set[str] = {
+    "trainer/",
+    "benchmarks/",
+    *(f"deploy/{room}/" for room in ("cli", "comparison", "localrun", "report", "spec", "vertex")),
+}
+
+
+def without_verb(source: str) -> list[tuple[int, str]]:
+    """Returns line and first word of each docstring that does not begin with a verb in the third person."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Module, ast.ClassDef, Function))]
+    texts = [(node.body[0].lineno, text) for node in nodes if (text := ast.get_docstring(node)) is not None]
+    verb = re.compile(rf"(?!(?:{NOUNS})\b)[A-Z][a-z]+s\b")
+    return sorted((line, text.partition(" ")[0]) for line, text in texts if not verb.match(text))
+
+
+def test_every_docstring_begins_with_a_verb() -> None:
+    found = [
+        f"{name}:{line} {word}"
+        for path in FILES
+        if not (name := path.relative_to(ROOT).as_posix()).startswith(("tests/", *NOT_YET))
+        for line, word in without_verb(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def test_a_docstring_without_a_verb_is_found() -> None:
+    good = "'Reads.'\nclass A:\n    'Holds rows.'\n    async def run(self):\n        'Runs.'\n"
+    assert without_verb(good) == []
+    for word in ("What", "read", "Rows", "This", "Read", "`Runs`", "Runs_"):
+        assert without_verb(good.replace("Runs", word + " it")) == [(5, word)]
+    assert without_verb("'Whether.'\n" + good.partition("\n")[2]) == [(1, "Whether.")]
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    assert [repo["repo"] for repo in hooks] == ["local"]  # nothing is downloaded
+    assert [repo["repo"] for repo in hooks] == ["local"]  # so nothing is downloaded
     entries = [hook["entry"] for hook in hooks[0]["hooks"]]
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert recipe
@@ -97,7 +137,7 @@ def test_decisions_are_one_page_each() -> None:
 
 
 def links(page: Path) -> Iterator[str]:
-    """Targets of Markdown links to files of the tree."""
+    """Yields the targets of Markdown links to files of the tree."""
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             yield target
@@ -112,7 +152,7 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize(("codes", "whole"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([5, 0], 1)])
-def test_the_versions_pass_only_where_all_do(codes: list[int], whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-9: pytest was killed."""
+def test_the_versions_pass_only_if_all_do(codes: list[int], whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code -9 means that pytest was killed."""
     monkeypatch.setattr(versions, "run", lambda version: codes[version == "3.12"])
     assert versions.main(["3.10", "3.12"]) == whole
