@@ -368,4 +368,4 @@ def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: pytest.Ca
     assert "--region=us-east4" in shown
     assert main(["submit", "l4x1", "--regions=us-west2", *flags]) == 2
     shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("region=us-west2 has no NVIDIA_L4 for training: say")) == ("", 1)
+    assert (shown.out, shown.err.count("region=us-west2 has no NVIDIA_L4 for training: use")) == ("", 1)

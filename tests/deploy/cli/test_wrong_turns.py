@@ -119,7 +119,7 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
     )
     error = capsys.readouterr().err
     assert "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
-    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and say --data={said}\n")
+    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and use --data={said}\n")
     assert error.count("\n") == 1
 
 
