@@ -40,17 +40,13 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.models
 	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.workers --scaling=weak
-	$(RUN) -m benchmarks.talk
 	$(RUN) -m benchmarks.limit
-	$(RUN) -m benchmarks.limit --profile
-	$(RUN) -m benchmarks.growth
 	$(RUN) -m benchmarks.scaling
 	$(RUN) -m benchmarks.checkpoint
 	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
-	$(RUN) -m benchmarks.report
-	$(RUN) -m benchmarks.compare
+	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk

@@ -1,1 +1,1 @@
-"""This project against its peers: each pair in one run, alternating repeats, medians and ratios."""
+"""Measures this project against its peers: alternating repeats within one run, medians and ratios."""

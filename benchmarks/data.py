@@ -1,92 +1,64 @@
-"""The ways in: `prepare` against plain Pillow, and the input side alone against what the model of its recipe takes.
-
-`python -m benchmarks.data PHOTOS [--mnist=FOLDER]`: a folder of image files, and one of MNIST's four idx files.
+"""Measures `prepare` against plain Pillow, and the input pipeline alone against the images/s that its model takes:
+`python -m benchmarks.data PHOTOS [--mnist=FOLDER]`, with a folder of image files and one of MNIST's four idx files.
 """
 
-import argparse
 import os
-import shutil
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from benchmarks import input_side
-from benchmarks.measure import alternate, base_parser, keep, run_main, table
+from benchmarks import input_pipeline
+from benchmarks.runner import compare, elapsed, make_parser, print_table, program, save
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data import image_folder
 from trainer.data.prepare import prepare
 
 SIZE = 64
-ON_PHOTOS, ON_MNIST = ("wgan_gp_photos",), ("mlp_mnist", "cnn_mnist", "wgan_gp_mnist")
-GOAL = 10  # times what the model takes
+MNIST_RECIPES = ("mlp_mnist", "cnn_mnist", "wgan_gp_mnist")
+GOAL = 10  # times the images/s of the model
+PARSER = make_parser(__doc__, repeats=5, seconds=2.0)
+PARSER.add_argument("photos", type=Path)
+PARSER.add_argument("--mnist", type=Path, help="without it only the recipe of the photos is measured")
 
 
-def plain_pillow(files: list[Path]) -> float:
-    """Seconds to decode and resize `files` on all cores, by nothing but Pillow."""
+def decode_with_pillow(files: list[Path]) -> None:
+    """Decodes and resizes `files` on all cores."""
 
-    def one(path: Path) -> bytes:
+    def decode(path: Path) -> bytes:
         with Image.open(path) as image:
             return ImageOps.fit(image.convert("RGB"), (SIZE, SIZE), method=Image.Resampling.BICUBIC).tobytes()
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        assert all(pool.map(one, files))
-    return time.perf_counter() - began
+        assert all(pool.map(decode, files))
 
 
-def ours(config: TrainConfig) -> float:
-    """Seconds of `prepare`, checksums and writing included."""
-    folder = Path(tempfile.mkdtemp())
-    began = time.perf_counter()
-    prepare(config, folder / "shards", 64, lambda done, total: None)
-    seconds = time.perf_counter() - began
-    shutil.rmtree(folder)
-    return seconds
-
-
-def input_side_of(recipe: str, data: str, repeats: int, seconds: float) -> dict[str, list[float]]:
-    """images/s of the model of `recipe` and of its input side alone, on shards prepared from `data`."""
-    flags = [f"--recipe={recipe}"]
+def seconds_of_prepare(config: TrainConfig) -> float:
+    """Measures `prepare`, which also computes checksums and writes shards."""
     with tempfile.TemporaryDirectory() as folder:
-        prepare(resolve([*flags, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
-        inputs = {
-            "in memory": [f"--data={folder}"],
-            "row by row": [f"--data={folder}", "--data_memory_mib=0"],
-        }
-        return input_side.against_the_model(flags, inputs, repeats, seconds)
+        return elapsed(lambda: prepare(config, Path(folder) / "shards", 64, lambda done, total: None))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The flags."""
-    parser = base_parser(__doc__, repeats=5, seconds=2.0)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("--mnist", type=Path, help="without it only the recipe of the photos is measured")
-    return parser
-
-
+@program
 def main() -> None:
-    """Prints the tables and keeps the raw numbers."""
-    options = make_parser().parse_args()
+    """Prints the tables and saves the raw numbers."""
+    options = PARSER.parse_args()
     config = TrainConfig(data=f"folder:{options.photos}", image_size=SIZE, channels=3)
     files = [file for part in image_folder.find(options.photos) if part for file in part.files]
-    raw = alternate({"prepare": lambda: ours(config), "plain Pillow": lambda: plain_pillow(files)}, options.repeats)
-    print("\n".join([f"\n{len(files):,} photos to {SIZE}x{SIZE}", "", *table(raw, "prepare", "seconds")]), flush=True)
-    data = dict.fromkeys(ON_PHOTOS, config.data)
-    if options.mnist:
-        data |= dict.fromkeys(ON_MNIST, f"idx:{options.mnist}")
-    speed = {}
-    for recipe, source in data.items():
-        speed[recipe] = input_side_of(recipe, source, options.repeats, options.seconds)
-        title = f"\nInput side alone of {recipe}, prepared shards"
-        print("\n".join([title, "", *input_side.table(speed[recipe], GOAL)]), flush=True)
-    command = f"python -m benchmarks.data {options.photos.name}"
-    command += f" --mnist={options.mnist.name}" if options.mnist else ""
-    keep("data", {"command": command, "seconds": raw, "images_per_second": speed})
-
-
-if __name__ == "__main__":
-    run_main(main)
+    candidates = {
+        "prepare": lambda: seconds_of_prepare(config),
+        "plain Pillow": lambda: elapsed(lambda: decode_with_pillow(files)),
+    }
+    raw = compare(f"{len(files):,} photos to {SIZE}x{SIZE}", candidates, options.repeats)
+    speed, mnist = {}, MNIST_RECIPES if options.mnist else ()
+    for recipe, data in {"wgan_gp_photos": config.data, **dict.fromkeys(mnist, f"idx:{options.mnist}")}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            flag = f"--recipe={recipe}"
+            prepare(resolve([flag, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
+            inputs = {"in memory": [f"--data={folder}"], "row by row": [f"--data={folder}", "--data_memory_mib=0"]}
+            found = input_pipeline.measure_with_model([flag], inputs, options.repeats, options.seconds)
+        print_table(f"Input pipeline of {recipe} alone, prepared shards", input_pipeline.table(found, GOAL))
+        speed[recipe] = found
+    save("data", seconds=raw, images_per_second=speed)

@@ -1,7 +1,7 @@
-"""The work of one step, counted in the graph that the loop runs: matrix products, convolutions, all-reduces.
+"""Counts the work of a step in the graph that the loop runs: FLOPs, bytes, all-reduces.
 
-A multiplication and an addition are 2 FLOPs. Everything else is left out: sums, activations, normalisation, optimizers.
-A convolution with padding is counted as if the padding were data. What TensorFlow prunes is not counted.
+A multiplication and an addition are 2 FLOPs. Only matrix products and convolutions have FLOPs, padding included.
+What TensorFlow prunes is not counted.
 """
 
 import math
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from trainer.build import TrainingSetup
 
-# Of each convolution where its dense side and its filter are: ("out" or "in", number). Each of the dense side's pixels
-# meets the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
+# The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
+# with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
 _CONVOLUTIONS = {
     "Conv2D": (("out", 0), ("in", 1)),
     "Conv2DBackpropInput": (("in", 2), ("in", 1)),
@@ -29,30 +29,27 @@ _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of the step and how often it runs. `scope`: its name below those of what calls it.
-
-    The rest is of all `times`: FLOPs, bytes that it reads and writes, bytes that it sums over replicas.
-    """
+    """Holds the counts of an operation over all `times` that it runs; `scope` is its name below its callers'."""
 
     type: str
     scope: str
     times: int
     flops: int = 0
-    moved_bytes: int = 0
-    reduced_bytes: int = 0
+    moved_bytes: int = 0  # read and written
+    reduced_bytes: int = 0  # summed over replicas
 
 
-def step_graph(assembly: TrainingSetup) -> Any:
-    """The graph of what the loop calls, a tf.function over steps; it is traced, not run."""
+def step_graph(setup: TrainingSetup) -> Any:
+    """Traces the tf.function over steps that the loop calls; returns its graph."""
     step, count = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-    return assembly.step_runner()._run.get_concrete_function(assembly.rows_from(0), step, count).graph
+    return setup.step_runner()._run.get_concrete_function(setup.rows_from(0), step, count).graph
 
 
 def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: int = 1) -> Iterator[Operation]:
-    """What a call of `graph` runs, its functions and loops included. `loops`: how often loops run, the outermost first.
+    """Yields the operations of a call of `graph`, with functions and loops, without branches of a condition.
 
-    The default is one turn of the loop over steps. ValueError where loops are nested deeper than `loops` says; branches
-    of a condition are left out.
+    `loops` has the iterations of nested loops, the outermost first: by default one of the loop over steps. Raises
+    ValueError if loops are nested more deeply.
     """
     for op in _needed(graph):
         name = f"{scope}{op.name}"
@@ -60,7 +57,7 @@ def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: 
             yield from operations(_function(graph, op, "f"), loops, f"{name}/", times)
         elif op.type in ("While", "StatelessWhile"):
             if not loops:
-                raise ValueError(f"{name} is a loop, and nothing says how often it runs")
+                raise ValueError(f"{name} is a loop without a number of iterations")
             yield from operations(_function(graph, op, "body"), loops[1:], f"{name}/", times * loops[0])
         else:
             written = sum(map(_bytes, op.outputs))
@@ -69,9 +66,9 @@ def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: 
             yield Operation(op.type, name, times, times * _flops(op), times * moved, times * reduced)
 
 
-def step_flops(assembly: TrainingSetup) -> int:
-    """FLOPs of one step on all local replicas; for a GAN all its critic updates and the generator's."""
-    return sum(op.flops for op in operations(step_graph(assembly)))
+def step_flops(setup: TrainingSetup) -> int:
+    """Returns the FLOPs of one step on all local replicas; for a GAN of all its updates."""
+    return sum(op.flops for op in operations(step_graph(setup)))
 
 
 def _function(graph: Any, op: Any, attribute: str) -> Any:
@@ -79,7 +76,7 @@ def _function(graph: Any, op: Any, attribute: str) -> Any:
 
 
 def _needed(graph: Any) -> list[Any]:
-    """The operations that outputs and side effects of `graph` need: tapes leave gradients that no one asks for."""
+    """Returns the operations that outputs and side effects of `graph` need: tapes leave unused gradients."""
     found: set[Any] = set()
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     while waiting:
@@ -91,8 +88,8 @@ def _needed(graph: Any) -> list[Any]:
 
 
 def _flops(op: Any) -> int:
-    def shape(place: tuple[str, int]) -> list[int]:
-        side, number = place
+    def shape(operand: tuple[str, int]) -> list[int]:
+        side, number = operand
         return list((op.outputs if side == "out" else op.inputs)[number].shape)
 
     if op.type in _CONVOLUTIONS:
@@ -107,6 +104,6 @@ def _flops(op: Any) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    """0 where the shape is not known, or the tensor is but a handle."""
+    """Returns the size, or 0 if the shape is unknown or the tensor only a handle."""
     known = tensor.shape.is_fully_defined() and tensor.dtype.is_numpy_compatible
     return math.prod(tensor.shape) * tensor.dtype.size if known else 0

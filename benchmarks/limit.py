@@ -1,144 +1,52 @@
-"""The fraction of the cores' matrix rate that a recipe reaches: `python -m benchmarks.limit [--profile]`.
+"""Measures the fraction of the cores' float32 matrix rate that a recipe reaches: `python -m benchmarks.limit`.
 
-FLOPs of one step, counted in its graph (benchmarks/flops.py says what counts), over the rate of a large matrix product
-on the same devices in the same run. With --profile: where the time of a step goes, by kind of operation.
+It is the FLOPs of a step, counted in its graph, over the rate of a large matrix product just before.
 """
 
-import argparse
 import statistics
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import tensorflow as tf
 
-from benchmarks.flops import operations, step_graph
-from benchmarks.measure import base_parser, keep, possible, run_main, some_of
-from benchmarks.profile import kind, seconds_by_kind
-from trainer.build import build_setup
-from trainer.config.recipe import recipe_names, resolve
-from trainer.distribution.strategy import make_replicas
+from benchmarks.flops import step_flops
+from benchmarks.runner import elapsed, make_parser, print_table, program, ratios, save, some_of
+from benchmarks.trainer_loop import TrainingLoop, setup_of
+from trainer.config.recipe import recipe_names
 
-RECIPES = "cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist"
-SIZES = (512, 1024, 2048)  # of the square matrices
-DTYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16"}  # by precision: what products are computed in
-# The digits that come with the package stand in for each recipe's data: content does not change the speed.
-FLAGS = ["--data=digits", "--replicas=1"]
-EXTRA = {"efficientnet_photos": ["--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"]}
+PRODUCTS = ((512, 160), (1024, 20), (2048, 3))  # the size of square matrices and their products in some 0.2 s
+PARSER = make_parser(__doc__, repeats=5, seconds=1.5)
+PARSER.add_argument("--recipes", type=some_of(recipe_names()), default="cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist")
 
 
-class Training:
-    """A recipe that goes on through all measurements, in calls of about `seconds`."""
-
-    def __init__(self, recipe: str, precision: str, seconds: float) -> None:
-        config = resolve([f"--recipe={recipe}", *EXTRA.get(recipe, []), *FLAGS, f"--precision={precision}"]).config
-        assembly = build_setup(config, make_replicas(config))
-        self.flops = Counter[str]()  # of one step, by kind of operation
-        for op in operations(step_graph(assembly)):
-            self.flops[kind(op.type, op.scope)] += op.flops
-        self._rows, self._run, self._position, self.steps = assembly.rows_from(0), assembly.step_runner(), 0, 1
-        self()  # traces
-        self.steps = 3
-        self.steps = max(1, round(seconds * self()))
-
-    def __call__(self) -> float:
-        """Steps a second of one call."""
-        began = time.perf_counter()
-        self._run(self._rows, self._position, self.steps)
-        self._position += self.steps
-        return self.steps / (time.perf_counter() - began)
+def matrix_rate() -> float:
+    """Measures FLOP/s of large matrix products, of the size where they are highest."""
+    rates = []
+    for size, times in PRODUCTS:
+        matrix = tf.random.normal((size, size))
+        rates.append(2 * size**3 * times / elapsed(partial(_multiply, matrix, times)))
+    return max(rates)
 
 
-def matrix_rate(dtype: str) -> Callable[[], float]:
-    """A measurement: FLOP/s of the best of some large square products, each for 0.2 seconds."""
-    multiply = tf.function(lambda a: tf.reduce_sum(a @ a), input_signature=[tf.TensorSpec([None, None], dtype)])
-    matrices = {size: tf.cast(tf.random.normal((size, size)), dtype) for size in SIZES}
-    for matrix in matrices.values():
-        multiply(matrix)  # warms up
-
-    def rate(size: int) -> float:
-        began, done = time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < 0.2:
-            float(multiply(matrices[size]))  # one number comes back, once the product is there
-            done += 1
-        return done * 2 * size**3 / passed
-
-    return lambda: max(rate(size) for size in SIZES)
+def _multiply(matrix: tf.Tensor, times: int) -> None:
+    for _ in range(times):
+        tf.matmul(matrix, matrix)
 
 
-def fractions(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
-    """Prints the table of the fractions reached; returns the raw numbers."""
-    rates = {dtype: matrix_rate(dtype) for dtype in {DTYPES[name.split()[1]] for name in trainings}}
-    raw: dict[str, Any] = {name: {"flops": each.flops.total(), "limit": [], "steps": []}
-                           for name, each in trainings.items()}  # fmt: skip
-    for _ in range(repeats):
-        for name, training in trainings.items():  # the limit just before, for a machine's speed drifts
-            raw[name]["limit"].append(rates[DTYPES[name.split()[1]]]())
-            raw[name]["steps"].append(training())
-    print("\n| | GFLOP a step | steps/s | matrix rate, GFLOP/s | fraction reached | lowest to highest |")
-    print("|---|--:|--:|--:|--:|--:|")
-    for name, found in raw.items():
-        reached = [found["flops"] * speed / rate for speed, rate in zip(found["steps"], found["limit"], strict=True)]
-        speed, rate = (statistics.median(found[each]) for each in ("steps", "limit"))
-        print(f"| {name} | {found['flops'] / 1e9:.3g} | {speed:.3g} | {rate / 1e9:.0f} "
-              f"| {statistics.median(reached):.2f} | {min(reached):.2f} - {max(reached):.2f} |")  # fmt: skip
-    return raw
-
-
-def profiles(trainings: Mapping[str, Training], repeats: int) -> dict[str, Any]:
-    """Prints a table a recipe: where the time goes; returns the shares of every repeat."""
-    raw = {}
-    for name, training in trainings.items():
-        rate, plain, shares = matrix_rate(DTYPES[name.split()[1]]), [], []
-        for _ in range(repeats):
-            limit, speed = rate(), training()
-            seconds = seconds_by_kind(training)
-            whole = sum(seconds.values())
-            plain.append(training.steps / speed / whole)
-            reached = {each: training.flops[each] * training.steps / value / limit for each, value in seconds.items()}
-            shares.append({each: (value / whole, reached[each]) for each, value in seconds.items()})
-        raw[name] = shares
-        print("\n".join([f"\n{name}", "", *_shares_table(shares, training.flops)]))
-        print(f"\nThe profiler made it {1 / statistics.median(plain):.2f} x as long (median).")
-    return raw
-
-
-def _shares_table(shares: Sequence[Mapping[str, tuple[float, float]]], flops: Counter[str]) -> list[str]:
-    """Lines of Markdown, the largest kind first."""
-    lines = ["| kind of operation | of the time | of the FLOPs | of the matrix rate |", "|---|--:|--:|--:|"]
-    nothing = (0.0, 0.0)
-
-    def median(each: str, part: int) -> float:
-        return statistics.median(share.get(each, nothing)[part] for share in shares)
-
-    for each in sorted({each for share in shares for each in share}, key=lambda each: -median(each, 0)):
-        work = f"{flops[each] / flops.total():.1%} | {median(each, 1):.2f}" if flops[each] else " | "
-        lines.append(f"| {each} | {median(each, 0):.1%} | {work} |")
-    return lines
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The flags."""
-    parser = base_parser(__doc__, repeats=5, seconds=1.5)
-    parser.add_argument("--recipes", type=some_of(recipe_names()), default=RECIPES, help="default: %(default)s")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
-    return parser
-
-
+@program
 def main() -> None:
-    """Prints the tables and keeps the raw numbers."""
-    options = make_parser().parse_args()
-    trainings = {
-        f"{recipe} {precision}": Training(recipe, precision, options.seconds)
-        for recipe in options.recipes
-        for precision in possible(DTYPES)
-    }
-    measure, name = (profiles, "profile") if options.profile else (fractions, "limit")
-    raw = measure(trainings, options.repeats)
-    command = f"python -m benchmarks.limit --recipes={','.join(options.recipes)}" + " --profile" * options.profile
-    keep(name, {"command": command, "tensorflow": tf.__version__, **raw})
-
-
-if __name__ == "__main__":
-    run_main(main)
+    """Prints the table and saves the raw numbers; the package's digits replace each recipe's data."""
+    options, raw = PARSER.parse_args(), {}
+    lines = ["| | GFLOP/s | matrix rate | fraction reached | lowest to highest |", "|---|--:|--:|--:|--:|"]
+    matrix_rate()  # warms up
+    for recipe in options.recipes:
+        setup = setup_of(f"--recipe={recipe}", "--data=digits", "--replicas=1")
+        flops, loop = step_flops(setup), TrainingLoop(setup)
+        steps = loop.steps_in(options.seconds)
+        rounds = [(matrix_rate(), flops * steps / loop(steps)) for _ in range(options.repeats)]
+        raw[recipe] = found = {"limit": [limit for limit, _ in rounds], "reached": [speed for _, speed in rounds]}
+        limit, reached = (statistics.median(values) / 1e9 for values in found.values())
+        parts = ratios(found, "reached", "limit")
+        spread = f"{statistics.median(parts):.2f} | {min(parts):.2f} - {max(parts):.2f}"
+        lines.append(f"| {recipe} | {reached:.0f} | {limit:.0f} | {spread} |")
+    print_table("Fraction of the matrix rate", lines)
+    save("limit", flops_per_second=raw)

@@ -1,59 +1,38 @@
-"""What more GPUs should bring, by arithmetic: `python -m benchmarks.scaling`. No GPU is used, nothing is timed.
+"""Computes what more GPUs should bring: `python -m benchmarks.scaling`. No GPU is used and nothing is timed.
 
 FLOPs, bytes and all-reduces are counted in each recipe's graph. docs/scaling.md has the formula, the sources of the
 rates, and what is left out.
 """
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from unittest.mock import patch
 
-import tensorflow as tf
-
 from benchmarks.flops import Operation, operations, step_graph
-from benchmarks.limit import EXTRA
-from benchmarks.measure import base_parser, keep, run_main
-from benchmarks.ours import fresh_collectives
-from trainer.build import build_setup
+from benchmarks.runner import make_parser, print_table, program, save
+from benchmarks.trainer_loop import setup_of
 from trainer.config.recipe import resolve
 from trainer.distribution.strategy import make_replicas
 
-CASES = {
-    "wgan_gp_mnist": ["--recipe=wgan_gp_mnist"],
-    "the same, --sync_batch_norm=false": ["--recipe=wgan_gp_mnist", "--sync_batch_norm=false"],
-    "wgan_gp_photos": ["--recipe=wgan_gp_photos"],
-    "dcgan_mnist": ["--recipe=dcgan_mnist"],
-    "cnn_mnist": ["--recipe=cnn_mnist"],
-    "mlp_mnist": ["--recipe=mlp_mnist"],
-    "efficientnet_photos": ["--recipe=efficientnet_photos", *EXTRA["efficientnet_photos"]],
-}
-DEVICES = (1, 2, 4, 8)
+RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")
+CASES = {recipe: [f"--recipe={recipe}"] for recipe in RECIPES}
+CASES["efficientnet_photos"] += ["--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"]
+CASES["wgan_gp_mnist --sync_batch_norm=false"] = [*CASES["wgan_gp_mnist"], "--sync_batch_norm=false"]
+DEVICES = (2, 4, 8)
 # To dispatch one operation and to start one all-reduce: assumptions, not measured here.
 LAUNCH_SECONDS, ALL_REDUCE_SECONDS = 5e-6, 30e-6
 NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp", "Reshape", "Squeeze", "StopGradient"}
+# Dense TF32 FLOP/s, bytes/s of the memory, and of the link to the other GPUs, each way. By data sheet.
+MACHINES = {
+    "L4, PCIe 4.0 x16": (60e12, 300e9, 32e9),
+    "A100 40 GB, NVLink 3": (156e12, 1555e9, 300e9),
+    "H100 SXM, NVLink 4": (494e12, 3350e9, 450e9),
+}
+PARSER = make_parser(__doc__)
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A GPU: dense TF32 FLOP/s, bytes/s of its memory, and of its link to the others, each way. By data sheet."""
-
-    name: str
-    flops: float
-    memory: float
-    link: float
-
-
-MACHINES = (
-    Machine("L4, PCIe 4.0 x16", 60e12, 300e9, 32e9),
-    Machine("A100 40 GB, NVLink 3", 156e12, 1555e9, 300e9),
-    Machine("H100 SXM, NVLink 4", 494e12, 3350e9, 450e9),
-)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step at a recipe's global batch: on one replica, the same at half of the batch, and what two sum up."""
+class Step(NamedTuple):
+    """Holds the counts of a step on one replica, at a recipe's batch and half of it, and what two replicas sum up."""
 
     whole: Sequence[Operation]
     half: Sequence[Operation]
@@ -62,82 +41,63 @@ class Step:
 
 
 def counted(flags: Sequence[str]) -> Step:
-    """The step of a recipe; the digits stand in for its data."""
+    """Counts the step of a recipe; the digits replace its data."""
     rows = resolve(flags).config.global_batch_size
     two = [op for op in _operations(*flags, "--replicas=2") if op.reduced_bytes]
     return Step(
         _operations(*flags, "--replicas=1"),
         _operations(*flags, "--replicas=1", f"--global_batch_size={rows // 2}"),
-        sum(op.times for op in two) // 2,  # each is in the graph once a replica
+        sum(op.times for op in two) // 2,  # the graph has each once per replica
         sum(op.reduced_bytes for op in two) // 2,
     )
 
 
 def _operations(*flags: str) -> list[Operation]:
-    fresh_collectives()
-    config = resolve([*flags, "--data=digits"]).config
-    with patch("trainer.models.image_layers._has_gpu", return_value=True):  # the layers that a GPU would get
-        graph = step_graph(build_setup(config, make_replicas(config)))
+    with patch("trainer.models.image_layers._has_gpu", return_value=True):  # builds the layers for GPUs
+        graph = step_graph(setup_of(*flags, "--data=digits"))
     return [op for op in operations(graph) if op.type not in NO_KERNEL]
 
 
-def work_seconds(step: Step, machine: Machine, devices: int) -> float:
-    """Of one replica with 1/devices of the batch: each operation takes its dispatch, its FLOPs or its bytes."""
+def step_seconds(step: Step, machine: str, devices: int) -> tuple[float, float]:
+    """Returns the seconds of one step on 1/devices of the batch, and of its all-reduces.
 
-    def part(whole: int, half: int) -> float:  # what an operation has to do is a line over the rows
+    Every operation takes the longest of its dispatch, its FLOPs and its bytes.
+    """
+    flop_rate, memory_rate, link_rate = MACHINES[machine]
+
+    def part(whole: int, half: int) -> float:  # the work of an operation is linear in the rows
         return whole - 2 * (1 - 1 / devices) * (whole - half)
 
-    return sum(
-        max(
-            a.times * LAUNCH_SECONDS,
-            part(a.flops, b.flops) / machine.flops,
-            part(a.moved_bytes, b.moved_bytes) / machine.memory,
-        )
-        for a, b in zip(step.whole, step.half, strict=True)
-    )
-
-
-def all_reduce_seconds(step: Step, machine: Machine, devices: int) -> float:
-    """K alpha + 2 (N - 1) / N V / beta."""
+    work = 0.0
+    for a, b in zip(step.whole, step.half, strict=True):
+        compute, move = part(a.flops, b.flops) / flop_rate, part(a.moved_bytes, b.moved_bytes) / memory_rate
+        work += max(a.times * LAUNCH_SECONDS, compute, move)
     volume = 2 * (devices - 1) / devices * step.reduced_bytes
-    return (step.all_reduces * ALL_REDUCE_SECONDS + volume / machine.link) if devices > 1 else 0.0
+    return work, step.all_reduces * ALL_REDUCE_SECONDS * (devices > 1) + volume / link_rate
 
 
-def step_seconds(step: Step, machine: Machine, devices: int) -> float:
-    """Of one step at the whole global batch over `devices`."""
-    return work_seconds(step, machine, devices) + all_reduce_seconds(step, machine, devices)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The flags."""
-    return base_parser(__doc__)
-
-
+@program
 def main() -> None:
-    """Prints the tables and keeps the counts."""
-    make_parser().parse_args()
+    """Prints the tables and saves the counts."""
+    PARSER.parse_args()
     make_replicas(resolve(["--replicas=2"]).config)  # two logical devices, before TensorFlow starts
     steps = {name: counted(flags) for name, flags in CASES.items()}
     raw = {}
-    print("\n| one step | GFLOP | GB moved | operations | all-reduces | MB all-reduced |\n|---|--:|--:|--:|--:|--:|")
+    lines = ["| one step | GFLOP | GB moved | operations | all-reduces | MB all-reduced |", "|---|--:|--:|--:|--:|--:|"]
     for name, step in steps.items():
-        flops, moved = (sum(getattr(op, what) for op in step.whole) for what in ("flops", "moved_bytes"))
+        flops, moved = sum(op.flops for op in step.whole), sum(op.moved_bytes for op in step.whole)
         kernels = sum(op.times for op in step.whole)
         raw[name] = [flops, moved, kernels, step.all_reduces, step.reduced_bytes]
-        print(f"| {name} | {flops / 1e9:,.3g} | {moved / 1e9:,.3g} | {kernels:,} "
-              f"| {step.all_reduces} | {step.reduced_bytes / 1e6:.2f} |")  # fmt: skip
-    print(f"\nMilliseconds of a step on one GPU, of them all-reduce on two, and the speed-up on {DEVICES[1:]} GPUs\n")
-    print("| | " + " | ".join(machine.name for machine in MACHINES) + " |\n|---|" + "---|" * len(MACHINES))
+        reduced = f"{step.all_reduces} | {step.reduced_bytes / 1e6:.2f}"
+        lines.append(f"| {name} | {flops / 1e9:,.3g} | {moved / 1e9:,.3g} | {kernels:,} | {reduced} |")
+    print_table("Counted", lines)
+    lines = ["| | " + " | ".join(MACHINES) + " |", "|---|" + "---|" * len(MACHINES)]
     for name, step in steps.items():
         cells = []
         for machine in MACHINES:
-            alone = step_seconds(step, machine, 1)
-            faster = " ".join(f"{alone / step_seconds(step, machine, devices):.2f}" for devices in DEVICES[1:])
-            cells.append(f"{1e3 * alone:.1f}; {1e3 * all_reduce_seconds(step, machine, 2):.2f}; {faster}")
-        print(f"| {name} | {' | '.join(cells)} |")
-    units = ["flops", "moved_bytes", "operations", "all_reduces", "reduced_bytes"]
-    keep("scaling", {"command": "python -m benchmarks.scaling", "tensorflow": tf.__version__, "of": units, "step": raw})
-
-
-if __name__ == "__main__":
-    run_main(main)
+            alone, all_reduce = step_seconds(step, machine, 1)[0], step_seconds(step, machine, 2)[1]
+            faster = " ".join(f"{alone / sum(step_seconds(step, machine, devices)):.2f}" for devices in DEVICES)
+            cells.append(f"{1e3 * alone:.1f}; {1e3 * all_reduce:.2f}; {faster}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    print_table(f"Milliseconds of a step on one GPU, of its all-reduces on two; speed-up on {DEVICES} GPUs", lines)
+    save("scaling", of=["flops", "moved_bytes", "operations", "all_reduces", "reduced_bytes"], step=raw)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.ours import fresh_collectives
+from benchmarks.trainer_loop import fresh_collectives
 from trainer import job
 from trainer.build import build_setup
 from trainer.config.recipe import resolve

@@ -1,6 +1,6 @@
-"""What PyTorch's peer makes of given weights and rows: `python -m tests.benchmarks.pytorch_losses GIVEN.npz FLAGS`.
+"""Runs PyTorch's peer on given weights and rows: `python -m tests.benchmarks.pytorch_losses GIVEN.npz FLAGS`.
 
-Prints, as JSON, its work and, for each network, its loss and the norms of the gradients, sorted.
+Prints its work as JSON and, for each network, its loss and the sorted norms of the gradients.
 """
 
 import json

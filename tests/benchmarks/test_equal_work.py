@@ -1,4 +1,4 @@
-"""The contenders of the benchmarks do the same work: same weights and rows in, same losses and updates out."""
+"""Tests that all candidates do the same work: same weights and rows in, same losses and updates out."""
 
 import importlib.util
 import json
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.digits import write_digits
 from benchmarks.keras_fit import batches_for, model_for
-from benchmarks.ours import networks, optimizers, work_of
-from benchmarks.tutorial import classifier_loop, gan
+from benchmarks.processes import write_digits
+from benchmarks.trainer_loop import networks, optimizers, work_of
+from benchmarks.tutorial import GAN, classifier_loop
 from trainer.build import TrainingSetup, build_setup
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Any:
-    """`build("cnn")`: a small model on digits that every framework reads from one file, its float32 weights set."""
+    """Returns `build(model)`: it builds a small model on digits that every framework reads from one file."""
 
     def make(model: str) -> TrainingSetup:
         size = {"cnn": 24, "mlp": 8}.get(model, 16)
@@ -42,25 +42,25 @@ def build(tmp_path: Path) -> Any:
     return make
 
 
-def draws(assembly: TrainingSetup) -> tuple[Any, Any, Any]:
-    """Real images in [-1, 1], noise, interpolation factors."""
-    config = assembly.config
-    reals = assembly.dataset.train.gather(tf.range(ROWS))[0]
+def draws(setup: TrainingSetup) -> tuple[Any, Any, Any]:
+    """Returns real images in [-1, 1], noise and interpolation factors."""
+    config = setup.config
+    reals = setup.dataset.train.gather(tf.range(ROWS))[0]
     noise = tf.random.stateless_normal((ROWS, config.latent_dim), (1, 2))
     return tf.cast(reals, tf.float32) / 127.5 - 1.0, noise, tf.random.stateless_uniform((ROWS, 1, 1, 1), (3, 4))
 
 
 def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any]]:
-    """Of what `loss()` returns, with respect to the weights of `network`."""
+    """Returns the value of `loss()` and its gradients by the weights of `network`."""
     with tf.GradientTape() as tape:
         value = loss()
     return float(value), tape.gradient(value, network.trainable_variables)
 
 
-def ours(assembly: TrainingSetup) -> tuple[Any, Any]:
-    """(loss, gradients) of the critic and of the generator, by the model of this project."""
-    model, (reals, noise, mix) = assembly.model, draws(assembly)
-    if assembly.config.model == "dcgan":
+def ours(setup: TrainingSetup) -> tuple[Any, Any]:
+    """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
+    model, (reals, noise, mix) = setup.model, draws(setup)
+    if setup.config.model == "dcgan":
         critic = model.critic_gradients(reals, noise, ROWS)
     else:
         losses, gradients = model.critic_gradients(reals, model.generator(noise, training=True), mix, ROWS)
@@ -69,7 +69,7 @@ def ours(assembly: TrainingSetup) -> tuple[Any, Any]:
 
 
 def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
-    """Loss and gradients agree up to the rounding of float32."""
+    """Asserts that loss and gradients agree up to the rounding of float32."""
     assert float(one[0]) == pytest.approx(float(other[0]), rel=1e-4)
     for mine, theirs in zip(one[1], other[1], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-4 * float(np.abs(mine).max()) + 1e-7)
@@ -77,33 +77,33 @@ def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("model", GANS)
 def test_the_tutorials_gan_has_our_losses_and_gradients(model: str, build: Any) -> None:
-    assembly = build(model)
-    peer, (reals, noise, mix) = gan(assembly), draws(assembly)
-    critic, generator = ours(assembly)
+    setup = build(model)
+    peer, (reals, noise, mix) = GAN(setup), draws(setup)
+    critic, generator = ours(setup)
     same(critic, loss_and_gradients(lambda: peer.critic_loss(reals, noise, mix), peer.critic))
     same(generator, loss_and_gradients(lambda: peer.generator_loss(noise), peer.generator))
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_after_some_steps_a_classifier_has_our_weights(model: str, build: Any) -> None:
-    assembly, steps = build(model), 6
-    fitted = model_for(assembly, 2, jit_compile=False)
-    network = plain_copy(assembly.model)
-    fitted.fit(batches_for(assembly), steps_per_epoch=steps, shuffle=False, verbose=0)
-    classifier_loop(assembly, network)(steps)
-    assembly.step_runner()(assembly.rows_from(0), 0, steps)
+    setup, steps = build(model), 6
+    fitted = model_for(setup, 2, jit_compile=False)
+    network = plain_copy(setup.model)
+    fitted.fit(batches_for(setup), steps_per_epoch=steps, shuffle=False, verbose=0)
+    classifier_loop(setup, network)(steps)
+    setup.step_runner()(setup.rows_from(0), 0, steps)
     for peer in (fitted, network):
-        for mine, theirs in zip(assembly.model.get_weights(), peer.get_weights(), strict=True):
+        for mine, theirs in zip(setup.model.get_weights(), peer.get_weights(), strict=True):
             np.testing.assert_allclose(mine, theirs, atol=2e-5)
 
 
 def test_fit_makes_as_many_updates_of_a_gan(build: Any) -> None:
-    assembly = build("wgan_gp")
-    fitted = model_for(assembly, 2, jit_compile=False)
-    fitted.fit(batches_for(assembly), steps_per_epoch=4, shuffle=False, verbose=0)
-    assembly.step_runner()(assembly.rows_from(0), 0, 4)
+    setup = build("wgan_gp")
+    fitted = model_for(setup, 2, jit_compile=False)
+    fitted.fit(batches_for(setup), steps_per_epoch=4, shuffle=False, verbose=0)
+    setup.step_runner()(setup.rows_from(0), 0, 4)
     theirs = (fitted.gan.generator_optimizer, fitted.gan.critic_optimizer)
-    assert [int(each.iterations) for each in theirs] == [int(each.iterations) for each in optimizers(assembly.model)]
+    assert [int(each.iterations) for each in theirs] == [int(each.iterations) for each in optimizers(setup.model)]
 
 
 @pytest.mark.slow
@@ -111,31 +111,31 @@ def test_fit_makes_as_many_updates_of_a_gan(build: Any) -> None:
 def test_pytorch_has_our_losses_and_gradients(model: str, build: Any, tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
-    assembly = build(model)
+    setup = build(model)
     if model in GANS:
-        found, inputs = ours(assembly)[::-1], draws(assembly)
+        found, inputs = ours(setup)[::-1], draws(setup)
     else:
-        inputs = assembly.dataset.train.gather(tf.range(ROWS))
-        network = assembly.model
+        inputs = setup.dataset.train.gather(tf.range(ROWS))
+        network = setup.model
         found = [loss_and_gradients(lambda: cross_entropy(network, *inputs), network)]
     names = {f"input {place}": np.asarray(value) for place, value in enumerate(inputs)}
-    for which, network in enumerate(networks(assembly.model)):
+    for which, network in enumerate(networks(setup.model)):
         names |= {f"{which} {place:02}": value for place, value in enumerate(pytorch_weights(network))}
     np.savez(tmp_path / "given.npz", **names)
-    theirs = run_pytorch(assembly.config, tmp_path / "given.npz")
-    assert theirs["work"] == work_of(networks(assembly.model), optimizers(assembly.model))
+    theirs = run_pytorch(setup.config, tmp_path / "given.npz")
+    assert theirs["work"] == work_of(networks(setup.model), optimizers(setup.model))
     for (loss, gradients), (their_loss, their_norms) in zip(found, theirs["losses and norms"], strict=True):
         assert float(loss) == pytest.approx(their_loss, rel=1e-4)
         assert sorted(float(tf.norm(each)) for each in gradients) == pytest.approx(their_norms, rel=1e-3, abs=1e-6)
 
 
 def cross_entropy(network: keras.Model, images: Any, labels: Any) -> Any:
-    """The loss of a compiled classifier of ours."""
+    """Returns the loss of our compiled classifier."""
     return network.compute_loss(y=labels, y_pred=network(tf.cast(images, tf.float32), training=True))
 
 
 def run_pytorch(config: TrainConfig, given: Path) -> dict[str, Any]:
-    """In a process of its own: PyTorch and TensorFlow do not always go together in one."""
+    """Runs PyTorch in another process: it does not always work beside TensorFlow in one."""
     names = ("model", "image_size", "width", "latent_dim", "data", "global_batch_size", "critic_steps", "learning_rate")
     flags = [f"--{name}={getattr(config, name)}" for name in names]
     command = [sys.executable, "-m", "tests.benchmarks.pytorch_losses", str(given), *flags]
@@ -145,7 +145,7 @@ def run_pytorch(config: TrainConfig, given: Path) -> dict[str, Any]:
 
 
 def pytorch_weights(network: keras.Model) -> Iterator[Any]:
-    """Keras's weights as PyTorch orders axes, without moving averages."""
+    """Yields Keras's weights with PyTorch's order of axes, without moving averages."""
     for layer in network.layers:
         for place, weight in enumerate(np.asarray(weight) for weight in layer.trainable_weights):
             if weight.ndim == 4:
@@ -155,7 +155,7 @@ def pytorch_weights(network: keras.Model) -> Iterator[Any]:
 
 
 def _dense(kernel: Any, network: keras.Model, layer: keras.layers.Layer) -> Any:
-    """A dense kernel, (in, out), its side next to an image reordered from (height, width, channels)."""
+    """Returns a dense kernel (in, out) with the side next to an image reordered from (height, width, channels)."""
     place = network.layers.index(layer)
     before, after = network.layers[place - 1], network.layers[(place + 1) % len(network.layers)]
     if isinstance(before, keras.layers.Flatten):

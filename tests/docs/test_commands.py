@@ -110,7 +110,7 @@ def module_exists(command: Command, session: Session) -> None:
 
 def parse_benchmark(command: Command, session: Session) -> None:
     """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is started by hand."""
-    importlib.import_module(command.subject).make_parser().parse_args(command.arguments)
+    importlib.import_module(command.subject).PARSER.parse_args(command.arguments)
 
 
 def hooks(command: Command, session: Session) -> None:
@@ -250,9 +250,9 @@ def test_a_wrong_command_is_noticed(words: tuple[str, ...], session: Session) ->
 @pytest.mark.parametrize(
     ("flag", "line"),
     [
-        ("--repeats=0", "argument --repeats: 0 is too few: take 1 or more"),
-        ("--seconds=0", "argument --seconds: 0 is out of range: take more than 0"),
-        ("--cases=cnn,resnet", "argument --cases: there is no 'resnet': take some of wgan_gp-32,"),
+        ("--repeats=0", "argument --repeats: 0 is too small: use 1 or more"),
+        ("--seconds=0", "argument --seconds: 0 is out of range: use a number above 0"),
+        ("--cases=cnn,resnet", "argument --cases: unknown name 'resnet': use some of wgan_gp-32,"),
         ("--nothing", "unrecognized arguments: --nothing"),
     ],
 )
@@ -273,5 +273,5 @@ def test_make_bench_runs_every_benchmark(session: Session) -> None:
     for command in commands:
         parse_benchmark(command, session)
     modules = (ROOT / "benchmarks").glob("*.py")
-    all_of_them = {f"benchmarks.{path.stem}" for path in modules if "\ndef make_parser" in path.read_text()}
+    all_of_them = {f"benchmarks.{path.stem}" for path in modules if "\nPARSER = " in path.read_text()}
     assert {command.subject for command in commands} == all_of_them - {"benchmarks.data"}

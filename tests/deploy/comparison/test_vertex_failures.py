@@ -151,7 +151,9 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     cloud.run = stocked_out
     code, shown = command("cpu")
     assert code == 1
-    assert "cpu, repeat 1: exit code 1: Resources are insufficient in region: us-central1.; run the same command" in shown
+    assert (
+        "cpu, repeat 1: exit code 1: Resources are insufficient in region: us-central1.; run the same command" in shown
+    )
     assert not (tmp_path / "out" / "report.html").exists()  # of nothing
     cloud.run = trained
     assert command("cpu")[0] == 0

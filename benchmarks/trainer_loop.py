@@ -1,0 +1,93 @@
+"""Runs this project's training loop, alone or as a worker of TF_CONFIG, and describes its work for its peers."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.processes import Run, Work
+from trainer.build import TrainingSetup, build_setup
+from trainer.config.recipe import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.data.batches import Schedule, batches
+from trainer.distribution.cluster import read_cluster
+from trainer.distribution.strategy import make_replicas
+from trainer.models.optimizers import FusedAdam
+
+
+class TrainingLoop:
+    """Runs steps of one setup; each call continues where the last one ended.
+
+    The steps of a call are one call to the device, as in a job, where calls grow to some seconds.
+    """
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.step, self._rows, self._run = 0, setup.rows_from(0), setup.step_runner()
+
+    def __call__(self, steps: int) -> float:
+        """Runs `steps` steps; returns the seconds that they took."""
+        began = time.perf_counter()
+        self._run(self._rows, self.step, steps)
+        self.step += steps
+        return time.perf_counter() - began
+
+    def steps_in(self, seconds: float) -> int:
+        """Warms up; returns how many steps take about `seconds`."""
+        self(1)  # traces
+        return max(1, round(3 * seconds / self(3)))
+
+
+def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
+    """Returns the loop and its work."""
+    setup = build_setup(config, make_replicas(config, read_cluster()))
+    return TrainingLoop(setup), work_of(networks(setup.model), optimizers(setup.model))
+
+
+def setup_of(*flags: str) -> TrainingSetup:
+    """Builds the setup that flags of trainer.task describe; setups of several numbers of replicas can coexist."""
+    fresh_collectives()
+    config = resolve(flags).config
+    return build_setup(config, make_replicas(config))
+
+
+def fresh_collectives() -> None:
+    """Lets the next MirroredStrategy of this process have another number of devices than the last.
+
+    TensorFlow keys groups of devices by a number that each strategy counts from the same base, made to be set in tests.
+    """
+    tf.distribute.MirroredStrategy._collective_key_base += 1_000
+
+
+def networks(model: keras.Model) -> list[keras.Model]:
+    """Returns the networks that a step trains: generator and critic, or the only one."""
+    return [model.generator, model.critic] if hasattr(model, "critic") else [model]
+
+
+def optimizers(model: keras.Model) -> list[Any]:
+    """Returns the optimizer of each network."""
+    return [model.generator_optimizer, model.critic_optimizer] if hasattr(model, "critic") else [model.optimizer]
+
+
+def new_optimizers(model: keras.Model) -> list[Any]:
+    """Returns new optimizers of Keras with the settings of the model's own."""
+    kinds = {FusedAdam: keras.optimizers.Adam}
+    return [kinds.get(type(own), type(own)).from_config(own.get_config()) for own in optimizers(model)]
+
+
+def peer_batches(setup: TrainingSetup, batches_per_step: int) -> tf.data.Dataset:
+    """Returns endless (images, labels) of (batches_per_step, rows, …), from the pipeline that feeds our loop."""
+    schedule = Schedule(setup.dataset.train.count, setup.config.global_batch_size, batches_per_step, 0)
+    rows = batches(setup.dataset.train, schedule, setup.replicas)
+    return rows.map(lambda *parts: tuple(part[0] for part in parts))
+
+
+def work_of(trained: Sequence[keras.Model], updated_by: Sequence[Any]) -> Work:
+    """Returns the trainable numbers of each network and the settings of each optimizer."""
+    numbers = [sum(int(np.prod(each.shape)) for each in network.trainable_variables) for network in trained]
+    names = ("learning_rate", "beta_1", "beta_2", "rho", "epsilon")
+    configs = [optimizer.get_config() for optimizer in updated_by]
+    settings = [{name: round(float(config[name]), 9) for name in names if name in config} for config in configs]
+    return {"trainable": numbers, "optimizers": settings}

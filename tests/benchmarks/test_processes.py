@@ -1,0 +1,77 @@
+"""Tests candidates that start and that fail, and what is printed about them."""
+
+import sys
+from functools import partial
+
+import pytest
+
+from benchmarks import input_pipeline
+from benchmarks.processes import Candidate, ProcessError, digits_file, seconds_until, started
+from benchmarks.runner import program, quartiles, table
+from trainer.errors import UserError
+
+
+def test_a_peer_that_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    with started({"PyTorch": partial(Candidate, "nothing", [], 1)}, 0.1) as candidates:
+        assert candidates == {}
+    assert capsys.readouterr().out == "PyTorch: left out: ModuleNotFoundError: No module named 'benchmarks.nothing'\n"
+
+
+def test_ours_must_not_fail() -> None:
+    with pytest.raises(ProcessError, match="nothing"), started({"ours": partial(Candidate, "nothing", [], 1)}, 0.1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; print('step 1', flush=True); sys.exit('the disk is full')", "the disk is full"),
+        ("import sys; print('no such line'); print('why', file=sys.stderr)", "why"),
+        ("pass", "no reason was given"),
+    ],
+)
+def test_a_process_without_the_expected_line_is_an_error_with_its_last_line(program: str, reason: str) -> None:
+    with pytest.raises(ProcessError, match=f"^{reason}$"):
+        seconds_until("step 1", [sys.executable, "-c", program])
+
+
+def test_an_error_that_the_user_can_fix_is_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise UserError("not like this")
+
+    refuse.__module__ = "__main__"
+    with pytest.raises(SystemExit) as caught:
+        program(refuse)
+    assert (caught.value.code, capsys.readouterr().err) == (2, "error: not like this\n")
+
+
+def test_the_table_has_ratios_to_its_first_row() -> None:
+    lines = table({"plain": [2.0, 2.0, 4.0], "saved": [4.0, 1.0, 16.0]}, "seconds")
+    assert lines[0] == "| | seconds (median) | lowest to highest | plain is |"
+    assert lines[2:] == ["| plain | 2 | 2 - 4 |  |", "| saved | 4 | 1 - 16 | 0.50 x |"]
+
+
+def test_quartiles_need_one_value_only() -> None:
+    assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert quartiles([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_the_table_marks_an_input_pipeline_below_the_goal() -> None:
+    found = {
+        input_pipeline.MODEL: [1000.0, 2000.0],
+        "in memory": [10_000.0, 20_000.0],
+        "row by row": [9_000.0, 18_800.0],
+    }
+    assert input_pipeline.table(found, goal=10)[2:] == [
+        "| the model | 1,500 |  |  |",
+        "| in memory | 15,000 | 10.0 x | 10.0 to 10.0 |",
+        "| row by row | 13,900 | 9.2 x, below 10 | 9.1 to 9.3 |",
+    ]
+
+
+@pytest.mark.parametrize("model", ["mlp", "wgan_gp"])
+def test_an_input_pipeline_reads_the_images_of_its_steps(model: str) -> None:
+    flags = [f"--model={model}", "--image_size=16", "--global_batch_size=8", "--replicas=1", "--critic_steps=3"]
+    with digits_file(flags) as (config, _):
+        run, _ = input_pipeline.make_candidate(config)
+        assert run(70) > 0  # it counts the images itself
