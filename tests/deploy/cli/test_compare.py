@@ -117,7 +117,7 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
         Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong there, weak here",
     }.items():
         runner = Planting()
-        with pytest.raises(UserError, match=rf"holds another comparison \({key}\): give another --out"):
+        with pytest.raises(UserError, match=rf"holds another comparison \({key}\): use another --out"):
             compare(other, tmp_path, runner)
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
@@ -140,14 +140,14 @@ def test_runs_of_which_nothing_says_what_they_are_are_not_adopted(
     (tmp_path / "comparison.json").unlink()
     if content is not None:
         (tmp_path / "comparison.json").write_text(content)
-    line = rf"comparison\.json is {what}, but runs lie here, .* or look at them: `python -m deploy report {tmp_path}`"
+    line = rf"comparison\.json is {what}, but the folder holds runs .* or see `python -m deploy report {tmp_path}`"
     with pytest.raises(UserError, match=line):
         compare(Plan((ONE, TWO), FLAGS), tmp_path, Planting())
 
 
 def test_the_folder_of_a_training_is_refused(tmp_path: Path) -> None:
     plant(tmp_path / "run", [0.1, 0.1])
-    with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): give another --out"):
+    with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): use another --out"):
         compare(Plan((ONE,), FLAGS), tmp_path / "run", Planting())
 
 

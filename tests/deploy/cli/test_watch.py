@@ -9,10 +9,10 @@ import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.cli.target import find_target
-from deploy.vertex.api import JobStatus, seconds
-from deploy.vertex.costs import duration
-from deploy.vertex.errors import LOST, stocked_out
-from deploy.vertex.logs import Tail
+from deploy.vertex.api import JobStatus, parse_time
+from deploy.vertex.costs import format_duration
+from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
+from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
 from tests.deploy.conftest import FlyingClock, needs_gcloud
@@ -67,19 +67,19 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
 
 
 def test_a_tail_forgets_what_cannot_come_again(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
-    tail = Tail(session.open("sdk", "my-proj", "us-central1"), job["name"])
+    tail = LogTail(session.open("sdk", "my-proj", "us-central1"), job["name"])
     for minute in range(60):
         cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
-        assert [entry.text for entry in tail.new()] == [f"minute {minute}"]
+        assert [entry.text for entry in tail.read_new()] == [f"minute {minute}"]
     assert len(tail._seen) < 5
 
 
 @pytest.mark.parametrize(
     ("state", "error", "code", "line"),
     [
-        ("FAILED", f"The replica {EXITED} 137.", 1, "137 means killed (SIGKILL), most often"),
+        ("FAILED", f"The replica {EXITED} 137.", 1, "137 means killed (SIGKILL), most often out of memory"),
         ("FAILED", f"The replica {EXITED} 2.", 2, "2 means the trainer refused"),
-        ("FAILED", f"The replica {EXITED} 75.", 75, "with the same --job_dir to go on"),
+        ("FAILED", f"The replica {EXITED} 75.", 75, "with the same --job_dir to resume"),
         ("FAILED", "Internal error", 1, "error: Internal error"),
         ("CANCELLED", "", 75, ""),
         ("EXPIRED", "waited too long", 1, "waited too long"),
@@ -115,7 +115,7 @@ def test_ten_minutes_of_failures_are_survived(
     assert len(cloud.requests) < 40  # it does not hammer
     (line,) = capsys.readouterr().err.splitlines()
     until = time.strftime("%H:%M", time.gmtime(began + RETRY_S))
-    assert line.endswith(f" ({'no answer' if kind == 'cut' else kind}): asking again until {until} UTC; Ctrl-C stops")
+    assert line.endswith(f" ({'no response' if kind == 'cut' else kind}): retrying until {until} UTC; Ctrl-C stops")
 
 
 def test_a_slow_answer_is_waited_for(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
@@ -141,16 +141,16 @@ def test_a_job_that_is_lost_sight_of_has_not_failed(
     step_by_step(flying, lose)
     with pytest.raises(SystemExit) as caught:
         watch.main([job["name"], *SDK], session)
-    assert caught.value.code == LOST
+    assert caught.value.code == STATE_UNKNOWN
     error = capsys.readouterr().err
     assert cure in error
-    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in error
+    assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in error
 
 
 def test_a_job_that_is_not_there_is_not_said_to_go_on(cloud: Emulator, session: Session) -> None:
-    with pytest.raises(UserError, match="nothing of that name is there") as caught:
+    with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1") as caught:
         watch.main([f"{PARENT}/customJobs/7", *SDK], session)
-    assert "come back" not in str(caught.value)
+    assert "watch it" not in str(caught.value)
 
 
 def test_the_logs_are_those_of_the_jobs_own_project(cloud: Emulator, session: Session) -> None:
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(
     step_by_step(flying, lambda: cloud.begin(job), interrupt)
     assert watch.main([job["name"], *SDK], session) == 75
     assert job["state"] == "JOB_STATE_RUNNING"
-    assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().out
+    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
 
 
 @needs_gcloud
@@ -223,7 +223,7 @@ def test_gcloud_watches_by_the_jobs_number(
     [
         ([], "nothing was submitted from this folder"),
         (["1000"], "number with --project and --region"),
-        (["demo"], "is not known here"),
+        (["demo"], "is not recorded in this folder"),
     ],
 )
 def test_a_job_that_is_not_known_is_refused(arguments: list[str], line: str, session: Session) -> None:
@@ -249,7 +249,7 @@ def test_jobs_lists_ours_with_time_and_money(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
     assert jobs.main([*SDK, "--region=us-east1"], session) == 0
-    assert capsys.readouterr().out == "no jobs of ours in us-east1\n"
+    assert capsys.readouterr().out == "no jobs of this package in us-east1\n"
 
 
 def test_a_service_that_is_away_is_no_mistake(
@@ -316,7 +316,7 @@ def test_what_counts_as_no_machines(error: str, out: bool) -> None:
 
 
 def test_times() -> None:
-    assert seconds("1970-01-01T00:01:00Z") == 60.0
-    assert seconds("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456789)
-    assert seconds("") is None
-    assert [duration(value) for value in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]
+    assert parse_time("1970-01-01T00:01:00Z") == 60.0
+    assert parse_time("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456789)
+    assert parse_time("") is None
+    assert [format_duration(value) for value in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]

@@ -17,7 +17,7 @@ from deploy.cli.arguments import parse as parse_command
 from deploy.comparison import execution as comparison
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.vertex.session import Session
-from deploy.vertex.submission import ship
+from deploy.vertex.submission import upload_packages
 from tests.deploy.conftest import JOB, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.planted import plant
@@ -39,7 +39,7 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
     shipped: list[Any] = []
 
     def stopped(*given: Any) -> None:
-        ship(*given)
+        upload_packages(*given)
         shipped.append(given)
         for _ in range(1000):
             if len(list(tmp_path.glob("out/*/repeat-1.log"))) == len(names):
@@ -47,7 +47,7 @@ def test_a_stop_while_the_first_is_shipped_submits_nothing(
             time.sleep(0.01)
         runner.stop()
 
-    monkeypatch.setattr("deploy.comparison.vertex_runner.ship", stopped)
+    monkeypatch.setattr("deploy.comparison.vertex_runner.upload_packages", stopped)
     plan = comparison.Plan(tuple(tier.facts for tier in tiers), tuple(flags))
     assert comparison.compare(plan, tmp_path / "out", runner, parallel=3) == 75
     assert (len(shipped), cloud.jobs) == (1, {})
@@ -77,7 +77,7 @@ def test_without_a_login_nothing_begins_and_it_is_said_once(
     ("fault", "line"),
     [
         (Fault("GET .*/customJobs$", 401, times=99), "(401): run `gcloud auth application-default login`"),
-        (Fault("GET .*/customJobs$", 403, times=99), "ask for roles/aiplatform.user on my-proj"),
+        (Fault("GET .*/customJobs$", 403, times=99), "request roles/aiplatform.user on my-proj"),
     ],
 )
 def test_what_would_keep_all_jobs_from_running_is_said_once(
@@ -90,7 +90,7 @@ def test_what_would_keep_all_jobs_from_running_is_said_once(
 
 
 def test_data_that_are_not_there_are_missed_once(command: Callable[..., tuple[int, str]], bucket: Address) -> None:
-    with pytest.raises(UserError, match="photos: nothing lies there: check with"):
+    with pytest.raises(UserError, match="photos: not found: check with"):
         command("l4x1", "l4x2", f"--initial_model={bucket}photos")
 
 
@@ -101,7 +101,7 @@ def test_a_job_that_is_lost_sight_of_is_named_and_found_again(
     code, shown = command("cpu")
     (job,) = cloud.jobs.values()
     assert code == 2
-    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in shown
+    assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in shown
     assert command("cpu")[0] == 0
     assert len(cloud.jobs) == 1
 
@@ -114,7 +114,7 @@ def test_a_submission_without_a_clear_answer_is_not_called_refused(
     cloud.lists_nothing = 3
     code, shown = command("cpu")
     assert code == 1
-    assert "no job of it is listed yet: see `python -m deploy jobs --project=my-proj" in shown
+    assert "its job is not listed yet: see `python -m deploy jobs --project=my-proj" in shown
     assert "not submitted" not in shown
     assert command("cpu")[0] == 0
     assert len(cloud.jobs) == 1
@@ -195,7 +195,7 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     code, shown = command("l4x1", "l4x2")
     assert code == 75
     for job in cloud.jobs.values():
-        assert f"{job['name']} goes on; end it: python -m deploy cancel {job['name']}" in shown
+        assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
     goes_on.set()
     assert command("l4x1", "l4x2")[0] == 0
     assert len(cloud.jobs) == 2

@@ -114,7 +114,7 @@ def test_a_dry_run_refuses_what_the_command_would_and_says_that_all_is_done(
     code, shown = command("l4x1", "--dry_run")
     assert (code, shown.splitlines()[1:]) == (0, [f"nothing to send: all runs in {tmp_path / 'out'} are done"])
     edit(tmp_path / "out" / "comparison.json", on="local")
-    with pytest.raises(UserError, match=r"holds another comparison \(on: local there, vertex here\)"):
+    with pytest.raises(UserError, match=r"holds another comparison \(on: local stored, vertex given\)"):
         command("l4x1", "--dry_run")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").write_text("a file")
@@ -128,7 +128,7 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(
     tier = tmp_path / "mine.yaml"
     into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
     tier.write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
-    with pytest.raises(UserError, match="its baseOutputDirectory would be the job directory of every run: drop it"):
+    with pytest.raises(UserError, match="its baseOutputDirectory would be the job directory of every run: remove it"):
         command(str(tier), "--repeats=2")
     assert cloud.requests == []
 
@@ -141,7 +141,7 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(
         (["--on=vertex", "--bucket=gs://my-bucket"], "region is missing"),
         (["--on=vertex", "--region=us-central1"], "bucket is missing"),
         (["--on=vertex", "--dry_run"],
-         "us-central1`; bucket is missing: say --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
+         "us-central1`; bucket is missing: use --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing"),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--data=x/y"],
          "data=x/y: the job's machines do not see this disk"),

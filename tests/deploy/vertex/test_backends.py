@@ -8,7 +8,7 @@ import pytest
 
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend, CustomJob
-from deploy.vertex.errors import meaning
+from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.retry import Clock
 from deploy.vertex.session import Session
@@ -109,7 +109,7 @@ def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, co
         backend.submit(REQUEST)
     assert caught.value.code == code
     assert caught.value.transient == (code == 429)
-    assert not caught.value.may_have_worked
+    assert not caught.value.may_have_succeeded
     assert cloud.jobs == {}
     assert "not-a-secret" not in str(caught.value)
 
@@ -133,12 +133,12 @@ def test_too_many_calls_are_told_from_a_quota_of_machines(said: str, quota: bool
 @pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"], indirect=True)
 def test_whether_something_lies_at_an_address(backend: Backend, cloud: Emulator) -> None:
     cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
-    held = [backend.holds(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
+    held = [backend.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
     assert held == [True, False, True, False, True]
     cloud.objects = {}
-    assert not backend.holds("gs://my-bucket")
+    assert not backend.exists("gs://my-bucket")
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket", 403, times=9)]
-    assert backend.holds("gs://my-bucket/photos")  # it is the job's account that has to read it
+    assert backend.exists("gs://my-bucket/photos")  # it is the job's account that has to read it
 
 
 LOST = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
@@ -197,7 +197,7 @@ def test_a_gcloud_that_does_not_answer_ends_with_all_that_it_started(
     """What it has said until then means nothing."""
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
     monkeypatch.setattr("deploy.vertex.gcloud.TIMEOUT_S", 1.0)
-    with pytest.raises(ApiError, match="gcloud was ended by signal 9") as caught:
+    with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
         Gcloud("my-proj", "us-central1").jobs()
     assert (caught.value.code, caught.value.transient) == (0, True)
     child = (tmp_path / "child").read_text().strip()
@@ -233,6 +233,6 @@ def test_a_gcloud_that_is_broken_is_not_asked_again(
     with pytest.raises(ApiError) as caught:
         Gcloud("my-proj", "us-central1").jobs()
     assert caught.value.transient == asked_again
-    line = meaning(caught.value, GcpConfig("my-proj", "us-central1", ""))
+    line = describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
     assert line.startswith(said.splitlines()[0])
     assert ("reinstall it" in line) != asked_again
