@@ -1,11 +1,12 @@
 """Cancels a job after confirmation and waits until it is over: `python -m deploy cancel JOB`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
 from deploy.vertex.api import Backend, JobStatus
-from deploy.vertex.costs import format_duration, labelled_price, time_and_cost
+from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
@@ -17,10 +18,10 @@ POLL_S = 5.0
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Cancels one job, after confirmation unless --yes is given."""
-    arg_parser = parser("cancel", "Cancels a job and waits until it is over.", "[JOB]")
-    add_target(arg_parser)
-    arg_parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    args = arg_parser.parse_args(arguments)
+    cli = parser("cancel", "Cancels a job and waits until it is over.", "[JOB]")
+    add_target(cli)
+    cli.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    args = cli.parse_args(arguments)
     target = find_target(args)
     with exit_on_api_error(target.gcp):
         backend = target.open(session)
@@ -35,13 +36,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def _confirmed(status: JobStatus, clock: Clock) -> bool:
-    ran, usd = time_and_cost(status, labelled_price(status), clock.now())
-    money = "" if usd is None else f", {usd:.2f} USD so far"
-    try:
-        answer = input(f"cancel {status.display_name} ({status.state}, {format_duration(ran)}{money})? [y/N] ")
-    except EOFError:
-        answer = ""
-    return answer.strip().lower() in ("y", "yes")
+    ran, cost = describe_run(status, clock.now())
+    question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})? [y/N] "
+    with suppress(EOFError):
+        return input(question).strip().lower() in ("y", "yes")
+    return False
 
 
 def _cancel(backend: Backend, name: str, clock: Clock) -> JobStatus:

@@ -20,21 +20,19 @@ _TENSORFLOW = re.compile(r"tensorflow(\[and-cuda\])?([=<>~!]=?[\d.*]+(,[=<>~!]=?
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the command, and runs it unless --dry_run is given."""
-    arg_parser = parser(
+    cli = parser(
         "image", "Builds an image for --image= with Cloud Build.", "--image=REGION-docker.pkg.dev/PROJECT/REPO/NAME:TAG"
     )
-    arg_parser.add_argument(
-        "--image", required=True, metavar="URI", help="its address in Artifact Registry, with a tag"
-    )
-    arg_parser.add_argument(
+    cli.add_argument("--image", required=True, metavar="URI", help="its address in Artifact Registry, with a tag")
+    cli.add_argument(
         "--tensorflow",
         default="",
         metavar="TEXT",
         help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    add_flags(arg_parser, "package", "project")
-    arg_parser.add_argument("--dry_run", action="store_true", help="print the command and stop")
-    args = arg_parser.parse_args(arguments)
+    add_flags(cli, "package", "project")
+    cli.add_argument("--dry_run", action="store_true", help="print the command and stop")
+    args = cli.parse_args(arguments)
     if not _URI.fullmatch(args.image):
         raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
     if args.tensorflow and not _TENSORFLOW.fullmatch(args.tensorflow):

@@ -7,7 +7,7 @@ from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
 from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project
 from deploy.vertex.api import JobStatus
-from deploy.vertex.costs import format_duration, labelled_price, time_and_cost
+from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
@@ -16,10 +16,10 @@ from trainer.errors import DONE
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints one line for each job, newest first."""
-    arg_parser = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
-    add_flags(arg_parser, "project", "region")
-    add_backend(arg_parser)
-    args = arg_parser.parse_args(arguments)
+    cli = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
+    add_flags(cli, "project", "region")
+    add_backend(cli)
+    args = cli.parse_args(arguments)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), "")
     with exit_on_api_error(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
@@ -33,6 +33,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 def _line(status: JobStatus, now: float) -> str:
     created = datetime.fromtimestamp(status.created or 0.0, timezone.utc).strftime("%Y-%m-%d %H:%M")
-    ran, usd = time_and_cost(status, labelled_price(status), now)
-    money = "" if usd is None else f"{usd:.2f} USD"
-    return f"{created}  {status.state:10} {format_duration(ran):>9} {money:>10}  {status.display_name}  {status.name}"
+    ran, cost = describe_run(status, now)
+    return f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}"

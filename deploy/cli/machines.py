@@ -11,17 +11,15 @@ from trainer.errors import DONE, UserError
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the machines with the given accelerator and count."""
-    arg_parser = parser(
+    cli = parser(
         "machines",
         "Lists the machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.",
         "[--accelerator=TEXT] [--count=INT]",
     )
-    arg_parser.add_argument(
-        "--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4"
-    )
-    arg_parser.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
-    add_flags(arg_parser, "prices")
-    args = arg_parser.parse_args(arguments)
+    cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
+    cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
+    add_flags(cli, "prices")
+    args = cli.parse_args(arguments)
     table = load_machines(args.prices)
     part = args.accelerator.upper().replace("-", "_")
     if part and not any(part in name for name in table.accelerators):

@@ -14,12 +14,12 @@ from trainer.errors import DONE
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints the addresses for packageUris."""
-    arg_parser = parser(
+    cli = parser(
         "package", "Builds the trainer, and a package of yours, and stores them in a bucket.", "--bucket=gs://…"
     )
-    add_flags(arg_parser, "bucket", "package", "project")
-    add_backend(arg_parser)
-    args = arg_parser.parse_args(arguments)
+    add_flags(cli, "bucket", "package", "project")
+    add_backend(cli)
+    args = cli.parse_args(arguments)
     gcp = GcpConfig(needed_project(read_project(args.project)), "", checked_address("bucket", args.bucket))
     packages = packages_with(args.package)
     with exit_on_api_error(gcp):

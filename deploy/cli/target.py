@@ -31,23 +31,19 @@ class Target:
             record_status(*self.attempt, status, session.clock.now())
 
 
-def add_backend(arg_parser: argparse.ArgumentParser) -> None:
+def add_backend(cli: argparse.ArgumentParser) -> None:
     """Adds the flag --backend."""
-    arg_parser.add_argument(
-        "--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK"
-    )
+    cli.add_argument("--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK")
 
 
-def add_target(arg_parser: argparse.ArgumentParser) -> None:
+def add_target(cli: argparse.ArgumentParser) -> None:
     """Adds the arguments of `find_target`."""
-    arg_parser.add_argument(
+    cli.add_argument(
         "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
     )
-    add_flags(arg_parser, "project")
-    arg_parser.add_argument(
-        "--region", default="", metavar="NAME", help="region of the job, if only its number is given"
-    )
-    add_backend(arg_parser)
+    add_flags(cli, "project")
+    cli.add_argument("--region", default="", metavar="NAME", help="region of the job, if only its number is given")
+    add_backend(cli)
 
 
 def find_target(args: argparse.Namespace) -> Target:

@@ -12,9 +12,9 @@ from trainer.errors import INTERRUPTED
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Watches one job and returns the exit code for its final state."""
-    arg_parser = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
-    add_target(arg_parser)
-    target = find_target(arg_parser.parse_args(arguments))
+    cli = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
+    add_target(cli)
+    target = find_target(cli.parse_args(arguments))
     with exit_on_api_error(target.gcp):
         status = watch_job(target.open(session), target.job, target.gcp, session.clock)
     if status is None:

@@ -29,7 +29,7 @@ from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.storage import Address, parse, write_whole
+from trainer.storage import Address, write_whole
 
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
@@ -90,13 +90,8 @@ class VertexRunner:
         """Checks once for all runs that both logins, the project, region, buckets and data are usable."""
         from trainer.storage.gcs import connect
 
-        jobs: dict[tuple[str, ...], Job] = {}  # one for each set of buckets and inputs
-        for tier, flags in tiers.items():
-            job = self._job(tier, flags, "check")
-            output = parse(job.output, "output")
-            assert output is not None, "job_spec allows only gs:// addresses"
-            used = (output.bucket, *job.config.inputs.values())
-            jobs[used] = job
+        planned = [self._job(tier, flags, "check") for tier, flags in tiers.items()]
+        jobs = {(job.output.split("/")[2], *job.config.inputs.values()): job for job in planned}  # distinct checks
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
         if jobs:

@@ -1,5 +1,7 @@
 """Computes what a job costs: per hour, at most, and up to now."""
 
+from contextlib import suppress
+
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
 from deploy.vertex.api import PRICE_LABEL, JobStatus
@@ -21,12 +23,13 @@ def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> 
     return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
 
 
-def labelled_price(status: JobStatus) -> float | None:
-    """Returns the price in USD an hour from the label that `submit` set, or None without one."""
-    try:
-        return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
-    except ValueError:
-        return None
+def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
+    """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
+    price = None
+    with suppress(ValueError):
+        price = float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
+    ran, usd = time_and_cost(status, price, now)
+    return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
 
 
 def format_duration(length_s: float) -> str:

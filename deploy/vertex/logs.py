@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
-from deploy.vertex.costs import format_duration, labelled_price, time_and_cost
+from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure
 from deploy.vertex.retry import Clock, retried
 
@@ -16,6 +17,7 @@ LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
 LAST_RETRY_S = 300.0  # for the last read of the logs
 
 PrintLine = Callable[[str], None]
+_PRINT: PrintLine = partial(print, flush=True)
 
 
 class LogTail:
@@ -41,11 +43,7 @@ def _rfc3339(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def follow_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _print) -> JobStatus:
+def follow_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT) -> JobStatus:
     """Prints states and logs until the job is over; StateUnknownError if its state cannot be read for half an hour."""
     tail, shown = LogTail(backend, name), ""
     while True:
@@ -98,9 +96,8 @@ def watch_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobS
     except KeyboardInterrupt:
         print(f"the job is still running; {watch_hint(name)}")
         return None
-    ran, usd = time_and_cost(status, labelled_price(status), clock.now())
-    money = "" if usd is None else f", about {usd:.2f} USD"
-    print(f"{status.state} after {format_duration(ran)} on its machines{money}")
+    ran, cost = describe_run(status, clock.now())
+    print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
         print(f"error: {describe_failure(status)}", file=sys.stderr)
     return status

@@ -22,16 +22,11 @@ class Sdk:
     """Implements `deploy.vertex.api.Backend`. Endpoints and credentials are Google's unless given."""
 
     def __init__(
-        self,
-        project: str,
-        region: str,
-        job_url: str = "",
-        logging_url: str = "https://logging.googleapis.com",
-        credentials: Any = None,
+        self, project: str, region: str, api_url: str = "", log_url: str = "", credentials: Any = None
     ) -> None:
         self._project, self._region = project, region
-        self._job_url = job_url or f"https://{region}-aiplatform.googleapis.com"
-        self._logging_url = logging_url
+        self._api_url = api_url or f"https://{region}-aiplatform.googleapis.com"
+        self._log_url = log_url or "https://logging.googleapis.com"
         self._given_credentials = credentials
 
     @cached_property
@@ -50,7 +45,7 @@ class Sdk:
             raise UserError(
                 "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"
             ) from None
-        options = {"api_endpoint": self._job_url}
+        options = {"api_endpoint": self._api_url}
         return JobServiceClient(credentials=self._credentials, transport="rest", client_options=options)
 
     @cached_property
@@ -83,7 +78,7 @@ class Sdk:
         entries: list[LogEntry] = []
         with _converted_errors(), AuthorizedSession(self._credentials) as session:
             while True:
-                response = session.post(f"{self._logging_url}/v2/entries:list", json=body, timeout=TIMEOUT_S)
+                response = session.post(f"{self._log_url}/v2/entries:list", json=body, timeout=TIMEOUT_S)
                 if not response.ok:
                     raise ApiError(response.status_code, response.text, _LOGIN)
                 page = response.json()
