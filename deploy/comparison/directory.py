@@ -11,8 +11,6 @@ from deploy.report.json_values import read_json
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.storage import make_writable, write_whole
 
-_MOST_SHOWN = 5
-
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     """Raises UserError if `out` is not writable or holds another comparison than `request`; creates no folder.
@@ -34,10 +32,7 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     added_tiers = {key for key in stored.keys() ^ given.keys() if key.startswith("tier ")}  # "tiers" shows them
     differing = [key for key in {**stored, **given} if stored.get(key) != given.get(key) and key not in added_tiers]
     if differing:
-        none = "not set"
-        shown = (
-            f"{key}: {stored.get(key, none)} stored, {given.get(key, none)} given" for key in differing[:_MOST_SHOWN]
-        )
+        shown = (f"{key}: {stored.get(key, 'unset')} stored, {given.get(key, 'unset')} given" for key in differing[:5])
         raise UserError(f"{out} holds another comparison ({'; '.join(shown)}): use another --out")
 
 

@@ -36,15 +36,12 @@ class Price:
     def with_attached(self, other: Price, count: int) -> Price:
         """Returns the price of this machine and `count` accelerators with the price `other`."""
 
-        def total(machine: float | None, unit: float | None) -> float | None:
+        def add(machine: float | None, unit: float | None) -> float | None:
             return None if machine is None or unit is None else machine + count * unit
 
         inferred = self.inferred or other.inferred
         return Price(
-            total(self.list, other.list),
-            total(self.spot, other.spot),
-            total(self.flex_start, other.flex_start),
-            inferred,
+            add(self.list, other.list), add(self.spot, other.spot), add(self.flex_start, other.flex_start), inferred
         )
 
 
@@ -155,9 +152,7 @@ def _with_prices(table: Machines, file: str) -> Machines:
     try:
         given = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:
-        raise UserError(
-            f"prices={file}: file not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)"
-        ) from None
+        raise UserError(f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
     machines, accelerators = dict(table.machines), dict(table.accelerators)
     for name, value in given.items():
         price = _parse_price(f"prices={file}: {name}", value)

@@ -109,12 +109,12 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
     for other, key in {
         Plan(
             (ONE, TWO), (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
-        ): "steps: 40 there, 20 here; seed: not given there, 1 here",
-        Plan((ONE, TWO), (*FLAGS, "--skip_bad_images")): "skip_bad_images: not given there, true here",
-        Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 there, not given here",
-        Plan((ONE,), FLAGS): "tiers: one, two there, one here",
-        Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* there, .*'workers': 2.*",
-        Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong there, weak here",
+        ): "steps: 40 stored, 20 given; seed: unset stored, 1 given",
+        Plan((ONE, TWO), (*FLAGS, "--skip_bad_images")): "skip_bad_images: unset stored, true given",
+        Plan((ONE, TWO), FLAGS[:-1]): "checkpoint_every_steps: 10 stored, unset given",
+        Plan((ONE,), FLAGS): "tiers: one, two stored, one given",
+        Plan((ONE, dataclasses.replace(TWO, workers=2)), FLAGS): "tier two: {.*'workers': 1.* stored, .*'workers': 2.*",
+        Plan((ONE, TWO), FLAGS, "weak"): "scaling: strong stored, weak given",
     }.items():
         runner = Planting()
         with pytest.raises(UserError, match=rf"holds another comparison \({key}\): use another --out"):

@@ -92,7 +92,7 @@ def test_what_a_gpu_calls_itself_is_an_accelerator_or_none(gpu: str, name: str) 
     [
         (["--accelerator=L5"], "unknown accelerator"),
         (["--accelerator=L4", "--count=3"], "no machine has that many L4"),
-        (["--prices=none.yaml"], "file not found: write lines such as"),
+        (["--prices=none.yaml"], "not found: write lines such as"),
     ],
 )
 def test_the_verb_refuses_in_one_line(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
