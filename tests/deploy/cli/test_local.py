@@ -98,7 +98,7 @@ def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None
         if said.keys() >= {each.name for each in pinned}:
             made.stop()
 
-    made.say = say
+    made.print_line = say
     assert made.run().state == "CANCELLED"
     assert [said[each.name] for each in pinned] == [str(sorted(each.cores)) for each in pinned]
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_said_does_not_end_the_worker(tmp_path: Path, script: Pat
         raise error
 
     made, _ = job(tmp_path, script, [("0.2", "1,0")], restarts=1)
-    made.say = say
+    made.print_line = say
     outcome = made.run()
     assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 1)
 
@@ -162,7 +162,7 @@ def test_what_cannot_save_its_state_in_time_is_ended(
     monkeypatch.setattr(backend, "EXIT_TIMEOUT_S", 0.5)
     script.write_text("import signal\nsignal.signal(signal.SIGTERM, lambda *given: None)\n" + script.read_text())
     made, _ = job(tmp_path, script, [("60", "0")])
-    made.say = lambda name, line: made.stop() if line == "start 1" else None
+    made.print_line = lambda name, line: made.stop() if line == "start 1" else None
     outcome = made.run()
     assert (outcome.code, outcome.state) == (75, "CANCELLED")
     assert outcome.error == "killed after 0 s"

@@ -187,9 +187,9 @@ WRONG = {
         GOOD,
         "timeout: 3600s",
         "timeout: 3600",
-        'timeout=3600: a time is text in seconds, as "3600s"',
+        'timeout=3600: must be text in seconds, as "3600s"',
     ),
-    "a timeout in hours": (GOOD, "timeout: 3600s", "timeout: 1h", 'timeout="1h": a time is text in seconds'),
+    "a timeout in hours": (GOOD, "timeout: 3600s", "timeout: 1h", 'timeout="1h": must be text in seconds'),
     "a timeout of nothing": (GOOD, "timeout: 3600s", "timeout: 0s", "ends the job at once"),
     "FLEX_START that waits a day": (
         GOOD,
