@@ -1,53 +1,50 @@
-"""`python -m deploy cancel JOB`: asks, cancels, and waits until the job is over."""
+"""Cancels a job after confirmation and waits until it is over: `python -m deploy cancel JOB`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
 from deploy.vertex.api import Backend, JobStatus
-from deploy.vertex.costs import duration, price_of, spent
-from deploy.vertex.errors import explained
-from deploy.vertex.history import note
+from deploy.vertex.costs import describe_run
+from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
 from trainer.errors import DONE, FAULT, UserError
 
-WAIT_S = 900.0  # for machines to be taken down
+WAIT_S = 900.0  # for the machines to shut down
 POLL_S = 5.0
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Cancels one job, after a question unless --yes."""
-    own = parser("cancel", "Cancels a job and waits until it is over.", "[JOB]")
-    add_target(own)
-    own.add_boolean("yes", "do not ask")
-    asked = own.parse_args(arguments)
-    target = find_target(asked)
-    with explained(target.gcp):
+    """Cancels one job, after confirmation unless --yes is given."""
+    cli = parser("cancel", "Cancels a job and waits until it is over.", "[JOB]")
+    add_target(cli)
+    cli.add_boolean("yes", "do not ask for confirmation")
+    args = cli.parse_args(arguments)
+    target = find_target(args)
+    with exit_on_api_error(target.gcp):
         backend = target.open(session)
         status = retried(lambda: backend.state(target.job), session.clock)
-        if not status.over and not (asked.yes or _agreed(status, session.clock)):
-            raise UserError("not cancelled: answer y, or say --yes")
+        if not status.over and not (args.yes or _confirmed(status, session.clock)):
+            raise UserError("not cancelled: answer y, or use --yes")
         if not status.over:
             status = _cancel(backend, target.job, session.clock)
-    if target.kept:
-        note(*target.kept, status, session.clock.now())
+    target.record(status, session)
     print(f"{target.job}: {status.state}")
     return DONE if status.over else FAULT
 
 
-def _agreed(status: JobStatus, clock: Clock) -> bool:
-    ran, usd = spent(status, price_of(status), clock.now())
-    money = "" if usd is None else f", {usd:.2f} USD so far"
-    try:
-        answer = input(f"cancel {status.display_name} ({status.state}, {duration(ran)}{money})? [y/N] ")
-    except EOFError:
-        answer = ""
-    return answer.strip().lower() in ("y", "yes")
+def _confirmed(status: JobStatus, clock: Clock) -> bool:
+    ran, cost = describe_run(status, clock.now())
+    question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})? [y/N] "
+    with suppress(EOFError):
+        return input(question).strip().lower() in ("y", "yes")
+    return False
 
 
 def _cancel(backend: Backend, name: str, clock: Clock) -> JobStatus:
-    """The status once the job is over, or after WAIT_S."""
+    """Cancels the job and returns its status when it is over, or after WAIT_S."""
     retried(lambda: backend.cancel(name), clock)
     began = clock.now()
     while True:

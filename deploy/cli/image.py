@@ -1,4 +1,4 @@
-"""`python -m deploy image --image=URI`: your own image, built from a clean copy by Cloud Build, not here."""
+"""Builds a custom image with Cloud Build from a clean copy of the sources: `python -m deploy image --image=URI`."""
 
 import re
 import shlex
@@ -13,56 +13,56 @@ from deploy.spec.packages import DIST, Package, packages_with, write_copy
 from deploy.vertex.gcloud import not_installed
 from trainer.errors import DONE, FAULT, UserError
 
-HERE = Path(__file__).parents[1]
+DEPLOY = Path(__file__).parents[1]
 _URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")
 _TENSORFLOW = re.compile(r"tensorflow(\[and-cuda\])?([=<>~!]=?[\d.*]+(,[=<>~!]=?[\d.*]+)*)?")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the command, and runs it unless --dry_run."""
-    own = parser(
+    """Prints the command, and runs it unless --dry_run is given."""
+    cli = parser(
         "image", "Builds an image for --image= with Cloud Build.", "--image=REGION-docker.pkg.dev/PROJECT/REPO/NAME:TAG"
     )
-    own.add_argument("--image", required=True, metavar="URI", help="where Artifact Registry keeps it, with a tag")
-    own.add_argument(
+    cli.add_argument("--image", required=True, metavar="URI", help="its address in Artifact Registry, with a tag")
+    cli.add_argument(
         "--tensorflow",
         default="",
         metavar="TEXT",
-        help="what pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
+        help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    add_flags(own, "package", "project")
-    own.add_boolean("dry_run", "print the command and stop")
-    asked = own.parse_args(arguments)
-    if not _URI.fullmatch(asked.image):
-        raise UserError(f"image={asked.image}: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
-    if asked.tensorflow and not _TENSORFLOW.fullmatch(asked.tensorflow):
+    add_flags(cli, "package", "project")
+    cli.add_boolean("dry_run", "print the command and stop")
+    args = cli.parse_args(arguments)
+    if not _URI.fullmatch(args.image):
+        raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
+    if args.tensorflow and not _TENSORFLOW.fullmatch(args.tensorflow):
         raise UserError(
-            f"tensorflow={asked.tensorflow}: write tensorflow or tensorflow[and-cuda], and a version as ==2.21.*"
+            f"tensorflow={args.tensorflow}: use tensorflow or tensorflow[and-cuda], and a version as ==2.21.*"
         )
-    packages = packages_with(asked.package)
+    packages = packages_with(args.package)
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)
     write_context(packages, folder)
-    command = build_command(asked.image, asked.tensorflow, read_project(asked.project), folder)
+    command = build_command(args.image, args.tensorflow, read_project(args.project), folder)
     print(shlex.join(command), flush=True)
-    return DONE if asked.dry_run else _run(command)
+    return DONE if args.dry_run else _run(command)
 
 
 def write_context(packages: Sequence[Package], folder: Path) -> None:
-    """What the build needs, and nothing else: Dockerfile, Cloud Build's configuration, one folder a package."""
+    """Writes only what the build needs: Dockerfile, Cloud Build's configuration, one folder per package."""
     folder.mkdir(parents=True)
     for name in ("Dockerfile", "cloudbuild.yaml"):
-        shutil.copyfile(HERE / name, folder / name)
+        shutil.copyfile(DEPLOY / name, folder / name)
     for package in packages:
         write_copy(package, folder / "packages" / package.name)
 
 
 def build_command(image: str, tensorflow: str, project: str, folder: Path) -> list[str]:
-    """`gcloud builds submit` of the folder. ^;^: commas in a version do not part the substitutions."""
+    """Returns the command `gcloud builds submit`. ^;^ allows commas within a substitution, as in versions."""
     substitutions = ";".join([f"_IMAGE={image}", *([f"_TENSORFLOW={tensorflow}"] if tensorflow else [])])
-    where = [f"--project={project}"] if project else []
+    project_flag = [f"--project={project}"] if project else []
     config = f"--config={folder}/cloudbuild.yaml"
-    return ["gcloud", "builds", "submit", *where, config, f"--substitutions=^;^{substitutions}", str(folder)]
+    return ["gcloud", "builds", "submit", *project_flag, config, f"--substitutions=^;^{substitutions}", str(folder)]
 
 
 def _run(command: Sequence[str]) -> int:

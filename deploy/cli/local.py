@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
-from deploy.localrun.processes import LocalJob, WorkerKill, kept_step, on_signals
+from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers
 from deploy.spec.job_spec import request_on
 from deploy.spec.tier import Tier, load_tier
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _goes_on(job_dir: Path, *, named: bool) -> str:
     """Returns how to resume a stopped job. `named`: its job directory was given on the command line."""
-    step = kept_step(job_dir)
+    step = checkpoint_step(job_dir)
     again = "the same command again" if named else f"the same command with --job_dir={job_dir}"
     return f"{again} starts anew: there is no checkpoint yet" if step is None else f"{again} goes on from step {step:,}"
 

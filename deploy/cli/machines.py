@@ -1,4 +1,4 @@
-"""`python -m deploy machines`: the table of machines, or the part of it that is asked for."""
+"""Prints the table of machines, or a part of it: `python -m deploy machines`."""
 
 from collections.abc import Sequence
 
@@ -10,61 +10,61 @@ from trainer.errors import DONE, UserError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the table, or what of it has the accelerator and the count asked for."""
-    own = parser(
+    """Prints the machines with the given accelerator and count."""
+    cli = parser(
         "machines",
         "Lists the machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.",
         "[--accelerator=TEXT] [--count=INT]",
     )
-    own.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, as L4")
-    own.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
-    add_flags(own, "prices")
-    asked = own.parse_args(arguments)
-    table = load_machines(asked.prices)
-    part = asked.accelerator.upper().replace("-", "_")
+    cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
+    cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
+    add_flags(cli, "prices")
+    args = cli.parse_args(arguments)
+    table = load_machines(args.prices)
+    part = args.accelerator.upper().replace("-", "_")
     if part and not any(part in name for name in table.accelerators):
         raise UserError(
-            f"accelerator={asked.accelerator}: no such accelerator{nearest(part, table.accelerators)} "
+            f"accelerator={args.accelerator}: unknown accelerator{nearest(part, table.accelerators)} "
             f"Known: {', '.join(table.accelerators)}"
         )
-    offers = [
-        offer
-        for offer in table.options()
-        if (not part or (offer.accelerator and part in offer.accelerator.name)) and asked.count in (None, offer.count)
+    options = [
+        option
+        for option in table.options()
+        if (not part or (option.accelerator and part in option.accelerator.name)) and args.count in (None, option.count)
     ]
-    if not offers:
-        raise UserError(f"count={asked.count}: no machine has that many {asked.accelerator or 'accelerators'}")
-    print(_table(offers, table))
+    if not options:
+        raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
+    print(_table(options, table))
     return DONE
 
 
-def _table(offers: Sequence[MachineOption], table: Machines) -> str:
+def _table(options: Sequence[MachineOption], table: Machines) -> str:
     rows: list[tuple[str, ...]] = [
         ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
     ]
-    rows += [_row(offer) for offer in offers]
+    rows += [_row(option) for option in options]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
     lines += ["", f"~ an estimate: Compute Engine's price of {table.date} in {table.region} x Vertex AI's surcharge"]
-    for accelerator in dict.fromkeys(offer.accelerator for offer in offers if offer.accelerator):
-        metric = accelerator.quota_metric or "quota metric not known"
-        guessed = "" if accelerator.quota_metric_seen else " (its name by analogy)"
+    for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
+        metric = accelerator.quota_metric or "unknown quota metric"
+        inferred = "" if accelerator.quota_metric_seen else " (name inferred)"
         lines += [
             f"{accelerator.name}: {accelerator.note}",
-            f"  {metric}{guessed}",
+            f"  {metric}{inferred}",
             f"  {' '.join(accelerator.regions)}",
         ]
     return "\n".join(lines)
 
 
-def _row(offer: MachineOption) -> tuple[str, ...]:
-    machine, accelerator = offer.machine, offer.accelerator
+def _row(option: MachineOption) -> tuple[str, ...]:
+    machine, accelerator = option.machine, option.accelerator
     memory = accelerator.memory_gb if accelerator else None
-    facts = (offer.count or None, memory, machine.vcpus, machine.memory_gb)
+    facts = (option.count or None, memory, machine.vcpus, machine.memory_gb)
     cells = ["" if value is None else f"{value:g}" for value in facts]
-    sign = "~" if offer.price.inferred else ""
-    prices = ["" if usd is None else f"{sign}{usd:.2f}" for usd in (offer.price.list, offer.price.spot)]
+    sign = "~" if option.price.inferred else ""
+    prices = ["" if usd is None else f"{sign}{usd:.2f}" for usd in (option.price.list, option.price.spot)]
     return (machine.name, accelerator.name if accelerator else "", *cells, *prices)

@@ -12,13 +12,13 @@ from deploy.spec.job_spec import Job, JobOptions, render, request_on, training
 from deploy.spec.tier import load_tier
 from deploy.vertex.api import ApiError, Backend
 from deploy.vertex.costs import price_and_limit
-from deploy.vertex.errors import exit_code, explained, stocked_out
+from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Submission, note
+from deploy.vertex.history import Submission, record_status
 from deploy.vertex.logs import watch_job
 from deploy.vertex.retry import Clock
 from deploy.vertex.session import SESSION, Session
-from deploy.vertex.submission import attempt_label, check_buckets, create, custom_job, ship
+from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
 from trainer.config.recipe import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if asked.dry_run:
         print(paste(jobs[0], asked.package, attempt_label(record.submission)))
         return DONE
-    with explained(jobs[0].gcp):
+    with exit_on_api_error(jobs[0].gcp):
         return _submit(jobs, record, asked, session)
 
 
@@ -91,7 +91,7 @@ def describe(job: Job) -> Iterator[str]:
 def paste(job: Job, package: str, label: str) -> str:
     """Returns shell commands that do what `submit` would."""
     gcloud = Gcloud(job.gcp.project, job.gcp.region)
-    return "\n".join(filter(None, [package_command(job, package), gcloud.paste(custom_job(job, label))]))
+    return "\n".join(filter(None, [package_command(job, package), gcloud.shell_command(custom_job(job, label))]))
 
 
 def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
@@ -100,7 +100,7 @@ def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, 
     backend = session.open(asked.backend, first.gcp.project, first.gcp.region)
     for job in jobs:
         check_buckets(job, backend, session.clock)
-    ship(first.packages, first.gcp.bucket, backend, session.clock)
+    upload_packages(first.packages, first.gcp.bucket, backend, session.clock)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
         backend = session.open(asked.backend, job.gcp.project, job.gcp.region)
         code = _attempt(job, record, asked.detach, backend, session.clock, bool(more))
@@ -113,16 +113,16 @@ def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, 
 def _attempt(job: Job, record: Submission, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:
     """Returns the exit code, or None if there are no machines for this job and `more` can be tried."""
     try:
-        name = create(job, record, backend, clock)
+        name = submit_job(job, record, backend, clock)
     except ApiError as error:
         if error.quota and more:
             return None
         raise
     if detach:
-        print(f"come back: python -m deploy watch {name}")
+        print(f"watch it: python -m deploy watch {name}")
         return DONE
     status = watch_job(backend, name, job.gcp, clock)
     if status is None:
         return INTERRUPTED
-    note(record, record.attempts[-1], status, clock.now())
+    record_status(record, record.attempts[-1], status, clock.now())
     return None if more and stocked_out(status) else exit_code(status)

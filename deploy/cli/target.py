@@ -1,4 +1,4 @@
-"""Which job a verb is about, from its arguments and this folder's history."""
+"""Finds the job that a command refers to, from its arguments and this folder's history."""
 
 import argparse
 import dataclasses
@@ -6,70 +6,73 @@ import re
 
 from deploy.cli.arguments import add_flags
 from deploy.spec.gcp_config import GcpConfig, checked_region, read_project, read_region
-from deploy.vertex.api import Backend
-from deploy.vertex.history import Attempt, Submission, find
+from deploy.vertex.api import Backend, JobStatus
+from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
 from deploy.vertex.session import BACKENDS, Session
 from trainer.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A job that exists: its full name, where it is, and the local record of it, if there is one."""
+    """Holds a job's full name, its project and region, and its local record, if there is one."""
 
     backend: str
     job: str
     gcp: GcpConfig
-    kept: tuple[Submission, Attempt] | None
+    attempt: tuple[Submission, Attempt] | None
 
     def open(self, session: Session) -> Backend:
-        """The service that knows the job."""
+        """Opens the backend for the job's project and region."""
         return session.open(self.backend, self.gcp.project, self.gcp.region)
 
+    def record(self, status: JobStatus, session: Session) -> None:
+        """Stores the final status in the local record, if there is one."""
+        if self.attempt:
+            record_status(*self.attempt, status, session.clock.now())
 
-def add_backend(own: argparse.ArgumentParser) -> None:
-    """The flag --backend."""
-    own.add_argument("--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK")
+
+def add_backend(cli: argparse.ArgumentParser) -> None:
+    """Adds the flag --backend."""
+    cli.add_argument("--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK")
 
 
-def add_target(own: argparse.ArgumentParser) -> None:
-    """The arguments that `find_target` understands."""
-    own.add_argument(
+def add_target(cli: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `find_target`."""
+    cli.add_argument(
         "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
     )
-    add_flags(own, "project")
-    own.add_argument("--region", default="", metavar="NAME", help="of the job, where only its number is given")
-    add_backend(own)
+    add_flags(cli, "project")
+    cli.add_argument("--region", default="", metavar="NAME", help="region of the job, if only its number is given")
+    add_backend(cli)
 
 
-def find_target(asked: argparse.Namespace) -> Target:
-    """The job asked for; UserError where it is neither named in full nor known from this folder."""
+def find_target(args: argparse.Namespace) -> Target:
+    """Returns the requested job; UserError if it is neither given by its full name nor recorded in this folder."""
     try:
-        kept = find(asked.job)
+        found = find_attempt(args.job)
     except LookupError:
-        kept = None
-    if kept and not kept[1].job:
+        found = None
+    if found and not found[1].job:
         raise UserError(
-            f"submission {kept[0].submission} has no job ({kept[1].error or 'no answer came'}): "
+            f"submission {found[0].submission} has no job ({found[1].error or 'no response'}): "
             "see `python -m deploy jobs`"
         )
-    job = kept[1].job if kept else asked.job
-    named = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", job)
-    project = asked.project or (kept[1].project if kept else "") or _project(named[1] if named else "")
-    region = named[2] if named else read_region(asked.region)
+    job = found[1].job if found else args.job
+    full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", job)
+    project = args.project or (found[1].project if found else "") or _project(full_name[1] if full_name else "")
+    region = full_name[2] if full_name else read_region(args.region)
+    forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
     if not job:
         raise UserError(
-            "nothing was submitted from this folder: name the job, as projects/P/locations/R/customJobs/ID, or its "
-            "number with --project and --region; `python -m deploy jobs` lists them"
+            f"nothing was submitted from this folder: give the job's name, as {forms}; `python -m deploy jobs` lists "
+            "all jobs"
         )
-    if not project or not region or not (named or job.isdecimal()):
-        raise UserError(
-            f"job {asked.job!r} is not known here: give its name, as projects/P/locations/R/customJobs/ID, or its "
-            "number with --project and --region"
-        )
-    name = job if named else f"projects/{project}/locations/{checked_region(region)}/customJobs/{job}"
-    return Target(asked.backend, name, GcpConfig(project, region, ""), kept)
+    if not project or not region or not (full_name or job.isdecimal()):
+        raise UserError(f"job {args.job!r} is not recorded in this folder: give its name, as {forms}")
+    name = job if full_name else f"projects/{project}/locations/{checked_region(region)}/customJobs/{job}"
+    return Target(args.backend, name, GcpConfig(project, region, ""), found)
 
 
-def _project(named: str) -> str:
-    """The ID in a job's name; where that holds a number, which not all services take, gcloud's own project first."""
-    return named if named and not named.isdecimal() else read_project("") or named
+def _project(name: str) -> str:
+    """Returns the project ID in a job's name; if it is a number, which some services reject, gcloud's project."""
+    return name if name and not name.isdecimal() else read_project("") or name

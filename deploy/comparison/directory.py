@@ -1,4 +1,4 @@
-"""The folder of a comparison: whose it is, what was asked for in it, and how far each of its runs is."""
+"""Manages the folder of a comparison: which comparison it holds, and how far each of its runs is."""
 
 import json
 import os
@@ -13,67 +13,64 @@ from trainer.config.recipe import Overrides
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.storage import make_writable, write_whole
 
-_MOST_SHOWN = 5
 
+def check_folder(out: Path, request: Mapping[str, Any]) -> None:
+    """Raises UserError if `out` is not writable or holds another comparison than `request`; creates no folder.
 
-def check_folder(out: Path, asked: Mapping[str, Any]) -> None:
-    """UserError where `out` cannot be written, or holds what is no part of the comparison `asked`; makes no folder.
-
-    More repeats and other prices are welcome, and so is any change as long as nothing came of a run.
+    More repeats and other prices are allowed, and so is any change while no run has produced anything.
     """
     make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
     if (out / "run.json").exists():
-        raise UserError(f"out={out} holds a training run (run.json): give another --out")
+        raise UserError(f"out={out} holds a training run (run.json): use another --out")
     if not any_begun(out):
         return
-    before, now = _identity(read_json(out / COMPARISON)[0]), _identity(asked)
-    if before is None or now is None:
-        what = "damaged" if (out / COMPARISON).exists() else "missing"
+    stored, given = _identity(read_json(out / COMPARISON)[0]), _identity(request)
+    if stored is None or given is None:
+        problem = "damaged" if (out / COMPARISON).exists() else "missing"
         raise UserError(
-            f"{out / COMPARISON} is {what}, but runs lie here, and nothing says of what: give another --out, or look "
-            f"at them: `python -m deploy report {out}`"
+            f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use another --out, or "
+            f"see `python -m deploy report {out}`"
         )
-    tiers_of_one = {key for key in before.keys() ^ now.keys() if key.startswith("tier ")}  # their names are told
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in tiers_of_one]
+    added_tiers = {key for key in stored.keys() ^ given.keys() if key.startswith("tier ")}  # "tiers" shows them
+    differing = [key for key in {**stored, **given} if stored.get(key) != given.get(key) and key not in added_tiers]
     if differing:
-        none = "not given"
-        shown = (f"{key}: {before.get(key, none)} there, {now.get(key, none)} here" for key in differing[:_MOST_SHOWN])
-        raise UserError(f"{out} holds another comparison ({'; '.join(shown)}): give another --out")
+        shown = (f"{key}: {stored.get(key, 'unset')} stored, {given.get(key, 'unset')} given" for key in differing[:5])
+        raise UserError(f"{out} holds another comparison ({'; '.join(shown)}): use another --out")
 
 
-def remember(out: Path, asked: Mapping[str, Any]) -> None:
-    """Writes comparison.json. UserError: see check_folder."""
-    check_folder(out, asked)
-    before = read_json(out / COMPARISON)[0].get("parallel") if any_begun(out) else None
-    most = max(asked["parallel"], before if isinstance(before, int) else 1)
-    write_whole(out / COMPARISON, json.dumps({**asked, "parallel": most}, indent=2) + "\n")
+def write_comparison(out: Path, request: Mapping[str, Any]) -> None:
+    """Writes comparison.json; raises UserError as `check_folder` does."""
+    check_folder(out, request)
+    stored = read_json(out / COMPARISON)[0].get("parallel") if any_begun(out) else None
+    most = max(request["parallel"], stored if isinstance(stored, int) else 1)
+    write_whole(out / COMPARISON, json.dumps({**request, "parallel": most}, indent=2) + "\n")
 
 
-def _identity(asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What makes it another comparison where it differs, by names that a user knows; None where `asked` is damaged."""
+def _identity(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the settings that define a comparison, by the names that users know; None if `request` is damaged."""
     try:
-        tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in asked["tiers"]}
-        parts = [flag.removeprefix("--").partition("=") for flag in asked["flags"]]
+        tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in request["tiers"]}
+        parts = [flag.removeprefix("--").partition("=") for flag in request["flags"]]
         given = Overrides.read({name: value if equals else "true" for name, equals, value in parts})
         flags = {name: as_text(value) for name, value in given.values.items()}
-        about = {"on": asked["on"], "scaling": asked["scaling"], "tiers": ", ".join(tiers)}
+        common = {"on": request["on"], "scaling": request["scaling"], "tiers": ", ".join(tiers)}
     except (KeyError, TypeError, AttributeError, UserError):
         return None
-    return {**about, **{f"tier {name}": facts for name, facts in tiers.items()}, **flags}
+    return {**common, **{f"tier {name}": facts for name, facts in tiers.items()}, **flags}
 
 
 def is_done(job_dir: Path) -> bool:
-    """Whether the run ended as planned."""
+    """Returns whether the run ended as planned."""
     return bool(read_json(job_dir / "result.json")[0].get("state") == "done")
 
 
 def any_begun(out: Path) -> bool:
-    """Whether anything came of a run in `out`, or may yet come of a job that was sent."""
+    """Returns whether a run in `out` has produced anything, or its job may still do so."""
     return any(is_begun(job_dir) for job_dir in out.glob("*/repeat-*"))
 
 
 def is_begun(job_dir: Path) -> bool:
-    """Whether anything came of the run, or may yet come of its job."""
+    """Returns whether the run has produced anything, or its job may still do so."""
     state = read_json(job_dir / "result.json")[0].get("state")
     sent = (job_dir / "vertex.json").exists() and state != "failed"
     reported = (job_dir / "stats.jsonl").is_file() or any((job_dir / "checkpoints").glob("*"))
@@ -81,12 +78,12 @@ def is_begun(job_dir: Path) -> bool:
 
 
 def refusal(job_dir: Path) -> str:
-    """In one line why the trainer ended before it knew its data and model; empty where that is not how it ended."""
+    """Returns in one line why the trainer refused its settings or data at startup; empty if it did not."""
     result, _ = read_json(job_dir / "result.json")
     refused = result.get("exit_code") == USER_MUST_CHANGE and not (job_dir / "run.json").exists()
     return error_of(job_dir) if refused else ""
 
 
 def error_of(job_dir: Path) -> str:
-    """In one line why the run failed; empty where result.json does not say."""
+    """Returns in one line why the run failed; empty if result.json has no error."""
     return " ".join(str(read_json(job_dir / "result.json")[0].get("error") or "").split())

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, remember
+from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.spec.job_spec import training
@@ -123,7 +123,7 @@ def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner,
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
     with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
-        remember(out, plan.asked(runner.name, parallel))
+        write_comparison(out, plan.asked(runner.name, parallel))
         try:
             futures = [pool.submit(_run, runs[t.name], repeat, out, runner, refused) for t, repeat in plan.runs()]
             while wait(futures, timeout=1.0).not_done:

@@ -1,7 +1,7 @@
-"""The runs of a comparison on Vertex AI: each is a job, submitted as `deploy submit` does, followed and fetched.
+"""Runs a comparison on Vertex AI: submits each run as a job, as `deploy submit` does, follows it and fetches results.
 
-What is sent is kept in JOB_DIR/vertex.json beforehand: the same command again finds the job, follows it where it still
-runs, fetches it where it has succeeded, and submits it anew, into the same output, where it has not.
+Each job is recorded in JOB_DIR/vertex.json before it is submitted. The same command again finds the job, follows it if
+it is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
 """
 
 import argparse
@@ -23,27 +23,27 @@ from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render, reque
 from deploy.spec.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
 from deploy.vertex.costs import price_and_limit
-from deploy.vertex.errors import Lost, exit_code, explained, failure, meaning
-from deploy.vertex.history import Submission, find, note
-from deploy.vertex.logs import Say, follow
+from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
+from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
-from deploy.vertex.submission import attempt_label, check_buckets, create, ship
+from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
 from trainer.config import TrainConfig
 from trainer.config.recipe import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.storage import Address, parse, write_whole
+from trainer.storage import Address, write_whole
 
-PIECE_S = 1.0  # how long a sleep may keep `stop` waiting
+STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
 
 class _Stopped(Exception):
-    """`stop` was called."""
+    """Reports that `stop` was called."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sent:
-    """Where the job of a run is, or was about to be, when it was sent; `output` is its job directory, gs://…"""
+class _SentJob:
+    """Describes a job that was or may have been submitted; `output` is its job directory, gs://…"""
 
     project: str
     region: str
@@ -52,38 +52,38 @@ class _Sent:
 
 
 class VertexRunner:
-    """Runs `tiers`. `asked` holds what `read_gcp_config` and `add_backend` need."""
+    """Runs `tiers`. `args`: the flags of `read_gcp_config` and of `deploy.cli.target.add_backend`."""
 
     name = "vertex"
 
-    def __init__(self, tiers: Sequence[Tier], asked: argparse.Namespace, options: JobOptions, session: Session) -> None:
+    def __init__(self, tiers: Sequence[Tier], args: argparse.Namespace, options: JobOptions, session: Session) -> None:
         self._tiers, self._options = {tier.name: tier for tier in tiers}, options
-        self._asked, self._session = asked, session
+        self._args, self._session = args, session
         self._clock = Clock(session.clock.now, self._sleep)
-        self._stopped, self._shipping = threading.Event(), threading.Lock()
+        self._stopped, self._uploading = threading.Event(), threading.Lock()
         self._submissions = (f"{options.submission}-{number}" for number in itertools.count(1))
 
     @cached_property
     def _gcp(self) -> GcpConfig:
-        """Reads the configuration when it is first needed: mistakes in the command itself are reported before."""
-        return read_gcp_config(self._asked, with_project=True)
+        """Reads the configuration when it is first needed, after the command itself was checked."""
+        return read_gcp_config(self._args, with_project=True)
 
     def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
         """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
         return request_on(self._tiers[tier.name], overrides).config
 
     def check(self, run: TierPlan) -> None:
-        """Raises UserError for a job that `submit` would refuse, or whose output would be that of every other run."""
+        """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
         if self._tiers[run.tier.name].spec.get("baseOutputDirectory"):
             raise UserError(
-                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it from the "
-                "tier: each run has its own folder in --bucket"
+                f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
+                "each run has a separate folder in --bucket"
             )
         self._job(run)
 
     def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
-        """Yields price and limit of each tier's jobs, warnings, and what all may cost together."""
-        most, unknown, warned = 0.0, 0, dict[str, list[str]]()
+        """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
+        most, unknown, tiers_by_warning = 0.0, 0, dict[str, list[str]]()
         for run, count in runs.values():
             job, tier = self._job(run), run.tier
             usd = job.tier.most_usd
@@ -91,35 +91,30 @@ class VertexRunner:
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
             yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
             for line in job.warnings:
-                warned.setdefault(line, []).append(tier.name)
-        yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in warned.items())
+                tiers_by_warning.setdefault(line, []).append(tier.name)
+        yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
     def preflight(self, runs: Sequence[TierPlan]) -> None:
-        """Proves, once for all runs, that both logins, project, region, buckets and data can be used."""
+        """Checks once for all runs that both logins, the project, region, buckets and data are usable."""
         from trainer.storage.gcs import connect
 
-        jobs: dict[tuple[str, ...], Job] = {}  # one of those that read and write alike
-        for run in runs:
-            job = self._job(run)
-            output = parse(job.output, "output")
-            assert output is not None, "render lets only gs:// addresses pass"
-            alike = (output.bucket, *job.config.inputs.values())
-            jobs[alike] = job
+        planned = [self._job(run) for run in runs]
+        jobs = {(job.output.split("/")[2], *job.config.inputs.values()): job for job in planned}  # distinct checks
         for bucket in {bucket for bucket, *_ in jobs}:
-            connect().list(Address(bucket, ""), most=1)  # who may not read the results should not pay for them
+            connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
         if jobs:
             backend = self._open(self._gcp.project, self._gcp.region)
-            with explained(self._gcp):
+            with exit_on_api_error(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)
                 for job in jobs.values():
                     check_buckets(job, backend, self._clock)
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
-        """Waits for the job, fetches what it wrote, and returns the exit code that its state stands for."""
+        """Waits for the job, fetches its output, and returns the exit code for its state."""
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
@@ -127,21 +122,21 @@ class VertexRunner:
         except _Stopped:
             return INTERRUPTED
         except ApiError as error:
-            raise (PlatformFault if error.transient else UserError)(meaning(error, self._gcp)) from None
+            raise (PlatformFault if error.transient else UserError)(describe_error(error, self._gcp)) from None
 
     def stop(self) -> None:
-        """Ends the waiting; the jobs go on."""
+        """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _run(self, run: TierPlan, job_dir: Path, say: Say) -> int:
+    def _run(self, run: TierPlan, job_dir: Path, print_line: PrintLine) -> int:
         sent = _read(job_dir)
-        found = self._find(sent) if sent else None
-        if sent and found and (not found.over or found.state == "SUCCEEDED"):
-            name = found.name
+        status = self._find(sent) if sent else None
+        if sent and status and (not status.over or status.state == "SUCCEEDED"):
+            name = status.name
         else:
             sent, name = self._send(run, job_dir, sent)
-        status = self._follow(sent, name, say)
-        _fetch(sent, status, job_dir, say)
+        status = self._follow(sent, name, print_line)
+        _fetch(sent, status, job_dir, print_line)
         return exit_code(status)
 
     def _job(self, run: TierPlan, submission: str = "check", job_dir: str = "") -> Job:
@@ -149,46 +144,46 @@ class VertexRunner:
         options = dataclasses.replace(self._options, submission=submission)
         return render(request.in_job_dir(job_dir) if job_dir else request, self._gcp, options)
 
-    def _find(self, sent: _Sent) -> JobStatus | None:
-        """The job that was sent; None where it was not made."""
+    def _find(self, sent: _SentJob) -> JobStatus | None:
+        """Returns the job's status; None if it was never created."""
         backend = self._open(sent.project, sent.region)
-        made = retried(lambda: backend.jobs(attempt_label(sent.submission)), self._clock)
-        return min(made, key=lambda status: status.created or 0.0, default=None)
+        jobs = retried(lambda: backend.jobs(attempt_label(sent.submission)), self._clock)
+        return min(jobs, key=lambda status: status.created or 0.0, default=None)
 
-    def _send(self, run: TierPlan, job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
-        """A new job, into the output of the one before, and its name."""
+    def _send(self, run: TierPlan, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
+        """Submits a new job with the output of the previous one; returns it and its name."""
         self._check_stop()
-        (job_dir / "result.json").unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
-        with self._shipping:  # what one has built and sent, the others find
-            self._check_stop()  # they may have waited here for minutes
+        (job_dir / "result.json").unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
+        with self._uploading:  # the first run builds and uploads; the others find the packages
+            self._check_stop()  # the lock may have taken minutes
             submission = next(self._submissions)
-            job = self._job(run, submission, before.output if before else "")
+            job = self._job(run, submission, previous.output if previous else "")
             backend = self._open(job.gcp.project, job.gcp.region)
-            ship(job.packages, job.gcp.bucket, backend, self._clock)
+            upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()
-        sent = _Sent(job.gcp.project, job.gcp.region, submission, job.output)
+        sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         write_whole(job_dir / "vertex.json", json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
-            return sent, create(job, Submission(submission), backend, self._clock)
-        except Lost:
-            raise  # the same command looks for the job again
+            return sent, submit_job(job, Submission(submission), backend, self._clock)
+        except StateUnknownError:
+            raise  # the same command finds the job again
         except ApiError as error:
-            _keep_error(job_dir, f"not submitted: {meaning(error, job.gcp)}")
+            _write_error(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
             raise
 
-    def _follow(self, sent: _Sent, name: str, say: Say) -> JobStatus:
+    def _follow(self, sent: _SentJob, name: str, print_line: PrintLine) -> JobStatus:
         backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
         try:
-            status = follow(backend, name, gcp, self._clock, say)
+            status = follow_job(backend, name, gcp, self._clock, print_line)
         except _Stopped:
-            print(f"{name} goes on; end it: python -m deploy cancel {name}", flush=True)
+            print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
             raise
         with suppress(LookupError, UserError):  # the comparison does not need this folder's records
-            note(*find(sent.submission), status, self._clock.now())
+            record_status(*find_attempt(sent.submission), status, self._clock.now())
         return status
 
     def _open(self, project: str, region: str) -> Backend:
-        return self._session.open(self._asked.backend or BACKENDS[0], project, region)
+        return self._session.open(self._args.backend or BACKENDS[0], project, region)
 
     def _check_stop(self) -> None:
         if self._stopped.is_set():
@@ -199,25 +194,27 @@ class VertexRunner:
         until = clock.now() + seconds
         self._check_stop()
         while (left := until - clock.now()) > 0:
-            clock.sleep(min(left, PIECE_S))
+            clock.sleep(min(left, STOP_DELAY_S))
             self._check_stop()
 
 
-def _read(job_dir: Path) -> _Sent | None:
-    """What was sent before; UserError where that cannot be read any more."""
+def _read(job_dir: Path) -> _SentJob | None:
+    """Returns the recorded job, or None; UserError if the record is damaged."""
     file = job_dir / "vertex.json"
     if not file.exists():
         return None
     try:
-        return _Sent(**read_json(file)[0])
+        return _SentJob(**read_json(file)[0])
     except TypeError:
-        raise UserError(f"{file} is damaged: see `python -m deploy jobs` for what runs, then remove it") from None
+        raise UserError(
+            f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
+        ) from None
 
 
-def _fetch(sent: _Sent, status: JobStatus, job_dir: Path, say: Say) -> None:
-    """Brings what a report reads into `job_dir`; why a job failed is kept there where the trainer did not say it.
+def _fetch(sent: _SentJob, status: JobStatus, job_dir: Path, print_line: PrintLine) -> None:
+    """Copies what a report reads to `job_dir`, and adds the error of a failed job if the trainer wrote none.
 
-    result.json comes last, for it says that all is there.
+    result.json is written last, because it marks the copy as complete.
     """
     try:
         found = fetched(sent.output, "output")
@@ -227,15 +224,15 @@ def _fetch(sent: _Sent, status: JobStatus, job_dir: Path, say: Say) -> None:
     except UserError as error:
         if status.state == "SUCCEEDED":
             raise
-        say(f"not fetched: {error}")
+        print_line(f"not fetched: {error}")
     if status.state != "SUCCEEDED":
-        say(failure(status))
-        _keep_error(job_dir, failure(status) or status.state)
+        print_line(describe_failure(status))
+        _write_error(job_dir, describe_failure(status) or status.state)
     elif not (job_dir / "result.json").is_file():
-        raise UserError(f"{sent.output} has no result.json, though the job succeeded: remove {job_dir} to run it anew")
+        raise UserError(f"{sent.output} has no result.json, though the job succeeded: remove {job_dir} to run it again")
 
 
-def _keep_error(job_dir: Path, error: str) -> None:
+def _write_error(job_dir: Path, error: str) -> None:
     result, _ = read_json(job_dir / "result.json")
     if not result.get("error"):
         write_whole(job_dir / "result.json", json.dumps({**result, "state": "failed", "error": error}, indent=2) + "\n")

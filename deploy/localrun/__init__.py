@@ -1,1 +1,1 @@
-"""The workers of a job as processes of this machine, in the environment that Vertex AI gives them."""
+"""Runs a job's workers as local processes, in the environment that Vertex AI gives them."""

@@ -1,4 +1,4 @@
-"""A job's workers as processes of this machine, restarted and ended as Vertex AI would."""
+"""Runs a job's workers as local processes, and restarts and stops them as Vertex AI does."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from deploy.localrun.workers import Worker
+from deploy.localrun.workers import LocalWorker
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 
-LEAVE_SECONDS = 20.0  # that the others have when one is lost, or all when the job is to end
-_POLL_SECONDS = 0.05
+EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
+_POLL_S = 0.05
 
-Say = Callable[[str, str], None]  # (worker's name, line)
+PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
 
 
 @dataclass(frozen=True)
 class WorkerKill:
-    """A worker to kill without warning once the run has reported this step."""
+    """Names a worker to kill without warning once the run has reported this step."""
 
     worker: int  # 0 is the chief
     step: int
@@ -33,7 +33,7 @@ class WorkerKill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: an exit code of the trainer's contract, the state as Vertex AI would report it, and why."""
+    """Holds a finished job's exit code (as the trainer defines them), its state in Vertex AI's terms, and its error."""
 
     code: int
     state: str
@@ -42,10 +42,10 @@ class Outcome:
 
 
 @dataclass
-class _Process:
-    """A worker and its process of the moment."""
+class _RunningWorker:
+    """Holds a worker and its current process."""
 
-    worker: Worker
+    worker: LocalWorker
     process: "subprocess.Popen[str]"
     reader: threading.Thread
     restarts: int = 0
@@ -54,30 +54,30 @@ class _Process:
 
 @dataclass
 class LocalJob:
-    """One job on this machine. `run` may be called once; `stop` from any thread or signal handler."""
+    """Represents one local job. Call `run` once, and `stop` from any thread or signal handler."""
 
-    workers: Sequence[Worker]
+    workers: Sequence[LocalWorker]
     job_dir: Path
-    say: Say
-    restarts: int = 0  # of each worker, as Vertex AI restarts what exits non-zero
-    loss: WorkerKill | None = None
+    print_line: PrintWorkerLine
+    restarts: int = 0  # allowed per worker, after a non-zero exit status
+    kill: WorkerKill | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> Outcome:
-        """Waits for the job's end; no process is left."""
-        running: list[_Process] = []
+        """Runs the job to its end; leaves no process behind."""
+        running: list[_RunningWorker] = []
         try:
             for worker in self.workers:
                 running.append(self._start(worker))
             return self._watch(running)
         finally:
-            self._end(running)
+            self._terminate(running)
 
     def stop(self) -> None:
-        """Asks every worker to save its state and end."""
+        """Makes every worker save its state and exit."""
         self._stopping.set()
 
-    def _start(self, worker: Worker) -> _Process:
+    def _start(self, worker: LocalWorker) -> _RunningWorker:
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
@@ -86,81 +86,80 @@ class LocalJob:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for us, who pass it on once
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which sends one signal
         )
-        with contextlib.suppress(AttributeError, OSError):  # no affinity on this system, or not of these; gone already
+        with contextlib.suppress(AttributeError, OSError):  # no such system call or core, or the process has ended
             os.sched_setaffinity(process.pid, worker.cores)
         assert process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(worker.name, process.stdout), daemon=True)
+        reader = threading.Thread(target=self._forward_output, args=(worker.name, process.stdout), daemon=True)
         reader.start()
-        return _Process(worker, process, reader)
+        return _RunningWorker(worker, process, reader)
 
-    def _read(self, name: str, output: IO[str]) -> None:
+    def _forward_output(self, name: str, output: IO[str]) -> None:
         with output:
             for line in output:
-                self._say(name, plain(line))
+                self._print(name, readable(line))
 
-    def _say(self, name: str, line: str) -> None:
-        """Says it where that can be done: a full disk or a closed terminal must not cost the worker its pipe."""
+    def _print(self, name: str, line: str) -> None:
+        """Prints a line; ignores a full disk or closed terminal, so that the worker's pipe is still read."""
         with contextlib.suppress(OSError, ValueError):
-            self.say(name, line)
+            self.print_line(name, line)
 
-    def _watch(self, running: list[_Process]) -> Outcome:
+    def _watch(self, running: list[_RunningWorker]) -> Outcome:
         while True:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_S)
             if self._stopping.is_set():
                 return self._stopped(running)
-            self._lose(running)
+            self._kill_if_due(running)
             for one in running:
                 one.code = one.process.poll()
-            if running[0].code == DONE:  # the chief's end is the job's
+            if running[0].code == DONE:  # the job ends with its chief
                 return Outcome(DONE, "SUCCEEDED", restarts=sum(one.restarts for one in running))
             for one in running:
                 if one.code and not self._restart(one, running):
                     return self._failed(one, running)
 
-    def _restart(self, one: _Process, running: list[_Process]) -> bool:
-        """Starts a worker that failed anew, in place; False where it has used up its restarts."""
+    def _restart(self, one: _RunningWorker, running: list[_RunningWorker]) -> bool:
+        """Restarts a failed worker in place; returns False if it has no restarts left."""
         if one.restarts >= self.restarts:
             return False
-        one.reader.join(LEAVE_SECONDS)
-        self._say(
-            one.worker.name, f"exited with status {_status(one.code)}: restart {one.restarts + 1} of {self.restarts}"
-        )
+        one.reader.join(EXIT_TIMEOUT_S)
+        restarts = one.restarts + 1
+        self._print(one.worker.name, f"exited with status {_status(one.code)}: restart {restarts} of {self.restarts}")
         fresh = self._start(one.worker)
-        fresh.restarts = one.restarts + 1
+        fresh.restarts = restarts
         running[running.index(one)] = fresh
         return True
 
-    def _failed(self, one: _Process, running: Sequence[_Process]) -> Outcome:
-        """The job fails with its first worker: the others have a while to say what they know."""
-        deadline = time.monotonic() + LEAVE_SECONDS
+    def _failed(self, one: _RunningWorker, running: Sequence[_RunningWorker]) -> Outcome:
+        """Returns the outcome of a job whose first worker failed, after the others had time to log and exit."""
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
         while time.monotonic() < deadline and any(other.process.poll() is None for other in running):
-            time.sleep(_POLL_SECONDS)
-        one.reader.join(LEAVE_SECONDS)
+            time.sleep(_POLL_S)
+        one.reader.join(EXIT_TIMEOUT_S)
         error = f"The replica {one.worker.name} exited with a non-zero status of {_status(one.code)}."
         code = one.code if one.code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
         return Outcome(code or FAULT, "FAILED", error, sum(o.restarts for o in running))
 
-    def _stopped(self, running: Sequence[_Process]) -> Outcome:
-        self._say("all", f"asked to save the state and end, within {LEAVE_SECONDS:.0f} s")
-        self._end(running)
+    def _stopped(self, running: Sequence[_RunningWorker]) -> Outcome:
+        self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
+        self._terminate(running)
         codes = {one.process.returncode for one in running}
-        killed = f"killed after {LEAVE_SECONDS:.0f} s" if -signal.SIGKILL in codes else ""
+        killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in codes else ""
         return Outcome(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
 
-    def _lose(self, running: Sequence[_Process]) -> None:
-        """Kills the worker that is to be lost, once."""
-        if self.loss and reported_step(self.job_dir) >= self.loss.step:
-            one = running[self.loss.worker]
-            self._say(one.worker.name, f"killed at step {reported_step(self.job_dir)}, as --kill asks")
+    def _kill_if_due(self, running: Sequence[_RunningWorker]) -> None:
+        """Kills the worker that `kill` names, once."""
+        if self.kill and reported_step(self.job_dir) >= self.kill.step:
+            one = running[self.kill.worker]
+            self._print(one.worker.name, f"killed at step {reported_step(self.job_dir)}, as --kill requires")
             one.process.kill()
-            self.loss = None
+            self.kill = None
 
-    def _end(self, running: Sequence[_Process]) -> None:
-        """SIGTERM, on which the trainer saves its state; SIGKILL for what is left then."""
+    def _terminate(self, running: Sequence[_RunningWorker]) -> None:
+        """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + LEAVE_SECONDS
+            deadline = time.monotonic() + EXIT_TIMEOUT_S
             for one in running:
                 if one.process.poll() is None:
                     one.process.send_signal(number)
@@ -168,21 +167,21 @@ class LocalJob:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     one.process.wait(max(0.0, deadline - time.monotonic()))
         for one in running:
-            one.reader.join(LEAVE_SECONDS)
+            one.reader.join(EXIT_TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Within the block `handler` hears of `numbers`, and once of a closed terminal, unless nohup keeps that away."""
+    """Calls `handler` for the signals `numbers`, and once for SIGHUP unless nohup ignores it, within the block."""
     hangup = getattr(signal, "SIGHUP", None)
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        if number == hangup:  # the shell sends it and, when the shell ends, the kernel
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == hangup:  # the shell sends it, and the kernel again when the shell ends
             signal.signal(number, lambda number, frame: None)
         handler(number, frame)
 
-    heard = [*numbers, hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else numbers
-    before = {number: signal.signal(number, hear) for number in heard}
+    handled = [*numbers, hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else numbers
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
@@ -190,31 +189,31 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
             signal.signal(number, old)
 
 
-def plain(line: str) -> str:
-    """A line of a worker's output, as Cloud Logging would show it: the message of what is JSON."""
+def readable(line: str) -> str:
+    """Returns a line of a worker's output as Cloud Logging shows it: the message if it is JSON."""
     with contextlib.suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and "message" in entry:
             severity = entry.get("severity", "INFO")
-            mark = "" if severity == "INFO" else f"{severity.lower()}: "
-            return f"{mark}{entry['message']}"
+            prefix = "" if severity == "INFO" else f"{severity.lower()}: "
+            return f"{prefix}{entry['message']}"
     return line.rstrip("\n")
 
 
 def reported_step(job_dir: Path) -> int:
-    """The newest step in the run's stats.jsonl; 0 for none."""
+    """Returns the newest step in the run's stats.jsonl; 0 if there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         last = (job_dir / "stats.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         return int(json.loads(last).get("step", 0))
     return 0
 
 
-def kept_step(job_dir: Path) -> int | None:
-    """The step of the newest checkpoint, each a folder that appears whole; None for none."""
+def checkpoint_step(job_dir: Path) -> int | None:
+    """Returns the step of the newest checkpoint, each a folder that is created atomically; None if there is none."""
     names = [path.name.removeprefix("step-") for path in (job_dir / "checkpoints").glob("step-*")]
     return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _status(code: int | None) -> int:
-    """As a container reports it: 128 and the number of the signal that ended the process."""
+    """Returns the exit status as a container reports it: 128 + n for a process that signal n killed."""
     return 0 if code is None else code if code >= 0 else 128 - code

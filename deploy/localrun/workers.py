@@ -1,4 +1,4 @@
-"""What Vertex AI gives each worker of a job, given to processes of this machine: variables, devices, cores.
+"""Builds the environment of local workers as Vertex AI builds it: variables, devices and cores.
 
 https://cloud.google.com/vertex-ai/docs/training/distributed-training describes TF_CONFIG and CLUSTER_SPEC,
 https://cloud.google.com/vertex-ai/docs/training/code-requirements the AIP_ variables.
@@ -20,20 +20,20 @@ from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One process of a rehearsed job."""
+class LocalWorker:
+    """Describes one process of a local job."""
 
-    name: str  # as Vertex AI's logs name it: workerpool0-0
+    name: str  # as in Vertex AI's logs: workerpool0-0
     module: str
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]  # besides that of this process
+    environment: Mapping[str, str]  # in addition to that of this process
     cores: frozenset[int]
 
 
-def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[Worker]:
-    """The workers of `tier`, the chief first, each with the trainer's `flags`; a Reduction Server is left out.
+def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[LocalWorker]:
+    """Returns the workers of `tier`, chief first, each with the trainer's `flags`; omits a Reduction Server.
 
-    `command`: what the user typed, for run.json; without it that holds the chief's own command.
+    `command`: what the user typed, for run.json; empty: the chief's own command is recorded.
     """
     pools = [pool for pool in tier.pools if pool.index < 2]
     names = [f"workerpool{pool.index}-{index}" for pool in pools for index in range(pool.replicas)]
@@ -50,26 +50,26 @@ def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, 
         "TRAINER_COMMAND": command,
     }
     result = []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         pool = tier.spec["workerPoolSpecs"][int(name[10])]
         task = pool.get("pythonPackageSpec") or pool["containerSpec"]
-        own = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-        threads = {name: str(len(cores[place])) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
-        environment = {**own, **shared, **threads, **devices[place], **_cluster(names, addresses, name, job_id)}
+        given = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+        threads = {name: str(len(cores[index])) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
+        environment = {**given, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
         arguments = (*task.get("args", []), *flags, f"--expect_devices={tier.accelerators}")
-        result.append(Worker(name, task.get("pythonModule", "trainer.task"), arguments, environment, cores[place]))
+        result.append(LocalWorker(name, task.get("pythonModule", "trainer.task"), arguments, environment, cores[index]))
     return result
 
 
 def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: str) -> dict[str, str]:
-    """TF_CONFIG and CLUSTER_SPEC of the worker `name`; a chief alone is named too, as real jobs show."""
+    """Returns TF_CONFIG and CLUSTER_SPEC of the worker `name`; Vertex AI sets them for a single worker, too."""
     by_pool: dict[str, list[str]] = {}
-    for each, address in zip(names, addresses, strict=True):
-        by_pool.setdefault(each.split("-")[0], []).append(address)
+    for worker, address in zip(names, addresses, strict=True):
+        by_pool.setdefault(worker.split("-")[0], []).append(address)
     roles = {"workerpool0": "chief", "workerpool1": "worker"}
     pool, index = name.split("-")
     config = {
-        "cluster": {roles[each]: there for each, there in by_pool.items()},
+        "cluster": {roles[pool]: members for pool, members in by_pool.items()},
         "environment": "cloud",
         "task": {"type": roles[pool], "index": int(index), "cloud": job_id},
     }
@@ -78,9 +78,9 @@ def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: 
 
 
 def free_addresses(count: int) -> list[str]:
-    """As many addresses of this machine whose ports are free now.
+    """Returns `count` local addresses whose ports are free now.
 
-    Below the range from which systems take the ports of outgoing connections: one of those could come first.
+    The ports are below the range of outgoing connections, which could take one before it is used.
     """
     found: list[str] = []
     while len(found) < count:
@@ -91,13 +91,13 @@ def free_addresses(count: int) -> list[str]:
 
 
 def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
-    """The machine's GPUs split between the workers; where it has none, logical CPU devices stand for them."""
+    """Splits the machine's GPUs between the workers; without GPUs, logical CPU devices simulate them."""
     gpus = local_gpus()
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
     if len(gpus) < accelerators * workers:
         raise UserError(
-            f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs: take a smaller "
+            f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs: use a smaller "
             "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
         )
     shares = [gpus[first : first + accelerators] for first in range(0, workers * accelerators, accelerators)]
@@ -105,7 +105,7 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
 
 
 def local_gpus() -> list[str]:
-    """Numbers of the GPUs that this process may use."""
+    """Returns the numbers of the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [number for number in visible.split(",") if number and number != "-1"]
@@ -117,9 +117,9 @@ def local_gpus() -> list[str]:
 
 
 def _cores(workers: int) -> list[frozenset[int]]:
-    """This machine's cores split between the workers; shared in turn where there are fewer cores than workers."""
+    """Splits this machine's cores between the workers; they share cores if there are fewer than workers."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < workers:
-        return [frozenset({cores[place % len(cores)]}) for place in range(workers)]
+        return [frozenset({cores[index % len(cores)]}) for index in range(workers)]
     share = len(cores) // workers
-    return [frozenset(cores[place * share : (place + 1) * share]) for place in range(workers)]
+    return [frozenset(cores[index * share : (index + 1) * share]) for index in range(workers)]

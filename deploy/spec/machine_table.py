@@ -1,6 +1,6 @@
-"""The table of machines, typed: which accelerators and how many a machine takes, where, and what an hour costs.
+"""Reads the table of machines: the accelerators that each machine takes, their regions, and prices per hour.
 
-`python -m deploy machines` prints it. Facts, sources and dates are in machines.yaml; a user's price file goes over it.
+machines.yaml holds the facts with sources and dates. A user's price file overrides its prices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TABLE = Path(__file__).with_name("machines.yaml")
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """USD an hour, None where unknown. `inferred`: Compute Engine's price times a factor, not stated by Vertex AI."""
+    """Holds USD an hour, None if unknown. `inferred`: Compute Engine's price times a factor, not from Vertex AI."""
 
     list: float | None = None
     spot: float | None = None
@@ -30,24 +30,24 @@ class Price:
     inferred: bool = False
 
     def under(self, strategy: str) -> float | None:
-        """USD an hour under a scheduling strategy of Vertex AI."""
+        """Returns USD an hour under a scheduling strategy of Vertex AI."""
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
     def with_attached(self, other: Price, count: int) -> Price:
-        """The price of this machine and `count` of the accelerator that `other` is the price of."""
+        """Returns the price of this machine and `count` accelerators with the price `other`."""
 
-        def both(mine: float | None, its: float | None) -> float | None:
-            return None if mine is None or its is None else mine + count * its
+        def add(machine: float | None, unit: float | None) -> float | None:
+            return None if machine is None or unit is None else machine + count * unit
 
         inferred = self.inferred or other.inferred
         return Price(
-            both(self.list, other.list), both(self.spot, other.spot), both(self.flex_start, other.flex_start), inferred
+            add(self.list, other.list), add(self.spot, other.spot), add(self.flex_start, other.flex_start), inferred
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A kind of GPU. `price` is that of one beside a host machine; `quota_metric_seen`: else formed by analogy."""
+    """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred."""
 
     name: str
     memory_gb: int | None
@@ -60,7 +60,7 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine type. `counts`: accelerator -> allowed numbers of it; `attached`: they are optional and cost extra."""
+    """Describes a machine type. `counts`: accelerator -> allowed counts; `attached`: optional, at an extra price."""
 
     name: str
     vcpus: int | None
@@ -73,7 +73,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class MachineOption:
-    """One line of the table: a machine with `count` of an accelerator, or with none."""
+    """Holds one row of the table: a machine with `count` accelerators, or with none."""
 
     machine: Machine
     accelerator: Accelerator | None
@@ -83,7 +83,7 @@ class MachineOption:
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """The whole table. `region` and `date` are those of the prices."""
+    """Holds the whole table. `region` and `date` are those of the prices."""
 
     region: str
     date: str
@@ -92,7 +92,7 @@ class Machines:
     machines: Mapping[str, Machine]
 
     def options(self) -> Iterator[MachineOption]:
-        """Every line of the table."""
+        """Yields every row of the table."""
         for machine in self.machines.values():
             if machine.attached:
                 yield MachineOption(machine, None, 0, machine.price)
@@ -102,7 +102,7 @@ class Machines:
                     yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
 
     def price(self, machine_type: str, accelerator: str | None, count: int) -> Price:
-        """USD an hour of one machine with its accelerators; Price() where the table does not know it."""
+        """Returns USD an hour of one machine with its accelerators; Price() for an unknown machine."""
         machine = self.machines.get(machine_type)
         if machine is None:
             return Price()
@@ -113,9 +113,10 @@ class Machines:
 
 @cache
 def load_machines(price_file: str = "") -> Machines:
-    """The table, with the prices of a user's file over it. UserError where that file does not fit."""
+    """Returns the table, with the prices of a user's file; UserError if that file is invalid."""
     table = read_yaml(TABLE, "machines.yaml")
-    factor = table["prices"]["vertex_factor"]
+    prices = table["prices"]
+    factor = prices["vertex_factor"]
     accelerators = {
         name: Accelerator(name, **{**facts, "regions": tuple(facts["regions"]), "price": _price(facts, factor)})
         for name, facts in table["accelerators"].items()
@@ -125,16 +126,15 @@ def load_machines(price_file: str = "") -> Machines:
         for kind in ("host_machines", "accelerator_machines")
         for name, facts in table[kind].items()
     }
-    about = table["prices"]
-    known = Machines(about["region"], about["date"], tuple(table["cpu_families"]), accelerators, machines)
-    return _with_prices(known, price_file) if price_file else known
+    machine_table = Machines(prices["region"], prices["date"], tuple(table["cpu_families"]), accelerators, machines)
+    return _with_prices(machine_table, price_file) if price_file else machine_table
 
 
 def accelerator_of(gpu: str) -> str:
-    """Vertex AI's name of a GPU that calls itself `gpu`, as "NVIDIA A100-SXM4-80GB"; `gpu` where the table has none."""
+    """Returns Vertex AI's name of the GPU that its driver calls `gpu` ("NVIDIA A100-SXM4-80GB"); `gpu` if unknown."""
     words = set(re.split(r"\W+", gpu.upper()))
-    marks = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
-    return max((name for name in marks if marks[name] <= words), key=lambda name: len(marks[name]), default=gpu)
+    parts = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
+    return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
 
 
 def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:
@@ -148,31 +148,31 @@ def _price(facts: Mapping[str, Any], factor: float) -> Price:
 
 
 def _with_prices(table: Machines, file: str) -> Machines:
-    """A price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
+    """Reads a price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
     try:
         given = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:
-        raise UserError(f"prices={file}: no such file: lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
+        raise UserError(f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
     machines, accelerators = dict(table.machines), dict(table.accelerators)
     for name, value in given.items():
-        price = _given_price(f"prices={file}: {name}", value)
+        price = _parse_price(f"prices={file}: {name}", value)
         if name in accelerators:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)
         elif name in machines:
             machines[name] = dataclasses.replace(machines[name], price=price)
-        elif str(name).split("-")[0] in table.cpu_families:  # one that has no price of ours
+        elif str(name).split("-")[0] in table.cpu_families:  # a machine that is not in the table
             machines[name] = Machine(name, None, None, {}, attached=True, price=price)
         else:
             hint = nearest(str(name), [*machines, *accelerators])
-            raise UserError(f"prices={file}: {name}: no such machine type or accelerator{hint}")
+            raise UserError(f"prices={file}: {name}: unknown machine type or accelerator{hint}")
     return dataclasses.replace(table, machines=machines, accelerators=accelerators)
 
 
-def _given_price(origin: str, value: Any) -> Price:
+def _parse_price(origin: str, value: Any) -> Price:
     kinds = value if isinstance(value, dict) else {"list": value}
     for kind, usd in kinds.items():
         if kind not in ("list", "spot", "flex_start"):
-            raise UserError(f"{origin}: {kind}: no such price; it is one of list, spot, flex_start")
+            raise UserError(f"{origin}: {kind}: unknown price; use one of list, spot, flex_start")
         if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
-            raise UserError(f"{origin}: {usd!r} is no price: write a number, in USD an hour")
+            raise UserError(f"{origin}: {usd!r} is not a price: use a number, in USD an hour")
     return Price(**kinds)

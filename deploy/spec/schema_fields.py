@@ -1,12 +1,12 @@
-"""The fields of CustomJobSpec and of the messages in it, as gcloud's YAML spells them, and the names of its enums.
+"""Lists the fields of CustomJobSpec and its messages, as in gcloud's YAML, and the names of its enums.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/CustomJobSpec
-Importing the SDK to ask it takes over a second, so the table is kept here; a test compares it with the installed SDK.
+Importing the SDK for this takes over a second; a test compares these tables with the installed SDK.
 """
 
 from collections.abc import Mapping
 
-# message -> field -> type: string, bool, int32, int64, Duration, an enum or a message; [] behind it: a list.
+# message -> field -> type: string, bool, int32, int64, Duration, an enum or a message; [] marks a list.
 MESSAGES: Mapping[str, Mapping[str, str]] = {
     "CustomJobSpec": {
         "persistentResourceId": "string",
@@ -67,28 +67,14 @@ MESSAGES: Mapping[str, Mapping[str, str]] = {
     "GcsDestination": {"outputUriPrefix": "string"},
 }
 
-# Names that say "unspecified" are left out.
+# Without the "unspecified" names.
 ENUMS: Mapping[str, tuple[str, ...]] = {
     "AcceleratorType": (
-        "NVIDIA_TESLA_K80",
-        "NVIDIA_TESLA_P100",
-        "NVIDIA_TESLA_V100",
-        "NVIDIA_TESLA_P4",
-        "NVIDIA_TESLA_T4",
-        "TPU_V2",
-        "TPU_V3",
-        "NVIDIA_TESLA_A100",
-        "NVIDIA_A100_80GB",
-        "TPU_V4_POD",
-        "NVIDIA_L4",
-        "TPU_V5_LITEPOD",
-        "NVIDIA_H100_80GB",
-        "NVIDIA_H100_MEGA_80GB",
-        "NVIDIA_H200_141GB",
-        "NVIDIA_B200",
-        "NVIDIA_GB200",
+        "NVIDIA_TESLA_K80", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_V100", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_T4", "TPU_V2",
+        "TPU_V3", "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "TPU_V4_POD", "NVIDIA_L4", "TPU_V5_LITEPOD",
+        "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB", "NVIDIA_H200_141GB", "NVIDIA_B200", "NVIDIA_GB200",
         "NVIDIA_RTX_PRO_6000",
     ),
     "Type": ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION"),
     "Strategy": ("ON_DEMAND", "LOW_COST", "STANDARD", "SPOT", "FLEX_START"),
-}
+}  # fmt: skip

@@ -1,1 +1,1 @@
-"""Vertex AI's API behind one protocol: submission, logs, errors, retries, history and costs of jobs."""
+"""Calls Vertex AI through one protocol: submission, logs, errors, retries, history and costs of jobs."""

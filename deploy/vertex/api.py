@@ -1,22 +1,20 @@
-"""What every backend does: submit a job, tell its state, give its logs, list ours, cancel, store a package.
-
-A backend belongs to one project and region. It makes each call once: its caller decides when to ask again.
-"""
+"""Defines the contract between this package and Vertex AI: the protocol `Backend`, its data classes and its error."""
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-LABEL = "submission"  # a label of every job of ours; its value finds the job of one submission
+T = TypeVar("T")
+LABEL = "submission"  # every job that this package submits has this label, with a value unique to the attempt
 PRICE_LABEL = "usd-per-hour"
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
 
 class ApiError(Exception):
-    """A call failed. `code` is the HTTP status, or 0 where no answer came; `login` the command that mends a 401."""
+    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401."""
 
     def __init__(self, code: int, message: str, login: str = "gcloud auth login") -> None:
         super().__init__(" ".join(message.split()))
@@ -24,34 +22,34 @@ class ApiError(Exception):
 
     @property
     def quota(self) -> bool:
-        """Whether a quota of machines is used up, which asking again does not mend; calls a minute are none of it."""
-        said = str(self).lower()
-        rate = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", said)
-        return self.code == 429 and "quota" in said and not rate
+        """Returns whether a machine quota is exhausted, which a retry does not fix; rate limits do not count."""
+        text = str(self).lower()
+        rate_limit = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", text)
+        return self.code == 429 and "quota" in text and not rate_limit
 
     @property
     def transient(self) -> bool:
-        """Whether asking again may help."""
+        """Returns whether a retry may help."""
         return (self.code in (0, 408, 429) and not self.quota) or self.code >= 500
 
     @property
-    def may_have_worked(self) -> bool:
-        """Whether the call may have done its work although it failed."""
+    def may_have_succeeded(self) -> bool:
+        """Returns whether the service may have carried out the request although the call failed."""
         return self.code == 0 or self.code >= 500
 
 
-class Broken(ApiError):
-    """The program that makes the calls fails here, whatever it is asked; the text says what to do."""
+class BrokenClientError(ApiError):
+    """Reports that the client program on this machine fails whatever the call; the message states the fix."""
 
     @property
     def transient(self) -> bool:
-        """Asking again does not mend it."""
+        """Returns False: a retry does not help."""
         return False
 
 
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
-    """A job as its service tells it. `state` is without JOB_STATE_; times are in seconds since 1970, None before."""
+    """Holds a job's status. `state` is without JOB_STATE_; times are in seconds since 1970, None until they occur."""
 
     name: str
     display_name: str
@@ -64,13 +62,13 @@ class JobStatus:
 
     @property
     def over(self) -> bool:
-        """Whether the state is final."""
-        return self.state in ENDED
+        """Returns whether the state is final."""
+        return self.state in FINAL_STATES
 
 
 @dataclasses.dataclass(frozen=True)
 class LogEntry:
-    """A line of a worker's log. `time` is RFC 3339, `worker` as workerpool0-0."""
+    """Holds a line of a worker's log. `time` is RFC 3339; `worker` looks like workerpool0-0."""
 
     id: str
     time: str
@@ -81,7 +79,7 @@ class LogEntry:
 
 @dataclasses.dataclass(frozen=True)
 class CustomJob:
-    """What is sent: a CustomJob."""
+    """Holds the request that creates a job. `spec` is a CustomJobSpec."""
 
     display_name: str
     spec: Mapping[str, Any]
@@ -89,35 +87,40 @@ class CustomJob:
 
 
 class Backend(Protocol):
-    """Every method may raise ApiError. Jobs are named projects/P/locations/R/customJobs/ID."""
+    """Represents Vertex AI, Cloud Logging and Cloud Storage for one project and region.
+
+    Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
+    callers retry with `deploy.vertex.retry.retried`, except `submit`, which `deploy.vertex.submission` repeats only
+    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID.
+    """
 
     def submit(self, request: CustomJob) -> str:
-        """Makes the job and returns its name; sends at most one request that makes one."""
+        """Creates the job and returns its name; sends at most one create request."""
 
     def state(self, name: str) -> JobStatus:
-        """The job as it is now."""
+        """Returns the current status of the job; ApiError 404 if it does not exist."""
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
-        """Log entries of all workers from the time `since` (RFC 3339, or empty: all), oldest first."""
+        """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Jobs of ours, or those whose LABEL is `label`."""
+        """Returns all jobs that this package submitted, or only those with the value `label` of LABEL."""
 
     def cancel(self, name: str) -> None:
-        """Asks the job to stop; its state says when it has."""
+        """Requests cancellation and returns at once; `state` shows when the job is over."""
 
     def upload(self, file: Path, uri: str) -> None:
-        """Stores `file` unless it is there already, with its checksum compared."""
+        """Uploads `file` with its checksum verified, unless the object already exists."""
 
-    def holds(self, address: str) -> bool:
-        """Whether an object lies at gs://BUCKET/… or below it; true where that may not be read."""
+    def exists(self, address: str) -> bool:
+        """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
 
     def location(self, bucket: str) -> str:
-        """Where the bucket gs://NAME lies, as US or EUROPE-WEST4; empty where that may not be read."""
+        """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
 
 
 def open_backend(kind: str, project: str, region: str) -> Backend:
-    """The backend `gcloud` or `sdk`; only the one asked for is imported."""
+    """Returns the backend `gcloud` or `sdk`; imports only that one."""
     if kind == "sdk":
         from deploy.vertex.sdk import Sdk
 
@@ -127,22 +130,32 @@ def open_backend(kind: str, project: str, region: str) -> Backend:
     return Gcloud(project, region)
 
 
-def read_status(job: Mapping[str, Any]) -> JobStatus:
-    """The JSON of a CustomJob, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest"""
+def unless_forbidden(call: Callable[[], T], default: T) -> T:
+    """Returns the result of `call`, or `default` after a 403: the job's account may have the permission."""
+    try:
+        return call()
+    except ApiError as error:
+        if error.code == 403:
+            return default
+        raise
+
+
+def parse_job(job: Mapping[str, Any]) -> JobStatus:
+    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest"""
     return JobStatus(
         job["name"],
         job.get("displayName", ""),
         job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
-        seconds(job.get("createTime", "")),
-        seconds(job.get("startTime", "")),
-        seconds(job.get("endTime", "")),
+        parse_time(job.get("createTime", "")),
+        parse_time(job.get("startTime", "")),
+        parse_time(job.get("endTime", "")),
         job.get("error", {}).get("message", ""),
         job.get("labels", {}),
     )
 
 
-def read_entry(entry: Mapping[str, Any]) -> LogEntry:
-    """The JSON of a LogEntry, https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry"""
+def parse_log_entry(entry: Mapping[str, Any]) -> LogEntry:
+    """Converts a LogEntry's JSON, https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry"""
     payload = entry.get("jsonPayload", {})
     text = entry.get("textPayload") or payload.get("message") or str(payload or "")
     worker = entry.get("resource", {}).get("labels", {}).get("task_name", "")
@@ -151,14 +164,19 @@ def read_entry(entry: Mapping[str, Any]) -> LogEntry:
     )
 
 
+def label_filter(label: str) -> str:
+    """Returns the filter of `Backend.jobs`."""
+    return f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
+
+
 def log_filter(name: str, since: str) -> str:
-    """The filter of Cloud Logging for a job's entries."""
-    wanted = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-    return f'{wanted} AND timestamp>="{since}"' if since else wanted
+    """Returns the filter of `Backend.logs`."""
+    job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
+    return f'{job} AND timestamp>="{since}"' if since else job
 
 
-def seconds(time: str) -> float | None:
-    """RFC 3339, with up to nine digits of a second, as seconds since 1970."""
+def parse_time(time: str) -> float | None:
+    """Converts RFC 3339, with up to nine digits of a second, to seconds since 1970; None for empty text."""
     if not time:
         return None
     whole, _, fraction = time.removesuffix("Z").partition(".")

@@ -1,4 +1,6 @@
-"""What a job costs: an hour, at most, and until now."""
+"""Computes what a job costs: per hour, at most, and up to now."""
+
+from contextlib import suppress
 
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
@@ -6,8 +8,8 @@ from deploy.vertex.api import PRICE_LABEL, JobStatus
 
 
 def price_and_limit(tier: Tier) -> str:
-    """What a job on `tier` costs an hour and at most, and when it is ended."""
-    limit = f"until its timeout of {duration(tier.timeout_s)}"
+    """Describes the hourly price, the highest cost and the timeout of a job on `tier`."""
+    limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
         return f"the price of this tier is not known (--prices=FILE); it runs {limit} at most"
     table = load_machines()
@@ -15,21 +17,22 @@ def price_and_limit(tier: Tier) -> str:
     return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
 
 
-def spent(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:
-    """Seconds that the job's machines ran until `now`, and USD; None where the price is not known."""
+def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:
+    """Returns the seconds for which the job's machines have run, and their cost in USD; None without a price."""
     ran = max((status.ended or now) - status.started, 0.0) if status.started else 0.0
     return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
 
 
-def price_of(status: JobStatus) -> float | None:
-    """USD an hour, as the label that `submit` gave the job says."""
-    try:
-        return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
-    except ValueError:
-        return None
+def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
+    """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
+    price = None
+    with suppress(ValueError):
+        price = float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
+    ran, usd = time_and_cost(status, price, now)
+    return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
 
 
-def duration(length_s: float) -> str:
-    """H:MM:SS, rounded to whole seconds."""
-    minutes, left = divmod(round(length_s), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{left:02}"
+def format_duration(length_s: float) -> str:
+    """Formats seconds as H:MM:SS, rounded to whole seconds."""
+    minutes, seconds = divmod(round(length_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

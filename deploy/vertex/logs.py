@@ -1,89 +1,88 @@
-"""States and logs of a job until it ends. gcloud's own stream-logs does not end."""
+"""Prints states and logs of a job until it ends, which gcloud's own stream-logs never does."""
 
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, seconds
-from deploy.vertex.costs import duration, price_of, spent
-from deploy.vertex.errors import Lost, failure, meaning
+from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
+from deploy.vertex.costs import describe_run
+from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure
 from deploy.vertex.retry import Clock, retried
 
 POLL_S = 10.0
-LATE_S = 60.0  # how much later than its time an entry may appear in the logs
-LAST_LOGS_S = 15.0  # after the end, for entries that are still on their way
-LAST_RETRY_S = 300.0  # for the last reading of the logs
+LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
+LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
+LAST_RETRY_S = 300.0  # for the last read of the logs
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
+_PRINT: PrintLine = partial(print, flush=True)
 
 
-class Tail:
-    """The log of all workers, in the order of time, each entry once."""
+class LogTail:
+    """Reads the log of all workers in chronological order, each entry once."""
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend, self._name = backend, name
         self._newest = 0.0
         self._seen: dict[str, float] = {}
 
-    def new(self) -> list[LogEntry]:
-        """What has come since the last call; ApiError where the logs cannot be read now."""
+    def read_new(self) -> list[LogEntry]:
+        """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
         since = _rfc3339(self._newest - LATE_S) if self._newest else ""
         entries = [entry for entry in self._backend.logs(self._name, since) if entry.id not in self._seen]
         for entry in entries:
-            self._seen[entry.id] = seconds(entry.time) or 0.0
+            self._seen[entry.id] = parse_time(entry.time) or 0.0
             self._newest = max(self._newest, self._seen[entry.id])
         self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
-        return sorted(entries, key=lambda entry: (seconds(entry.time), entry.id))
+        return sorted(entries, key=lambda entry: (parse_time(entry.time), entry.id))
 
 
 def _rfc3339(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def follow(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, say: Say = _print) -> JobStatus:
-    """Says states and logs until the job is over; Lost after half an hour without any answer, or a refused one."""
-    tail, shown = Tail(backend, name), ""
+def follow_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT) -> JobStatus:
+    """Prints states and logs until the job is over; StateUnknownError if its state cannot be read for half an hour."""
+    tail, shown = LogTail(backend, name), ""
     while True:
-        status = _state(backend, name, gcp, clock)
+        status = _read_state(backend, name, gcp, clock)
         if status.over:
             clock.sleep(LAST_LOGS_S)
-        _say_logs(tail, gcp, clock, LAST_RETRY_S if status.over else 0.0, say)
+        _print_logs(tail, gcp, clock, LAST_RETRY_S if status.over else 0.0, print_line)
         if status.state != shown:
             shown = status.state
-            say(f"{_time(clock.now())}  {shown}")
+            print_line(f"{_time(clock.now())}  {shown}")
         if status.over:
             return status
         clock.sleep(POLL_S)
 
 
-def _state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus:
+def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus:
     try:
         return retried(lambda: backend.state(name), clock)
     except ApiError as error:
-        if error.code == 404:  # there is no such job
+        if error.code == 404:  # the job does not exist
             raise
-        raise Lost(error.code, f"{meaning(error, gcp)}; the job may go on; {how_to_return(name)}") from None
+        message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
+        raise StateUnknownError(error.code, message) from None
 
 
-def how_to_return(name: str) -> str:
-    """What may be said to a job that nobody watches."""
-    return f"come back: python -m deploy watch {name}; end it: python -m deploy cancel {name}"
+def watch_hint(name: str) -> str:
+    """Returns the commands for a job that is no longer watched."""
+    return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"
 
 
-def _say_logs(tail: Tail, gcp: GcpConfig, clock: Clock, retry_s: float, say: Say) -> None:
-    """A log that cannot be read is no reason to stop watching: the next reading has its entries too."""
+def _print_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, retry_s: float, print_line: PrintLine) -> None:
+    """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
     try:
-        for entry in retried(tail.new, clock, retry_s):
+        for entry in retried(tail.read_new, clock, retry_s):
             severity = f"{entry.severity}: " if entry.severity in ("WARNING", "ERROR", "CRITICAL") else ""
-            say(f"{_time(seconds(entry.time) or 0.0)}  {entry.worker}  {severity}{entry.text}")
+            print_line(f"{_time(parse_time(entry.time) or 0.0)}  {entry.worker}  {severity}{entry.text}")
     except ApiError as error:
         if retry_s or not error.transient:
-            print(f"no logs: {meaning(error, gcp)}", file=sys.stderr)
+            print(f"no logs: {describe_error(error, gcp)}", file=sys.stderr)
 
 
 def _time(time: float) -> str:
@@ -91,15 +90,14 @@ def _time(time: float) -> str:
 
 
 def watch_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus | None:
-    """`follow`, and how it ended, in words; None where Ctrl-C ended the watching and not the job."""
+    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
     try:
-        status = follow(backend, name, gcp, clock)
+        status = follow_job(backend, name, gcp, clock)
     except KeyboardInterrupt:
-        print(f"the job goes on; {how_to_return(name)}")
+        print(f"the job is still running; {watch_hint(name)}")
         return None
-    ran, usd = spent(status, price_of(status), clock.now())
-    money = "" if usd is None else f", about {usd:.2f} USD"
-    print(f"{status.state} after {duration(ran)} on its machines{money}")
+    ran, cost = describe_run(status, clock.now())
+    print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
-        print(f"error: {failure(status)}", file=sys.stderr)
+        print(f"error: {describe_failure(status)}", file=sys.stderr)
     return status

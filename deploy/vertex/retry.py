@@ -1,4 +1,4 @@
-"""Waiting for a service: a clock that tests can turn, and calls made again while the service does not answer."""
+"""Retries calls while a service fails, with a clock that tests can replace."""
 
 import dataclasses
 import sys
@@ -10,14 +10,14 @@ from deploy.vertex.api import ApiError
 
 T = TypeVar("T")
 
-RETRY_S = 1800.0  # how long a service may fail before we give up asking
+RETRY_S = 1800.0  # how long calls are retried
 LONGEST_WAIT_S = 60.0
-SILENT_S = 30.0  # a pause so long, or longer, is announced
+ANNOUNCED_WAIT_S = 30.0  # the first wait of this length or longer is announced
 
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """The time in seconds since 1970, and how to let it pass."""
+    """Provides the time in seconds since 1970, and sleep."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -27,29 +27,29 @@ SYSTEM_CLOCK = Clock()
 
 
 def backoff(first: float = 1.0) -> Iterator[float]:
-    """Seconds between attempts: exponential backoff, https://cloud.google.com/storage/docs/retry-strategy."""
+    """Yields the seconds between attempts: exponential backoff, https://cloud.google.com/storage/docs/retry-strategy"""
     wait = first
     while True:
         yield wait
         wait = min(2 * wait, LONGEST_WAIT_S)
 
 
-def retried(read: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
-    """What `read` returns, asked again after 429, 5xx and lost answers; the last ApiError after `retry_s`.
+def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
+    """Returns the result of `call`, retried on transient errors; raises the last ApiError after `retry_s`.
 
-    The first long pause is announced in a line on stderr.
+    The first long wait is announced in one line on stderr.
     """
-    until, told = clock.now() + retry_s, False
+    deadline, announced = clock.now() + retry_s, False
     for wait in backoff():
         try:
-            return read()
+            return call()
         except ApiError as error:
-            if not error.transient or clock.now() + wait > until:
+            if not error.transient or clock.now() + wait > deadline:
                 raise
-            if wait >= SILENT_S and not told:
-                told = True
-                end = time.strftime("%H:%M UTC", time.gmtime(until))
-                reason = f"{error} ({error.code or 'no answer'})"
-                print(f"{reason}: asking again until {end}; Ctrl-C stops", file=sys.stderr, flush=True)
+            if wait >= ANNOUNCED_WAIT_S and not announced:
+                announced = True
+                end = time.strftime("%H:%M UTC", time.gmtime(deadline))
+                reason = f"{error} ({error.code or 'no response'})"
+                print(f"{reason}: retrying until {end}; Ctrl-C stops", file=sys.stderr, flush=True)
         clock.sleep(wait)
     raise AssertionError("backoff never ends")

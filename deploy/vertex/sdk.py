@@ -1,6 +1,6 @@
-"""Jobs by Google's Python packages, with application default credentials: no gcloud is needed.
+"""Implements the backend with Google's Python packages and application default credentials, without gcloud.
 
-The REST transport of google-cloud-aiplatform's generated client, Cloud Logging's REST interface, google-cloud-storage.
+Uses the REST transport of google-cloud-aiplatform, Cloud Logging's REST interface and google-cloud-storage.
 """
 
 import contextlib
@@ -10,27 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deploy.vertex.api import LABEL, ApiError, CustomJob, JobStatus, LogEntry, log_filter, read_entry, read_status
+from deploy.vertex import api
+from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
 from trainer.errors import UserError
 
 TIMEOUT_S = 60.0  # of one request
-_LOGIN = "gcloud auth application-default login"  # Python programs have a login of their own
+_LOGIN = "gcloud auth application-default login"  # Python programs do not use gcloud's own login
 
 
 class Sdk:
-    """The protocol `deploy.vertex.api.Backend`. Endpoints and credentials are Google's unless given."""
+    """Implements `deploy.vertex.api.Backend`. Endpoints and credentials are Google's unless given."""
 
     def __init__(
-        self,
-        project: str,
-        region: str,
-        api: str = "",
-        logging: str = "https://logging.googleapis.com",
-        credentials: Any = None,
+        self, project: str, region: str, api_url: str = "", log_url: str = "", credentials: Any = None
     ) -> None:
         self._project, self._region = project, region
-        self._api = api or f"https://{region}-aiplatform.googleapis.com"
-        self._logging = logging
+        self._api_url = api_url or f"https://{region}-aiplatform.googleapis.com"
+        self._log_url = log_url or "https://logging.googleapis.com"
         self._given_credentials = credentials
 
     @cached_property
@@ -49,7 +45,7 @@ class Sdk:
             raise UserError(
                 "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"
             ) from None
-        options = {"api_endpoint": self._api}
+        options = {"api_endpoint": self._api_url}
         return JobServiceClient(credentials=self._credentials, transport="rest", client_options=options)
 
     @cached_property
@@ -59,80 +55,77 @@ class Sdk:
         return storage.Client(self._project, self._credentials)
 
     def submit(self, request: CustomJob) -> str:
-        """One POST, never repeated by the client."""
-        client = self._client  # says what to install where it is missing
+        """Sends one POST, which the client never repeats."""
+        client = self._client  # first: its error states what to install
         from google.cloud.aiplatform_v1 import types
 
         content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
-        with _translated():
+        with _converted_errors():
             job = types.CustomJob.from_json(json.dumps(content))
-            made = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
-            return str(made.name)
+            created = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
+            return str(created.name)
 
     def state(self, name: str) -> JobStatus:
-        """GET of the job."""
-        with _translated():
+        """Sends a GET of the job."""
+        with _converted_errors():
             return _status(self._client.get_custom_job(name=name, retry=None, timeout=TIMEOUT_S))
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
-        """POST of entries:list, page by page."""
+        """Sends a POST of entries:list for each page."""
         from google.auth.transport.requests import AuthorizedSession
 
-        body = {"resourceNames": [f"projects/{self._project}"], "filter": log_filter(name, since), "pageSize": 1000}
+        body = {"resourceNames": [f"projects/{self._project}"], "filter": api.log_filter(name, since), "pageSize": 1000}
         entries: list[LogEntry] = []
-        with _translated(), AuthorizedSession(self._credentials) as session:
+        with _converted_errors(), AuthorizedSession(self._credentials) as session:
             while True:
-                answer = session.post(f"{self._logging}/v2/entries:list", json=body, timeout=TIMEOUT_S)
-                if not answer.ok:
-                    raise ApiError(answer.status_code, answer.text, _LOGIN)
-                page = answer.json()
-                entries += [read_entry(entry) for entry in page.get("entries", [])]
+                response = session.post(f"{self._log_url}/v2/entries:list", json=body, timeout=TIMEOUT_S)
+                if not response.ok:
+                    raise ApiError(response.status_code, response.text, _LOGIN)
+                page = response.json()
+                entries += [api.parse_log_entry(entry) for entry in page.get("entries", [])]
                 if not page.get("nextPageToken"):
                     return entries
                 body["pageToken"] = page["nextPageToken"]
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """GET of the list, with a filter by label."""
-        wanted = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        request = {"parent": self._parent, "filter": wanted}
-        with _translated():
+        """Sends a GET of the list, filtered by label."""
+        request = {"parent": self._parent, "filter": api.label_filter(label)}
+        with _converted_errors():
             return [_status(job) for job in self._client.list_custom_jobs(request, retry=None, timeout=TIMEOUT_S)]
 
     def cancel(self, name: str) -> None:
-        """POST of :cancel."""
-        with _translated():
+        """Sends a POST of :cancel."""
+        with _converted_errors():
             self._client.cancel_custom_job(name=name, retry=None, timeout=TIMEOUT_S)
 
     def upload(self, file: Path, uri: str) -> None:
-        """A POST, checksum and all, on condition that nothing is there: the address says which sources that holds."""
+        """Sends a POST with a checksum unless the object exists: its address contains a hash of the sources."""
         from google.api_core.exceptions import PreconditionFailed
         from google.cloud.storage import Blob
 
-        with _translated(), contextlib.suppress(PreconditionFailed):
+        with _converted_errors(), contextlib.suppress(PreconditionFailed):
             blob = Blob.from_uri(uri, client=self._storage)
             blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
 
-    def holds(self, address: str) -> bool:
-        """GET of one object's name, at most."""
+    def exists(self, address: str) -> bool:
+        """Sends a GET of at most one object's name, and one of the object itself."""
         bucket, _, name = address.removeprefix("gs://").rstrip("/").partition("/")
-        try:
-            with _translated():
+
+        def found() -> bool:
+            with _converted_errors():
                 below = self._storage.list_blobs(bucket, prefix=f"{name}/" if name else "", max_results=1)
                 return any(True for _ in below) or self._storage.bucket(bucket).get_blob(name or " ") is not None
-        except ApiError as error:
-            if error.code == 403:  # the job's account may
-                return True
-            raise
+
+        return api.unless_forbidden(found, default=True)
 
     def location(self, bucket: str) -> str:
-        """GET of the bucket."""
-        try:
-            with _translated():
+        """Sends a GET of the bucket."""
+
+        def read() -> str:
+            with _converted_errors():
                 return str(self._storage.get_bucket(bucket.removeprefix("gs://")).location)
-        except ApiError as error:
-            if error.code == 403:  # its objects may be used without this permission
-                return ""
-            raise
+
+        return api.unless_forbidden(read, default="")
 
     @property
     def _parent(self) -> str:
@@ -142,12 +135,12 @@ class Sdk:
 def _status(job: Any) -> JobStatus:
     from google.protobuf.json_format import MessageToDict
 
-    return read_status(MessageToDict(type(job).pb(job)))
+    return api.parse_job(MessageToDict(type(job).pb(job)))
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Google's exceptions as ApiError."""
+def _converted_errors() -> Iterator[None]:
+    """Raises Google's exceptions as ApiError."""
     from google.api_core.exceptions import GoogleAPICallError, RetryError
     from google.auth.exceptions import GoogleAuthError, TransportError
     from requests.exceptions import RequestException
@@ -157,6 +150,6 @@ def _translated() -> Iterator[None]:
     except GoogleAPICallError as error:
         raise ApiError(int(error.code or 0), str(error.message), _LOGIN) from None
     except (RequestException, RetryError, TransportError) as error:
-        raise ApiError(0, f"no answer: {error}") from None
+        raise ApiError(0, f"no response: {error}") from None
     except GoogleAuthError as error:
         raise ApiError(401, str(error), _LOGIN) from None

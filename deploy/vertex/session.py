@@ -1,4 +1,4 @@
-"""How the verbs reach Vertex AI: which backend, and which clock. Tests give their own."""
+"""Provides the clock and the backends that every command uses."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ BACKENDS = ("gcloud", "sdk")
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """Time and service; tests give their own."""
+    """Holds the clock and the function that opens a backend; tests replace both."""
 
     clock: Clock
     open: Callable[[str, str, str], Backend]

@@ -1,4 +1,4 @@
-"""A job on Vertex AI: its buckets looked at, its packages sent, and made once, however often the service fails."""
+"""Submits a job to Vertex AI exactly once, however often the service fails; checks buckets, uploads packages."""
 
 import functools
 import sys
@@ -6,53 +6,53 @@ from collections.abc import Sequence
 
 from deploy.spec.checks import check_continent
 from deploy.spec.job_spec import Job
-from deploy.spec.packages import Package, build
+from deploy.spec.packages import Package, build_wheel
 from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, CustomJob
-from deploy.vertex.errors import Lost
+from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.retry import RETRY_S, Clock, backoff, retried
 from trainer.errors import UserError
 
-LOOK_AFTER_S = 5.0  # a job just made may take a moment to be listed
+LIST_DELAY_S = 5.0  # a new job may take a moment to appear in the list
 
 
 def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
-    """UserError where what is read is not there, or lies on another continent than the machines, or the output does."""
+    """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
     inputs = {name: address for name, address in job.config.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
         check_continent(bucket, job.gcp.region, retried(functools.partial(backend.location, bucket), clock))
     for name, address in inputs.items():
-        if not retried(functools.partial(backend.holds, address), clock):
-            raise UserError(f"{name}={address}: nothing lies there: check with `gcloud storage ls {address}`")
+        if not retried(functools.partial(backend.exists, address), clock):
+            raise UserError(f"{name}={address}: not found: check with `gcloud storage ls {address}`")
 
 
-def ship(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:
-    """Builds what is not built and sends what is not there; prints the addresses."""
+def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:
+    """Builds and uploads the packages that are not built or uploaded yet; prints their addresses."""
     for package in packages:
-        wheel, uri = build(package), package.uri(bucket)
-        retried(lambda: backend.upload(wheel, uri), clock)  # noqa: B023 (called at once)
+        uri = package.uri(bucket)
+        retried(functools.partial(backend.upload, build_wheel(package), uri), clock)
         print(f"package {uri}", flush=True)
 
 
-def create(job: Job, record: Submission, backend: Backend, clock: Clock) -> str:
-    """Makes the job and returns its name; what was tried is kept before, what came of it after."""
+def submit_job(job: Job, record: Submission, backend: Backend, clock: Clock) -> str:
+    """Creates the job and returns its name; records the attempt before and the result after."""
     project, region = job.gcp.project, job.gcp.region
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)
     record.write()
-    look = f"see `python -m deploy jobs --project={project} --region={region}` for whether the job was made"
+    hint = f"see `python -m deploy jobs --project={project} --region={region}` for whether the job was created"
     try:
         name = submit_once(backend, custom_job(job, attempt_label(record.submission, len(record.attempts))), clock)
-    except Lost as error:
+    except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
-        raise Lost(error.code, f"{error}: {look}") from None
+        raise StateUnknownError(error.code, f"{error}: {hint}") from None
     except (ApiError, UserError) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
         raise
     except KeyboardInterrupt:
-        print(f"stopped while submitting: {look}", file=sys.stderr)
+        print(f"stopped while submitting: {hint}", file=sys.stderr)
         raise
     attempt.job, attempt.state = name, "SUBMITTED"
     record.write()
@@ -63,60 +63,61 @@ def create(job: Job, record: Submission, backend: Backend, clock: Clock) -> str:
 
 
 def attempt_label(submission: str, attempt: int = 1) -> str:
-    """The label of a submission's attempt, counted from 1."""
+    """Returns the label of a submission's attempt, counted from 1."""
     return f"{submission}-{attempt}"
 
 
 def custom_job(job: Job, label: str) -> CustomJob:
-    """What is sent; `label` is of this attempt alone: it finds the job that a lost answer may have made."""
+    """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
     price = job.tier.price_per_hour
-    priced = {} if price is None else {PRICE_LABEL: f"{price:.4f}".replace(".", "-")}
-    return CustomJob(job.name, job.spec, {LABEL: label, **priced})
+    price_label = {} if price is None else {PRICE_LABEL: f"{price:.4f}".replace(".", "-")}
+    return CustomJob(job.name, job.spec, {LABEL: label, **price_label})
 
 
 def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:
-    """The name of the one job of this request, however often the service fails: looked for before it is made again.
+    """Creates one job for this request and returns its name; after a failure it lists jobs before it tries again.
 
-    Lost where a job may have been made and none is found.
+    Raises StateUnknownError if a job may have been created and none is listed.
     """
     began, unclear = clock.now(), False
-    for wait in backoff(LOOK_AFTER_S):
+    for wait in backoff(LIST_DELAY_S):
         try:
             name = backend.submit(request)
         except ApiError as error:
-            failed = error
+            failure = error
         else:
-            return _looked_for(request, backend, clock, name) if unclear else name
-        unclear = unclear or failed.may_have_worked
-        last = not failed.transient or clock.now() + wait - began > RETRY_S
+            return _find_created(request, backend, clock, name) if unclear else name
+        unclear = unclear or failure.may_have_succeeded
+        last = not failure.transient or clock.now() + wait - began > RETRY_S
         if last and not unclear:
-            raise failed
-        print(f"the submission failed ({failed}): looking whether the job was made", file=sys.stderr, flush=True)
+            raise failure
+        print(f"the submission failed ({failure}): checking whether the job exists", file=sys.stderr, flush=True)
         clock.sleep(wait)
-        made = unclear and _looked_for(request, backend, clock)
-        if made:
-            return made
+        existing = unclear and _find_created(request, backend, clock)
+        if existing:
+            return existing
         if last:
-            raise Lost(0, f"the submission failed ({failed}), and no job of it is listed yet")
+            raise StateUnknownError(0, f"the submission failed ({failure}), and its job is not listed yet")
     raise AssertionError("backoff never ends")
 
 
-def _looked_for(request: CustomJob, backend: Backend, clock: Clock, name: str = "") -> str:
-    """`_only_one`, else `name`, a job that was made for certain; Lost where the service does not tell of any."""
+def _find_created(request: CustomJob, backend: Backend, clock: Clock, name: str = "") -> str:
+    """Returns `_keep_oldest`, else `name`, a job known to exist; StateUnknownError without one if listing fails."""
     try:
-        return _only_one(request, backend, clock) or name
+        return _keep_oldest(request, backend, clock) or name
     except ApiError as error:
-        reason = f"whether an answer that was lost made a job cannot be learnt ({error})"
+        reason = f"cannot check whether a lost response created a job ({error})"
         if not name:
-            raise Lost(error.code, reason) from None
-        print(f"warning: {reason}: see `python -m deploy jobs`, and cancel a double", file=sys.stderr, flush=True)
+            raise StateUnknownError(error.code, reason) from None
+        hint = "see `python -m deploy jobs`, and cancel a duplicate"
+        print(f"warning: {reason}: {hint}", file=sys.stderr, flush=True)
         return name
 
 
-def _only_one(request: CustomJob, backend: Backend, clock: Clock) -> str:
-    """The oldest job of this request, or nothing; others, made by a service that was slow to list it, are cancelled."""
-    made = retried(lambda: backend.jobs(request.labels[LABEL]), clock)
-    names = [status.name for status in sorted(made, key=lambda status: status.created or 0.0)]
+def _keep_oldest(request: CustomJob, backend: Backend, clock: Clock) -> str:
+    """Returns the oldest job of this request, or nothing, and cancels duplicates, created while the list was late."""
+    jobs = retried(lambda: backend.jobs(request.labels[LABEL]), clock)
+    names = [status.name for status in sorted(jobs, key=lambda status: status.created or 0.0)]
     for name in names[1:]:
         retried(functools.partial(backend.cancel, name), clock)
     return names[0] if names else ""

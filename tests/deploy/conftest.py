@@ -1,7 +1,4 @@
-"""Google's services on loopback, the environment in which gcloud and the SDK find them, and a clock that flies.
-
-Besides, `compare` on them, of jobs that leave planted job directories.
-"""
+"""Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and `compare` on them."""
 
 import shutil
 import subprocess
@@ -34,7 +31,7 @@ needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records go to a folder of the test, and nobody's gcloud configuration is read."""
+    """Sets a temporary working folder and an empty gcloud configuration."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -49,14 +46,14 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Packages are built once for all tests."""
+    """Shares built packages between all tests."""
     monkeypatch.setattr(package, "DIST", _built)
     return _built
 
 
 @pytest.fixture
 def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
-    """A new, empty bucket of a server that the trainer's client takes for Google's; copies of it lie in tmp_path."""
+    """Yields a new, empty bucket of an emulated Cloud Storage; its local cache is in tmp_path."""
     monkeypatch.setattr(staging, "cache_home", lambda cache_dir="": tmp_path / "cache")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     gcs._connect.cache_clear()
@@ -67,7 +64,7 @@ def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def put(folder: Path, address: Address) -> None:
-    """Sends all files of `folder`."""
+    """Uploads all files of `folder`."""
     for file in sorted(folder.rglob("*")):
         if file.is_file():
             gcs.connect().upload(file, address / file.relative_to(folder).as_posix())
@@ -81,7 +78,7 @@ def google() -> Iterator[Emulator]:
 
 @pytest.fixture
 def cloud(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """The emulator, and an environment in which gcloud and the SDK take it for Google."""
+    """Returns the emulator, and directs gcloud and the SDK to it."""
     point(google, tmp_path, monkeypatch)
     return google
 
@@ -100,7 +97,7 @@ def point(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
         "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
         "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0",
-        "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # else a fresh configuration looks for a metadata server
+        "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # otherwise a new configuration searches for a metadata server
         "STORAGE_EMULATOR_HOST": google.url,
         "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
     }
@@ -109,7 +106,7 @@ def point(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class FlyingClock:
-    """A clock whose sleeps take no time; `asleep` is called at each of them."""
+    """Provides a clock whose sleeps take no time; each calls `asleep`."""
 
     def __init__(self) -> None:
         self.time = time.time()
@@ -120,7 +117,7 @@ class FlyingClock:
         self.time += seconds
         self.slept += seconds
         self.asleep()
-        time.sleep(0.005)  # other threads may go on
+        time.sleep(0.005)  # lets other threads run
 
 
 @pytest.fixture
@@ -130,7 +127,7 @@ def flying() -> FlyingClock:
 
 @pytest.fixture
 def session(cloud: Emulator, flying: FlyingClock) -> Session:
-    """The real backends, with Google on loopback and time that flies."""
+    """Returns a session with the real backends, the emulator and the fast clock."""
 
     def opened(kind: str, project: str, region: str) -> Backend:
         if kind == "sdk":
@@ -145,7 +142,7 @@ def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def tier_of(job: Job) -> str:
-    """The display name is mlp-TIER-SUBMISSION."""
+    """Returns the tier from the display name, mlp-TIER-SUBMISSION."""
     return str(job["displayName"]).split("-")[1]
 
 
@@ -156,7 +153,7 @@ def output_of(job: Job) -> Address:
 
 
 def trains(folder: Path) -> Callable[[Emulator, Job], None]:
-    """A job that leaves a planted job directory in its bucket: the more devices, the faster."""
+    """Returns a job that uploads a planted job directory; its speed is proportional to its devices."""
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
@@ -176,7 +173,7 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
 def command(
     cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """Runs `compare` of tiers on Vertex AI and returns its exit code and what it printed."""
+    """Returns a function that runs `compare` on Vertex AI and returns its exit code and output."""
     cloud.run = trains(tmp_path / "trained")
 
     def run(*arguments: str) -> tuple[int, str]:

@@ -1,7 +1,7 @@
-"""Vertex AI, Cloud Logging and Cloud Storage on loopback, as far as gcloud and Google's clients ask; and their faults.
+"""Emulates the parts of Vertex AI, Cloud Logging and Cloud Storage that gcloud and Google's clients use, with faults.
 
-Jobs are kept as the SDK's own CustomJob, which takes enums by name (gcloud) and by number (the SDK) and refuses what
-Vertex AI does not know. `run`, when given, is what a submitted job does, in a thread of its own.
+Jobs are parsed as the SDK's CustomJob, which takes enums by name (gcloud) and by number (the SDK) and rejects unknown
+fields. `run`, if given, simulates a submitted job in a separate thread.
 """
 
 import base64
@@ -28,7 +28,7 @@ POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
 QUOTA = (
     "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 )
-RATE = (  # what Google says to too many calls, with 429: no quota is used up
+RATE = (  # Google's message, with 429, for too many calls; no machine quota is exhausted
     "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
     "'logging.googleapis.com' for consumer 'project_number:123456'."
 )
@@ -36,9 +36,9 @@ RATE = (  # what Google says to too many calls, with 429: no quota is used up
 
 @dataclasses.dataclass
 class Fault:
-    """The next `times` requests that match fail: with an HTTP status, a "cut" connection, or a "slow" answer.
+    """Makes the next `times` matching requests fail: with an HTTP status, a "cut" connection, or a "slow" response.
 
-    `after`: the request does its work first, and only its answer is lost.
+    `after`: the request is carried out, and only its response is lost.
     """
 
     match: str
@@ -46,14 +46,14 @@ class Fault:
     times: int = 1
     after: bool = False
     message: str = "injected"
-    struck: bool = dataclasses.field(default=False, init=False)
+    triggered: bool = dataclasses.field(default=False, init=False)
 
 
 class Emulator:
-    """`with Emulator() as google:`; `google.url` is its address, `google.requests` what came, as "METHOD /path".
+    """Serves `with Emulator() as google:`; `google.url` is its address, `google.requests` its log ("METHOD /path").
 
-    The block ends with an AssertionError where a fault never struck, and where the emulator itself failed: its client
-    took that for a fault of Google's.
+    The block ends with an AssertionError if a fault was never triggered, or if the emulator itself failed, which its
+    client takes for a fault of Google's.
     """
 
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
@@ -62,10 +62,10 @@ class Emulator:
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.bucket_location = "US"
-        self.lists_nothing = 0  # so many lists come before what was made shows in one
+        self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
-        self.errors: list[str] = []  # the emulator's own
+        self.errors: list[str] = []  # of the emulator itself
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self}))
@@ -85,12 +85,12 @@ class Emulator:
         self.serving.join()
         self.server.server_close()
         if kind is None:
-            unmet = [fault for fault in self.faults if not fault.struck]
+            unused = [fault for fault in self.faults if not fault.triggered]
             assert not self.errors, self.errors
-            assert not unmet, f"nothing met {unmet}"
+            assert not unused, f"never triggered: {unused}"
 
     def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
-        """A new job, PENDING, or RUNNING whatever `run` makes of it."""
+        """Creates a PENDING job, and starts `run` for it."""
         with self.lock:
             job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
             number = str(1000 + len(self.jobs))
@@ -108,25 +108,25 @@ class Emulator:
         return job
 
     def run_job(self, run: Callable[["Emulator", dict[str, Any]], None], job: dict[str, Any]) -> None:
-        """A job's thread."""
-        with self.noted(job["name"]):
+        """Runs in the job's thread."""
+        with self.recorded(job["name"]):
             run(self, job)
 
     @contextmanager
-    def noted(self, what: str) -> Iterator[None]:
-        """An exception of the block is kept in `errors`, and goes no further."""
+    def recorded(self, source: str) -> Iterator[None]:
+        """Stores an exception of the block in `errors` and suppresses it."""
         try:
             yield
         except Exception as error:
-            self.errors.append(f"{what}: {error!r}")
+            self.errors.append(f"{source}: {error!r}")
 
     def begin(self, job: dict[str, Any]) -> None:
-        """PENDING -> RUNNING."""
+        """Sets the job to RUNNING."""
         with self.lock:
             job |= {"state": "JOB_STATE_RUNNING", "startTime": now()}
 
     def end(self, job: dict[str, Any], state: str, error: str = "") -> None:
-        """To a final state, unless it was cancelled meanwhile."""
+        """Sets the job to a final state, unless it was cancelled."""
         with self.lock:
             if not job["state"].endswith("CANCELLED"):
                 job |= {"state": f"JOB_STATE_{state}", "endTime": now()}
@@ -134,7 +134,7 @@ class Emulator:
                     job["error"] = {"code": 3, "message": error}
 
     def log(self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = "") -> None:
-        """One entry, as a worker's line of JSON becomes one."""
+        """Adds one log entry, as for a worker's line of JSON."""
         with self.lock:
             labels = {"job_id": job["name"].rsplit("/", 1)[-1], "task_name": worker}
             self.logs.append({
@@ -146,17 +146,17 @@ class Emulator:
             })  # fmt: skip
 
     def take_fault(self, request: str) -> Fault | None:
-        """The fault that this request meets."""
+        """Returns the fault that this request triggers."""
         with self.lock:
             for fault in self.faults:
                 if fault.times > 0 and re.search(fault.match, request):
                     fault.times -= 1
-                    fault.struck = True
+                    fault.triggered = True
                     return fault
         return None
 
     def heal(self) -> None:
-        """No fault strikes any more."""
+        """Disables all faults."""
         with self.lock:
             for fault in self.faults:
                 fault.times = 0
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the console."""
+        """Prints nothing."""
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -185,13 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind == "slow":
             time.sleep(0.5)
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        status, answer = 500, _error(500, "the emulator failed")
-        with self.google.noted(request):
-            status, answer = self.answer(address.path, query, body)
+        status, content = 500, _error(500, "the emulator failed")
+        with self.google.recorded(request):
+            status, content = self.respond(address.path, query, body)
         if fault and fault.after:
             self.fail(fault)
             return
-        self.send(status, answer)
+        self.send(status, content)
 
     do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
@@ -202,15 +202,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send(int(fault.kind), _error(int(fault.kind), fault.message))
 
-    def send(self, status: int, answer: dict[str, Any]) -> None:
-        content = json.dumps(answer).encode()
+    def send(self, status: int, response: dict[str, Any]) -> None:
+        content = json.dumps(response).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    def answer(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+    def respond(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
         for pattern, method in _ROUTES.items():
             match = re.fullmatch(pattern, f"{self.command} {path}")
             if match:
@@ -218,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
                     return method(self.google, match, query, body)
                 except ParseError as error:
                     return 400, _error(400, str(error))
-        return 404, _error(404, f"no such address in the emulator: {self.command} {path}")
+        return 404, _error(404, f"unknown address in the emulator: {self.command} {path}")
 
 
 def _error(status: int, message: str) -> dict[str, Any]:
@@ -229,16 +229,16 @@ def _error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": names[status]}}
 
 
-Answer = tuple[int, dict[str, Any]]
+Response = tuple[int, dict[str, Any]]
 Query = dict[str, str]
 
 
-def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     return 200, google.create(match[1], json.loads(body))
 
 
-def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
-    """Filters by label as Vertex AI does, in pages of two."""
+def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Filters jobs by label as Vertex AI does, in pages of two."""
     region = match[1].rsplit("/", 1)[-1]
     if google.lists_nothing:
         google.lists_nothing -= 1
@@ -253,66 +253,66 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     return 200, {"customJobs": jobs[first : first + 2], **more}
 
 
-def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[1])
     return (200, job) if job else (404, _error(404, f"CustomJob {match[1]} is not found"))
 
 
-def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
-    status, answer = _get(google, match, query, body)
+def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    status, job = _get(google, match, query, body)
     if status == 200:
-        google.end(answer, "CANCELLED")
-        answer = {}
-    return status, answer
+        google.end(job, "CANCELLED")
+        job = {}
+    return status, job
 
 
-def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
-    """Entries of a job since a time, in pages of three."""
-    asked = json.loads(body)
-    job = re.search(r'job_id="(\d+)"', asked["filter"])
-    since = re.search(r'timestamp>="([^"]+)"', asked["filter"])
+def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Returns entries of a job since a time, in pages of three."""
+    request = json.loads(body)
+    job = re.search(r'job_id="(\d+)"', request["filter"])
+    since = re.search(r'timestamp>="([^"]+)"', request["filter"])
     assert job
     found = [
         entry
         for entry in google.logs
         if entry["resource"]["labels"]["job_id"] == job[1] and (not since or entry["timestamp"] >= since[1])
     ]
-    found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in asked.get("orderBy", ""))
-    first = int(asked.get("pageToken") or 0)
+    found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in request.get("orderBy", ""))
+    first = int(request.get("pageToken") or 0)
     more = {"nextPageToken": str(first + 3)} if len(found) > first + 3 else {}
     return 200, {"entries": found[first : first + 3], **more}
 
 
-def _bucket(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+def _bucket(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     return 200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location}
 
 
-def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
+def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     name = f"{match[1]}/{unquote(match[2])}"
     if name not in google.objects:
         return 404, _error(404, f"No such object: {name}")
-    return 200, _about(google, name)
+    return 200, _metadata(google, name)
 
 
-def _objects(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
-    """gcloud looks whether the destination is a folder."""
+def _objects(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Lists objects by prefix, as gcloud does to test whether the destination is a folder."""
     prefix = f"{match[1]}/{query.get('prefix', '')}"
-    return 200, {"items": [_about(google, name) for name in google.objects if name.startswith(prefix)]}
+    return 200, {"items": [_metadata(google, name) for name in google.objects if name.startswith(prefix)]}
 
 
-def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Answer:
-    """multipart/related: the object's metadata, then its content."""
+def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Reads multipart/related: the object's metadata, then its content."""
     boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
     message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
-    about, content = message.get_payload()
-    name = f"{match[1]}/{json.loads(about.get_payload())['name']}"
+    metadata, content = message.get_payload()
+    name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
     if query.get("ifGenerationMatch") == "0" and name in google.objects:
         return 412, _error(412, "At least one of the pre-conditions you specified did not hold.")
     google.objects[name] = content.get_payload(decode=True)
-    return 200, _about(google, name)
+    return 200, _metadata(google, name)
 
 
-def _about(google: Emulator, name: str) -> dict[str, Any]:
+def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     content = google.objects[name]
     bucket, _, inner = name.partition("/")
     return {
@@ -323,7 +323,7 @@ def _about(google: Emulator, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_ROUTES: dict[str, Callable[..., Answer]] = {
+_ROUTES: dict[str, Callable[..., Response]] = {
     r"POST /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _create,
     r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
     r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,

@@ -67,7 +67,7 @@ def upward(package: str, allowed: dict[str, set[str]], sources: dict[str, str]) 
     """`module imports other` for each import between rooms that the table does not allow."""
     found = []
     for module, source in sources.items():
-        room = (module.split(".") + [""])[1]
+        room = [*module.split("."), ""][1]
         for other in imports(source):
             there = other.split(".")[1] if other.startswith(f"{package}.") else ""
             if room and there in allowed and there != room and there not in allowed.get(room, set()):

@@ -260,7 +260,7 @@ def test_a_record_of_a_submission(content: bytes, tmp_path_factory: pytest.TempP
 
     def rewritten() -> None:
         try:
-            found, attempt = record.find("x")
+            found, attempt = record.find_attempt("x")
         except LookupError:
             return
         found.write()

@@ -123,17 +123,17 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
     compare(planned((ONE, TWO), FLAGS), tmp_path, Planting())
     longer = (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
     for key, other in {
-        "steps: 40 there, 20 here; seed: not given there, 1 here": planned((ONE, TWO), longer),
-        "skip_bad_images: not given there, true here": planned((ONE, TWO), (*FLAGS, "--skip_bad_images")),
-        "checkpoint_every_steps: 10 there, not given here": planned((ONE, TWO), FLAGS[:-1]),
-        "tiers: one, two there, one here": planned((ONE,), FLAGS),
-        "tier two: {.*'workers': 1.* there, .*'workers': 2.*": planned(
+        "steps: 40 stored, 20 given; seed: unset stored, 1 given": planned((ONE, TWO), longer),
+        "skip_bad_images: unset stored, true given": planned((ONE, TWO), (*FLAGS, "--skip_bad_images")),
+        "checkpoint_every_steps: 10 stored, unset given": planned((ONE, TWO), FLAGS[:-1]),
+        "tiers: one, two stored, one given": planned((ONE,), FLAGS),
+        "tier two: {.*'workers': 1.* stored, .*'workers': 2.*": planned(
             (ONE, dataclasses.replace(TWO, workers=2)), FLAGS
         ),
-        "scaling: strong there, weak here": planned((ONE, TWO), FLAGS, "weak"),
+        "scaling: strong stored, weak given": planned((ONE, TWO), FLAGS, "weak"),
     }.items():
         runner = Planting()
-        with pytest.raises(UserError, match=rf"holds another comparison \({key}\): give another --out"):
+        with pytest.raises(UserError, match=rf"holds another comparison \({key}\): use another --out"):
             compare(other, tmp_path, runner)
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
@@ -156,14 +156,14 @@ def test_runs_of_which_nothing_says_what_they_are_are_not_adopted(
     (tmp_path / "comparison.json").unlink()
     if content is not None:
         (tmp_path / "comparison.json").write_text(content)
-    line = rf"comparison\.json is {what}, but runs lie here, .* or look at them: `python -m deploy report {tmp_path}`"
+    line = rf"comparison\.json is {what}, but the folder holds runs .* or see `python -m deploy report {tmp_path}`"
     with pytest.raises(UserError, match=line):
         compare(planned((ONE, TWO), FLAGS), tmp_path, Planting())
 
 
 def test_the_folder_of_a_training_is_refused(tmp_path: Path) -> None:
     plant(tmp_path / "run", [0.1, 0.1])
-    with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): give another --out"):
+    with pytest.raises(UserError, match=r"out=.*run holds a training run \(run\.json\): use another --out"):
         compare(planned((ONE,), FLAGS), tmp_path / "run", Planting())
 
 

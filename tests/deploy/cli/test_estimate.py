@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.comparison.directory import remember
+from deploy.comparison.directory import write_comparison
 from deploy.comparison.estimation import Interval, estimate
 from deploy.report.collection import collect, repeat_folder
 from deploy.spec.tier import Tier, TierFacts
@@ -264,7 +264,7 @@ def test_an_estimate_of_another_job_is_called_so(
     given = ["--recipe=mlp_mnist", "--global_batch_size=100", "--learning_rate=0.1", *flags]
     assert main(["estimate", "cpu", *given, f"--from={short}", f"--out={out}"]) == 0
     edit(out / "estimate.json", **kept)
-    remember(out, planned((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
+    write_comparison(out, planned((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))
     plant(repeat_folder(out, "cpu", 1), [0.1] * 20, devices=["CPU:0"], batch=batch)
     capsys.readouterr()
     assert main(["report", str(out)]) == 0

@@ -18,8 +18,8 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import local
 from deploy.localrun import processes as backend
-from deploy.localrun.processes import LocalJob, WorkerKill, plain
-from deploy.localrun.workers import Worker, free_addresses, local_workers
+from deploy.localrun.processes import LocalJob, WorkerKill, readable
+from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.spec.tier import load_tier
 from trainer.errors import UserError
 
@@ -27,9 +27,9 @@ RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=1"]
 
 
-def worker(name: str, script: Path, *arguments: str) -> Worker:
+def worker(name: str, script: Path, *arguments: str) -> LocalWorker:
     environment = {"PYTHONPATH": str(script.parent), "PYTHONUNBUFFERED": "1"}
-    return Worker(name, script.stem, arguments, environment, frozenset(os.sched_getaffinity(0)))
+    return LocalWorker(name, script.stem, arguments, environment, frozenset(os.sched_getaffinity(0)))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None
         if said.keys() >= {each.name for each in pinned}:
             made.stop()
 
-    made.say = say
+    made.print_line = say
     assert made.run().state == "CANCELLED"
     assert [said[each.name] for each in pinned] == [str(sorted(each.cores)) for each in pinned]
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_said_does_not_end_the_worker(tmp_path: Path, script: Pat
         raise error
 
     made, _ = job(tmp_path, script, [("0.2", "1,0")], restarts=1)
-    made.say = say
+    made.print_line = say
     outcome = made.run()
     assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 1)
 
@@ -138,7 +138,7 @@ def test_no_worker_is_left_where_another_cannot_start(tmp_path: Path, script: Pa
     started = []
 
     class Watched(LocalJob):
-        def _start(self, worker: Worker) -> Any:
+        def _start(self, worker: LocalWorker) -> Any:
             started.append(super()._start(worker))
             return started[-1]
 
@@ -159,10 +159,10 @@ def test_no_outgoing_connection_can_take_a_workers_port() -> None:
 def test_what_cannot_save_its_state_in_time_is_ended(
     tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(backend, "EXIT_TIMEOUT_S", 0.5)
     script.write_text("import signal\nsignal.signal(signal.SIGTERM, lambda *given: None)\n" + script.read_text())
     made, _ = job(tmp_path, script, [("60", "0")])
-    made.say = lambda name, line: made.stop() if line == "start 1" else None
+    made.print_line = lambda name, line: made.stop() if line == "start 1" else None
     outcome = made.run()
     assert (outcome.code, outcome.state) == (75, "CANCELLED")
     assert outcome.error == "killed after 0 s"
@@ -185,11 +185,11 @@ def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path)
 
 def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path, script: Path) -> None:
     made, said = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
-    made.loss = WorkerKill(1, 7)
+    made.kill = WorkerKill(1, 7)
     (tmp_path / "stats.jsonl").write_text('{"kind": "report", "step": 7}\n')
     outcome = made.run()
     assert "workerpool1-0 exited with a non-zero status of 137" in outcome.error
-    assert "[workerpool1-0] killed at step 7, as --kill asks" in said
+    assert "[workerpool1-0] killed at step 7, as --kill requires" in said
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
 
 
 def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
-    assert plain('{"severity": "WARNING", "message": "look"}\n') == "warning: look"
-    assert plain("no JSON\n") == "no JSON"
-    assert plain("17\n") == "17"
+    assert readable('{"severity": "WARNING", "message": "look"}\n') == "warning: look"
+    assert readable("no JSON\n") == "no JSON"
+    assert readable("17\n") == "17"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
     assert "state saved at step" in output
-    assert "[all] asked to save the state and end, within 20 s" in output
+    assert "[all] stopping: the workers save their state and exit within 20 s" in output
     assert "JOB_STATE_CANCELLED" in output
     (kept,) = (path.name for path in (tmp_path / "job" / "checkpoints").iterdir())
     assert output.endswith(f"interrupted: the same command again goes on from step {int(kept[5:]):,}\n")

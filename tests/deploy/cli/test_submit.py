@@ -17,7 +17,7 @@ from deploy.cli import submit, watch
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.spec.tier import load_tier
-from deploy.vertex.errors import LOST
+from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, FlyingClock, needs_gcloud
 from tests.deploy.emulator import POSTS, QUOTA, RATE, Emulator, Fault
@@ -213,7 +213,7 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     cloud.lists_nothing = 1000
     with pytest.raises(SystemExit) as caught:
         submit.main(["l4x2", *SDK, "--fallback=l4x1"], session)
-    assert caught.value.code == LOST
+    assert caught.value.code == STATE_UNKNOWN
     assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
     (attempt,) = record()["attempts"]
     assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
@@ -228,7 +228,7 @@ def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
     cloud.faults = [Fault(POSTS, 503), Fault(listing, "slow"), Fault(listing, 403, times=9)]
     assert submit.main(["cpu", *SDK], session) == 0
     assert record()["attempts"][0]["state"] == "SUCCEEDED"
-    assert "see `python -m deploy jobs`, and cancel a double" in capsys.readouterr().err
+    assert "see `python -m deploy jobs`, and cancel a duplicate" in capsys.readouterr().err
 
 
 def test_stopped_while_submitting_it_says_where_to_look(
@@ -258,10 +258,10 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session, di
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        (400, "the service refused the job as it is"),
-        (401, "not logged in, or no more (401): run `gcloud auth application-default login`"),
-        (403, "ask for roles/aiplatform.user on my-proj"),
-        (404, "nothing of that name is there"),
+        (400, "the service rejected the job"),
+        (401, "not logged in, or the login has expired (401): run `gcloud auth application-default login`"),
+        (403, "request roles/aiplatform.user on my-proj"),
+        (404, "not found: check --project=my-proj"),
     ],
 )
 def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, session: Session, dist: Path) -> None:
@@ -277,8 +277,8 @@ def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
     with pytest.raises(SystemExit) as caught:
         submit.main(["cpu", *SDK], session)
-    assert caught.value.code == LOST
-    assert "away), and no job of it is listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
+    assert caught.value.code == STATE_UNKNOWN
+    assert "away), and its job is not listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
     assert 0 < flying.slept < 2 * 1800
     assert cloud.jobs == {}
 
@@ -299,8 +299,8 @@ def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
     with pytest.raises(SystemExit) as caught:
         submit.main(["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
-    assert caught.value.code == LOST
-    assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().err
+    assert caught.value.code == STATE_UNKNOWN
+    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().err
     assert record()["attempts"][0]["state"] == "SUBMITTED"
 
 
@@ -346,7 +346,7 @@ def test_what_is_trained_without_a_recipe_is_said(
 
 
 def test_a_missing_project_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="project is missing: say --project=ID"):
+    with pytest.raises(UserError, match="project is missing: use --project=ID"):
         submit.main(["cpu", *WHERE, *JOB])
 
 

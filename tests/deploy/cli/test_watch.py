@@ -1,4 +1,4 @@
-"""Watching, listing and cancelling jobs that are there."""
+"""Tests watching, listing and cancelling of existing jobs."""
 
 import time
 from argparse import Namespace
@@ -9,10 +9,10 @@ import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.cli.target import find_target
-from deploy.vertex.api import JobStatus, seconds
-from deploy.vertex.costs import duration
-from deploy.vertex.errors import LOST, stocked_out
-from deploy.vertex.logs import Tail
+from deploy.vertex.api import JobStatus, parse_time
+from deploy.vertex.costs import format_duration
+from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
+from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
 from tests.deploy.conftest import FlyingClock, needs_gcloud
@@ -32,16 +32,16 @@ def job(cloud: Emulator) -> dict[str, Any]:
 
 
 def step_by_step(flying: FlyingClock, *steps: Any) -> None:
-    """At each sleep of the watcher the next step happens."""
-    left = list(steps)
-    flying.asleep = lambda: left.pop(0)() if left else None
+    """Runs the next step at each sleep of the watcher."""
+    remaining = list(steps)
+    flying.asleep = lambda: remaining.pop(0)() if remaining else None
 
 
 def test_states_and_the_logs_of_all_workers_in_order_and_once(
     cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def late() -> None:
-        """An entry that is older than what was read already, as a slow worker's are."""
+        """Logs an entry older than those already read, as a slow worker does."""
         cloud.log(job, "late", "workerpool1-0", time="2026-11-20T10:00:01.5Z")
 
     def times() -> None:
@@ -66,26 +66,26 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
     assert shown[-1] == "SUCCEEDED after 0:30:00 on its machines, about 1.80 USD"
 
 
-def test_a_tail_forgets_what_cannot_come_again(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
-    tail = Tail(session.open("sdk", "my-proj", "us-central1"), job["name"])
+def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
+    tail = LogTail(session.open("sdk", "my-proj", "us-central1"), job["name"])
     for minute in range(60):
         cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
-        assert [entry.text for entry in tail.new()] == [f"minute {minute}"]
+        assert [entry.text for entry in tail.read_new()] == [f"minute {minute}"]
     assert len(tail._seen) < 5
 
 
 @pytest.mark.parametrize(
     ("state", "error", "code", "line"),
     [
-        ("FAILED", f"The replica {EXITED} 137.", 1, "137 means killed (SIGKILL), most often"),
+        ("FAILED", f"The replica {EXITED} 137.", 1, "137 means killed (SIGKILL), most often out of memory"),
         ("FAILED", f"The replica {EXITED} 2.", 2, "2 means the trainer refused"),
-        ("FAILED", f"The replica {EXITED} 75.", 75, "with the same --job_dir to go on"),
+        ("FAILED", f"The replica {EXITED} 75.", 75, "with the same --job_dir to resume"),
         ("FAILED", "Internal error", 1, "error: Internal error"),
         ("CANCELLED", "", 75, ""),
         ("EXPIRED", "waited too long", 1, "waited too long"),
     ],
 )  # fmt: skip
-def test_the_exit_code_says_how_it_ended(
+def test_the_exit_code_of_a_job_that_ended(
     state: str, error: str, code: int, line: str, cloud: Emulator, session: Session, job: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -96,29 +96,29 @@ def test_the_exit_code_says_how_it_ended(
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(500, "x"), (503, "x"), (429, "Too many requests"), (429, RATE), ("cut", "")]
+    ("kind", "message"), [(500, "x"), (503, "x"), (429, "Too many requests"), (429, RATE), ("cut", "")]
 )
 def test_ten_minutes_of_failures_are_survived(
-    kind: int | str, said: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
+    kind: int | str, message: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     began = flying.time
-    cloud.faults = [Fault("customJobs|entries", kind, times=10**6, message=said)]
+    cloud.faults = [Fault("customJobs|entries", kind, times=10**6, message=message)]
 
-    def mend() -> None:
+    def recover() -> None:
         if flying.time > began + 660:
             cloud.heal()
             cloud.end(job, "SUCCEEDED")
 
-    flying.asleep = mend
+    flying.asleep = recover
     assert watch.main([job["name"], *SDK], session) == 0
-    assert len(cloud.requests) < 40  # it does not hammer
+    assert len(cloud.requests) < 40  # backoff
     (line,) = capsys.readouterr().err.splitlines()
     until = time.strftime("%H:%M", time.gmtime(began + RETRY_S))
-    assert line.endswith(f" ({'no answer' if kind == 'cut' else kind}): asking again until {until} UTC; Ctrl-C stops")
+    assert line.endswith(f" ({'no response' if kind == 'cut' else kind}): retrying until {until} UTC; Ctrl-C stops")
 
 
-def test_a_slow_answer_is_waited_for(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
+def test_a_slow_response_is_awaited(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("GET .*customJobs/", "slow")]
     assert watch.main([job["name"], *SDK], session) == 0
@@ -126,13 +126,13 @@ def test_a_slow_answer_is_waited_for(cloud: Emulator, session: Session, job: dic
 
 
 @pytest.mark.parametrize(
-    ("code", "cure"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
+    ("code", "fix"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
 )
-def test_a_job_that_is_lost_sight_of_has_not_failed(
-    code: int, cure: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
+def test_a_job_of_unknown_state_has_not_failed(
+    code: int, fix: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """An expired token, or a service that is away for more than half an hour."""
+    """Covers an expired token, and a service that is down for more than half an hour."""
 
     def lose() -> None:
         cloud.begin(job)
@@ -141,42 +141,42 @@ def test_a_job_that_is_lost_sight_of_has_not_failed(
     step_by_step(flying, lose)
     with pytest.raises(SystemExit) as caught:
         watch.main([job["name"], *SDK], session)
-    assert caught.value.code == LOST
+    assert caught.value.code == STATE_UNKNOWN
     error = capsys.readouterr().err
-    assert cure in error
-    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in error
+    assert fix in error
+    assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in error
 
 
-def test_a_job_that_is_not_there_is_not_said_to_go_on(cloud: Emulator, session: Session) -> None:
-    with pytest.raises(UserError, match="nothing of that name is there") as caught:
+def test_a_job_that_does_not_exist_is_not_reported_as_running(cloud: Emulator, session: Session) -> None:
+    with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1") as caught:
         watch.main([f"{PARENT}/customJobs/7", *SDK], session)
-    assert "come back" not in str(caught.value)
+    assert "watch it" not in str(caught.value)
 
 
-def test_the_logs_are_those_of_the_jobs_own_project(cloud: Emulator, session: Session) -> None:
-    """gcloud's own project is another one; names that Vertex AI gives hold a number instead of an ID."""
+def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, session: Session) -> None:
+    """gcloud's project differs, and the names that Vertex AI returns contain a project number instead of an ID."""
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--image=us-docker.pkg.dev/p/r/x:1", "--detach"]
     sent = ["cpu", *where, "--model=mlp", "--data=digits", "--image_size=8", "--backend=sdk"]
     assert submit.main([*sent, "--project=other-proj"], session) == 0
     (made,) = cloud.jobs.values()
 
-    def project(job: str, asked: str = "") -> str:
-        return find_target(Namespace(job=job, project=asked, region="", backend="sdk")).gcp.project
+    def project(job: str, given: str = "") -> str:
+        return find_target(Namespace(job=job, project=given, region="", backend="sdk")).gcp.project
 
     assert [project(""), project(made["name"]), project("", "third-proj")] == ["other-proj", "other-proj", "third-proj"]
     elsewhere = "locations/us-central1/customJobs/7"
     assert [project(f"projects/{name}/{elsewhere}") for name in ("named", "123")] == ["named", "my-proj"]
 
 
-def test_a_number_is_looked_for_in_gclouds_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of ai before that of compute, as `submit` does."""
+def test_a_job_number_is_in_gclouds_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ai/region takes precedence over compute/region, as for `submit`."""
     for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
         monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
-        asked = Namespace(job="1000", project="my-proj", region="", backend="sdk")
-        assert find_target(asked).job == f"projects/my-proj/locations/{region}/customJobs/1000"
+        args = Namespace(job="1000", project="my-proj", region="", backend="sdk")
+        assert find_target(args).job == f"projects/my-proj/locations/{region}/customJobs/1000"
 
 
-def test_logs_that_may_not_be_read_do_not_end_the_watching(
+def test_logs_without_permission_do_not_end_the_watch(
     cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.end(job, "SUCCEEDED")
@@ -185,7 +185,7 @@ def test_logs_that_may_not_be_read_do_not_end_the_watching(
     assert "no logs: " in capsys.readouterr().err
 
 
-def test_the_last_logs_are_waited_for(
+def test_the_last_logs_are_retried(
     cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.log(job, "the last words")
@@ -195,7 +195,7 @@ def test_the_last_logs_are_waited_for(
     assert "the last words" in capsys.readouterr().out
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(
+def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
     cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> None:
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(
     step_by_step(flying, lambda: cloud.begin(job), interrupt)
     assert watch.main([job["name"], *SDK], session) == 75
     assert job["state"] == "JOB_STATE_RUNNING"
-    assert f"come back: python -m deploy watch {job['name']}" in capsys.readouterr().out
+    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
 
 
 @needs_gcloud
@@ -223,22 +223,22 @@ def test_gcloud_watches_by_the_jobs_number(
     [
         ([], "nothing was submitted from this folder"),
         (["1000"], "number with --project and --region"),
-        (["demo"], "is not known here"),
+        (["demo"], "is not recorded in this folder"),
     ],
 )
-def test_a_job_that_is_not_known_is_refused(arguments: list[str], line: str, session: Session) -> None:
+def test_an_unknown_job_is_refused(arguments: list[str], line: str, session: Session) -> None:
     with pytest.raises(UserError, match=line):
         watch.main([*arguments, "--backend=sdk"], session)
 
 
-def test_a_record_that_is_none_is_refused() -> None:
+def test_an_invalid_record_is_refused() -> None:
     Path("runs/submitted").mkdir(parents=True)
     Path("runs/submitted/x.json").write_text("{}")
     with pytest.raises(UserError, match="not a record of a submission"):
         watch.main([])
 
 
-def test_jobs_lists_ours_with_time_and_money(
+def test_jobs_are_listed_with_time_and_cost(
     cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.update(createTime="2026-11-20T09:58:00Z", startTime="2026-11-20T10:00:00Z", endTime="2026-11-20T11:30:00Z")
@@ -249,10 +249,10 @@ def test_jobs_lists_ours_with_time_and_money(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
     assert jobs.main([*SDK, "--region=us-east1"], session) == 0
-    assert capsys.readouterr().out == "no jobs of ours in us-east1\n"
+    assert capsys.readouterr().out == "no jobs of this package in us-east1\n"
 
 
-def test_a_service_that_is_away_is_no_mistake(
+def test_a_service_that_is_down_is_no_user_error(
     cloud: Emulator, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud.faults = [Fault("customJobs", 503, times=1000)]
@@ -268,12 +268,12 @@ def test_cancel_asks_cancels_and_waits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked: list[str] = []
+    questions: list[str] = []
 
-    def answer(words: str) -> Any:
+    def answer(text: str) -> Any:
         def read(question: str) -> str:
-            asked.append(question)
-            return words
+            questions.append(question)
+            return text
 
         return read
 
@@ -282,13 +282,13 @@ def test_cancel_asks_cancels_and_waits(
     with pytest.raises(UserError, match="not cancelled"):
         cancel.main([job["name"], *SDK], session)
     assert job["state"] == "JOB_STATE_RUNNING"
-    assert asked[0].startswith("cancel demo (RUNNING, 0:00:0")
+    assert questions[0].startswith("cancel demo (RUNNING, 0:00:0")
     monkeypatch.setattr("builtins.input", answer("y"))
     assert cancel.main([job["name"], *SDK], session) == 0
     assert job["state"] == "JOB_STATE_CANCELLED"
     assert capsys.readouterr().out.endswith("CANCELLED\n")
-    assert cancel.main([job["name"], *SDK], session) == 0  # over: nothing is asked
-    assert len(asked) == 2
+    assert cancel.main([job["name"], *SDK], session) == 0  # already over: no question
+    assert len(questions) == 2
 
 
 def test_cancel_with_yes_does_not_ask(
@@ -300,7 +300,7 @@ def test_cancel_with_yes_does_not_ask(
 
 
 @pytest.mark.parametrize(
-    ("error", "out"),
+    ("error", "expected"),
     [
         ("Resources are insufficient in region: us-central1.", True),
         ("Job failed with STOCKOUT.", True),
@@ -309,14 +309,14 @@ def test_cancel_with_yes_does_not_ask(
         ("", False),
     ],
 )
-def test_what_counts_as_no_machines(error: str, out: bool) -> None:
+def test_failures_for_lack_of_machines(error: str, expected: bool) -> None:
     failed = JobStatus("n", "d", "FAILED", 0.0, None, 1.0, error, {})
-    assert stocked_out(failed) is out
+    assert stocked_out(failed) is expected
     assert not stocked_out(JobStatus("n", "d", "RUNNING", 0.0, 0.0, None, error, {}))
 
 
 def test_times() -> None:
-    assert seconds("1970-01-01T00:01:00Z") == 60.0
-    assert seconds("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456789)
-    assert seconds("") is None
-    assert [duration(value) for value in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]
+    assert parse_time("1970-01-01T00:01:00Z") == 60.0
+    assert parse_time("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456789)
+    assert parse_time("") is None
+    assert [format_duration(value) for value in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]

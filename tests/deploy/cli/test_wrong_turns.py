@@ -13,7 +13,7 @@ from deploy.cli.arguments import parse
 from deploy.spec import packages
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
-from deploy.vertex.errors import meaning
+from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import _error
 from deploy.vertex.session import Session
 from tests.deploy.emulator import Emulator, Fault
@@ -43,7 +43,7 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
         (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
         (
             ["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
-            "project=My Project: give its ID, of lower-case letters",
+            "project=My Project: use its ID, of lower-case letters",
         ),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
         (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
@@ -53,9 +53,9 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
             "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing pa",
         ),
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
-        (["l4x4", *JOB], "region is missing: say --region=us-central1"),
-        (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: say --bucket=gs://NAME"),
-        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing: say --project=ID"),
+        (["l4x4", *JOB], "region is missing: use --region=us-central1"),
+        (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: use --bucket=gs://NAME"),
+        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing: use --project=ID"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -97,7 +97,7 @@ def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, session: Session, d
 def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.objects["my-bucket/photos/a.png"] = b"a"
     where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--recipe=wgan_gp_photos"]
-    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: nothing lies there: check with `gcloud storage l"):
+    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: not found: check with `gcloud storage l"):
         submit.main(["l4x4", *where, f"--data={data}"], session)
     assert cloud.jobs == {}
 
@@ -135,7 +135,7 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
     ],
 )
 def test_one_login_is_named(error: ApiError, login: str) -> None:
-    assert meaning(error, PLACE) == f"not logged in, or no more (401): run `{login}`"
+    assert describe_error(error, PLACE) == f"not logged in, or the login has expired (401): run `{login}`"
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_one_login_is_named(error: ApiError, login: str) -> None:
     ],
 )
 def test_a_refusal_names_the_role_that_is_missing(said: str, cure: str) -> None:
-    assert cure in meaning(ApiError(403, said), PLACE)
+    assert cure in describe_error(ApiError(403, said), PLACE)
 
 
 @pytest.mark.parametrize(("code", "later"), [(0, True), (409, False), (412, False), (429, True), (503, True)])
 def test_what_is_refused_for_good_is_not_put_off(code: int, later: bool) -> None:
-    assert ("try again later" in meaning(ApiError(code, "said the service"), PLACE)) == later
+    assert ("try again later" in describe_error(ApiError(code, "said the service"), PLACE)) == later
 
 
 def test_a_disk_that_cannot_be_written_is_no_traceback(

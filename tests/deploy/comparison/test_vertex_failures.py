@@ -1,4 +1,4 @@
-"""A comparison on Vertex AI that goes wrong, before its jobs, in them or after, and how it is taken up again."""
+"""Tests comparisons on Vertex AI that fail before, in or after their jobs, and how they resume."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ from deploy.cli.job_flags import read_options
 from deploy.comparison import execution as comparison
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.vertex.session import Session
-from deploy.vertex.submission import ship
+from deploy.vertex.submission import upload_packages
 from tests.deploy.conftest import JOB, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.planted import plant
@@ -28,40 +28,40 @@ from trainer.storage.address import Address
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
-def test_a_stop_while_the_first_is_shipped_submits_nothing(
+def test_a_stop_during_the_first_upload_submits_nothing(
     cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither that one nor those that wait for it."""
+    """Neither the first run nor those that wait for it submit a job."""
     where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
     names = ["l4x1", "l4x2", "l4x4"]
     found, overrides = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
     tiers = comparison.read_tiers(names, "", {})
     runner = VertexRunner(tiers, found, read_options(found, overrides), session)
-    shipped: list[Any] = []
+    uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
-        ship(*given)
-        shipped.append(given)
+        upload_packages(*given)
+        uploads.append(given)
         for _ in range(1000):
             if len(list(tmp_path.glob("out/*/repeat-1.log"))) == len(names):
-                break  # the others wait
+                break  # the other runs wait
             time.sleep(0.01)
         runner.stop()
 
-    monkeypatch.setattr("deploy.comparison.vertex_runner.ship", stopped)
+    monkeypatch.setattr("deploy.comparison.vertex_runner.upload_packages", stopped)
     plan = comparison.Plan(tuple(tier.facts for tier in tiers), overrides)
     assert comparison.compare(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
-    assert (len(shipped), cloud.jobs) == (1, {})
+    assert (len(uploads), cloud.jobs) == (1, {})
 
 
-def test_without_a_login_nothing_begins_and_it_is_said_once(
+def test_without_a_login_nothing_starts_and_one_error_is_printed(
     cloud: Emulator,
     bucket: Address,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """That of Python programs, which reads the results."""
+    """Results are read with application default credentials."""
     where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
@@ -78,10 +78,10 @@ def test_without_a_login_nothing_begins_and_it_is_said_once(
     ("fault", "line"),
     [
         (Fault("GET .*/customJobs$", 401, times=99), "(401): run `gcloud auth application-default login`"),
-        (Fault("GET .*/customJobs$", 403, times=99), "ask for roles/aiplatform.user on my-proj"),
+        (Fault("GET .*/customJobs$", 403, times=99), "request roles/aiplatform.user on my-proj"),
     ],
 )
-def test_what_would_keep_all_jobs_from_running_is_said_once(
+def test_an_error_of_all_jobs_is_reported_once(
     fault: Fault, line: str, command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
     cloud.faults = [fault]
@@ -90,39 +90,39 @@ def test_what_would_keep_all_jobs_from_running_is_said_once(
     assert len(cloud.requests) == 1
 
 
-def test_data_that_are_not_there_are_missed_once(command: Callable[..., tuple[int, str]], bucket: Address) -> None:
-    with pytest.raises(UserError, match="photos: nothing lies there: check with"):
+def test_missing_data_are_reported_once(command: Callable[..., tuple[int, str]], bucket: Address) -> None:
+    with pytest.raises(UserError, match="photos: not found: check with"):
         command("l4x1", "l4x2", f"--initial_model={bucket}photos")
 
 
-def test_a_job_that_is_lost_sight_of_is_named_and_found_again(
+def test_a_job_of_unknown_state_is_named_and_found_again(
     command: Callable[..., tuple[int, str]], cloud: Emulator
 ) -> None:
     cloud.faults = [Fault("GET .*/customJobs/", 401)]
     code, shown = command("cpu")
     (job,) = cloud.jobs.values()
     assert code == 2
-    assert f"the job may go on; come back: python -m deploy watch {job['name']}" in shown
+    assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in shown
     assert command("cpu")[0] == 0
     assert len(cloud.jobs) == 1
 
 
-def test_a_submission_without_a_clear_answer_is_not_called_refused(
+def test_a_submission_without_a_clear_response_is_not_reported_as_refused(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
-    """The list is late: whether the job was made shows when the same command looks again."""
+    """The list is late: the same command, run again, finds the job."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
     cloud.lists_nothing = 3
     code, shown = command("cpu")
     assert code == 1
-    assert "no job of it is listed yet: see `python -m deploy jobs --project=my-proj" in shown
+    assert "its job is not listed yet: see `python -m deploy jobs --project=my-proj" in shown
     assert "not submitted" not in shown
     assert command("cpu")[0] == 0
     assert len(cloud.jobs) == 1
     assert rows(tmp_path)[0].state == "done"
 
 
-def test_a_tier_without_quota_is_recorded_and_the_rest_goes_on(
+def test_a_tier_without_quota_is_recorded_and_the_others_run(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
@@ -139,7 +139,7 @@ def test_a_tier_without_quota_is_recorded_and_the_rest_goes_on(
 def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
-    """The reason is that of the newest attempt."""
+    """The newest attempt's error is reported."""
     trained = cloud.run
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
     assert "cpu, repeat 1: no quota left in us-central1" in command("cpu")[1]
@@ -154,7 +154,7 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     assert (
         "cpu, repeat 1: exit code 1: Resources are insufficient in region: us-central1.; run the same command" in shown
     )
-    assert not (tmp_path / "out" / "report.html").exists()  # of nothing
+    assert not (tmp_path / "out" / "report.html").exists()  # no run produced anything
     cloud.run = trained
     assert command("cpu")[0] == 0
     first, second = cloud.jobs.values()
@@ -163,7 +163,7 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
     assert rows(tmp_path)[0].state == "done"
 
 
-def test_the_trainers_own_word_wins_over_the_exit_status(
+def test_the_trainers_error_takes_precedence_over_the_exit_status(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
     def run(google: Emulator, job: Job) -> None:
@@ -181,12 +181,12 @@ def test_the_trainers_own_word_wins_over_the_exit_status(
 def test_an_interrupted_comparison_finds_its_jobs_again(
     command: Callable[..., tuple[int, str]], cloud: Emulator, flying: FlyingClock, tmp_path: Path
 ) -> None:
-    trained, goes_on, killed = cloud.run, threading.Event(), []
+    trained, resume, killed = cloud.run, threading.Event(), []
     assert trained
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
-        goes_on.wait(60)
+        resume.wait(60)
         trained(google, job)
 
     def terminate() -> None:
@@ -198,18 +198,18 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     code, shown = command("l4x1", "l4x2")
     assert code == 75
     for job in cloud.jobs.values():
-        assert f"{job['name']} goes on; end it: python -m deploy cancel {job['name']}" in shown
-    goes_on.set()
+        assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
+    resume.set()
     assert command("l4x1", "l4x2")[0] == 0
     assert len(cloud.jobs) == 2
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
 
 
-def test_a_run_that_was_fetched_in_part_is_fetched_again(
+def test_a_partly_fetched_run_is_fetched_again(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
     job_dir = tmp_path / "out" / "cpu" / "repeat-1"
-    (job_dir / "stats.jsonl" / "stats.jsonl").mkdir(parents=True)  # in the way of the file
+    (job_dir / "stats.jsonl" / "stats.jsonl").mkdir(parents=True)  # blocks the file
     assert command("cpu")[0] == 1
     assert not (job_dir / "result.json").exists()
     shutil.rmtree(job_dir / "stats.jsonl")
@@ -217,7 +217,7 @@ def test_a_run_that_was_fetched_in_part_is_fetched_again(
     assert (len(cloud.jobs), rows(tmp_path)[0].step_seconds is None) == (1, False)
 
 
-def test_a_result_that_is_gone_is_said(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
+def test_a_missing_result_is_reported(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
         google.end(job, "SUCCEEDED")

@@ -1,4 +1,4 @@
-"""A comparison on Vertex AI: a job a run, all at once; what it costs, and what is refused at the session."""
+"""Tests comparisons on Vertex AI: one job per run, in parallel, with their costs, and refused commands."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
-    together = threading.Barrier(4, timeout=60)  # one at a time would break it
+    together = threading.Barrier(4, timeout=60)  # breaks if jobs run one at a time
     trained = cloud.run
     assert trained
 
@@ -47,7 +47,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     one, two = rows(tmp_path)
     assert (one.machine, one.repeats, two.repeats) == ("g2-standard-12 + 1 x NVIDIA_L4", 2, 2)
     assert (one.simulated, two.simulated, two.speed_up) == ("", "", pytest.approx(2, rel=0.01))
-    assert "one machine" not in shown  # they had machines of their own
+    assert "one machine" not in shown  # each job has its own machines
     job_dir = tmp_path / "out" / "l4x2" / "repeat-1"
     assert {file.name for file in job_dir.rglob("*") if file.is_file()} == {
         "run.json", "stats.jsonl", "result.json", "vertex.json", "step-00000500.png",
@@ -61,7 +61,9 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     assert "USD at most" not in shown
 
 
-def test_prices_are_said_before_the_first_job_is_sent(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
+def test_prices_are_printed_before_the_first_job_is_submitted(
+    command: Callable[..., tuple[int, str]], cloud: Emulator
+) -> None:
     code, shown = command("t4x1", "--price_per_hour=t4x1=2", "--precision=mixed_bfloat16")
     assert code == 0
     trained, cost, warning, together, *rest = shown.splitlines()
@@ -74,7 +76,7 @@ def test_prices_are_said_before_the_first_job_is_sent(command: Callable[..., tup
     assert job["labels"]["usd-per-hour"] == "2-0000"
 
 
-def test_a_warning_is_said_once_of_all_tiers_that_it_is_about(
+def test_a_warning_is_printed_once_for_all_its_tiers(
     session: Session, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--region=us-central1", "--bucket=gs://my-bucket", f"--out={tmp_path / 'out'}"]
@@ -87,10 +89,10 @@ def test_a_warning_is_said_once_of_all_tiers_that_it_is_about(
     ]
 
 
-def test_a_dry_run_sums_over_tiers_and_repeats_and_sends_nothing(
+def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
-    """The limit is of each job, by the price that was given."""
+    """The limit applies to each job, at the given price."""
     unpriced = tmp_path / "unpriced.yaml"
     unpriced.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("n1-standard-8", "n2-standard-8"))
     flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
@@ -106,15 +108,15 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_sends_nothing(
     assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
 
 
-def test_a_dry_run_refuses_what_the_command_would_and_says_that_all_is_done(
+def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
     command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
 ) -> None:
-    """What ran at the desk is no job that is done."""
+    """A local run does not count as a finished job."""
     assert command("l4x1")[0] == 0
     code, shown = command("l4x1", "--dry_run")
     assert (code, shown.splitlines()[1:]) == (0, [f"nothing to submit: all runs in {tmp_path / 'out'} are done"])
     edit(tmp_path / "out" / "comparison.json", on="local")
-    with pytest.raises(UserError, match=r"holds another comparison \(on: local there, vertex here\)"):
+    with pytest.raises(UserError, match=r"holds another comparison \(on: local stored, vertex given\)"):
         command("l4x1", "--dry_run")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").write_text("a file")
@@ -141,7 +143,7 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(
         (["--on=vertex", "--bucket=gs://my-bucket"], "region is missing"),
         (["--on=vertex", "--region=us-central1"], "bucket is missing"),
         (["--on=vertex", "--dry_run"],
-         "us-central1`; bucket is missing: say --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
+         "us-central1`; bucket is missing: use --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing"),
         (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--data=x/y"],
          "data=x/y: the job's machines cannot read this disk"),
@@ -162,7 +164,7 @@ def test_end_to_end_with_gcloud_and_real_training(
     cloud: Emulator, session: Session, bucket: Address, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """What gcloud sent is trained by processes of this machine, which write to the bucket as they would there."""
+    """Local processes train the job that gcloud submitted, and write to the bucket as on Vertex AI."""
 
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
@@ -171,8 +173,8 @@ def test_end_to_end_with_gcloud_and_real_training(
         spec = folder.with_suffix(".yaml")
         spec.write_text(yaml.safe_dump(job["jobSpec"]))
         given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
-        there = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
-        remote = {name: f"{output_of(job) / below}/" for name, below in there.items()}
+        folders = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
+        remote = {name: f"{output_of(job) / below}/" for name, below in folders.items()}
         remote["XDG_CACHE_HOME"] = str(folder)
         workers = [dataclasses.replace(one, environment={**one.environment, **remote}) for one in given]
         outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
@@ -190,4 +192,4 @@ def test_end_to_end_with_gcloud_and_real_training(
     assert "Simulated devices: l4x2" in capsys.readouterr().out
     sent = [json.dumps(job["jobSpec"]) for job in cloud.jobs.values()]
     assert all("packageUris" in spec and '"disableRetries": true' in spec for spec in sent)
-    assert len(cloud.objects) == 1  # the wheel was sent once
+    assert len(cloud.objects) == 1  # the wheel was uploaded once

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.spec.checks import check_continent
-from deploy.spec.gcp_config import checked_address, checked_region, configured
+from deploy.spec.gcp_config import checked_address, checked_region, gcloud_property
 from tests.deploy.conftest import needs_gcloud, run
 from trainer.errors import UserError
 
@@ -15,22 +15,22 @@ from trainer.errors import UserError
 def test_gclouds_configuration_is_read_as_gcloud_reads_it(tmp_path: Path, cloud: object) -> None:
     set_property = ["gcloud", "config", "set", "--quiet"]
     assert run([*set_property, "ai/region", "europe-west4"]).returncode == 0
-    assert configured("ai", "region") == "europe-west4"
-    assert configured("core", "project") == "my-proj"  # from the environment
-    assert configured("ai", "endpoint") == ""
+    assert gcloud_property("ai", "region") == "europe-west4"
+    assert gcloud_property("core", "project") == "my-proj"  # from the environment
+    assert gcloud_property("ai", "endpoint") == ""
 
 
 def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path) -> None:
     folder = tmp_path / "gcloud"
     environment = {"CLOUDSDK_CONFIG": str(folder)}
-    assert configured("core", "project", environment) == ""
+    assert gcloud_property("core", "project", environment) == ""
     (folder / "configurations").mkdir(parents=True)
     (folder / "active_config").write_text("work\n")
     (folder / "configurations" / "config_work").write_text("[core]\nproject = mine\n")
     (folder / "configurations" / "config_home").write_text("[core]\nproject = other\n")
-    assert configured("core", "project", environment) == "mine"
-    assert configured("core", "project", environment | {"CLOUDSDK_ACTIVE_CONFIG_NAME": "home"}) == "other"
-    assert configured("core", "project", environment | {"CLOUDSDK_CORE_PROJECT": "given"}) == "given"
+    assert gcloud_property("core", "project", environment) == "mine"
+    assert gcloud_property("core", "project", environment | {"CLOUDSDK_ACTIVE_CONFIG_NAME": "home"}) == "other"
+    assert gcloud_property("core", "project", environment | {"CLOUDSDK_CORE_PROJECT": "given"}) == "given"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_good_addresses(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "line"),
     [
-        ("", "bucket is missing: say --bucket=gs://NAME"),
+        ("", "bucket is missing: use --bucket=gs://NAME"),
         ("my-bucket", "an address looks like gs://bucket or gs://bucket/folder"),
         ("gs:/my-bucket/x", "did you mean gs://my-bucket/x?"),
         ("gs:///my-bucket", "did you mean gs://my-bucket?"),
@@ -63,7 +63,7 @@ def test_addresses_that_cannot_be(address: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("region", "line"), [("us-central1-a", "that is a zone: say --region=us-central1"), ("us", "us-central1")]
+    ("region", "line"), [("us-central1-a", "this is a zone: use --region=us-central1"), ("us", "us-central1")]
 )
 def test_regions_that_are_none(region: str, line: str) -> None:
     with pytest.raises(UserError, match=line):

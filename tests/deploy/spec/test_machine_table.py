@@ -46,10 +46,10 @@ def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("g2-standrd-48: 5", "no such machine type or accelerator; did you mean 'g2-standard-48'?"),
-        ("g2-standard-48: cheap", "'cheap' is no price: write a number, in USD an hour"),
-        ("g2-standard-48: true", "True is no price"),
-        ("g2-standard-48: {liste: 5}", "liste: no such price; it is one of list, spot, flex_start"),
+        ("g2-standrd-48: 5", "unknown machine type or accelerator; did you mean 'g2-standard-48'?"),
+        ("g2-standard-48: cheap", "'cheap' is not a price: use a number, in USD an hour"),
+        ("g2-standard-48: true", "True is not a price"),
+        ("g2-standard-48: {liste: 5}", "liste: unknown price; use one of list, spot, flex_start"),
         ("- 5", "'setting: value' lines are needed"),
     ],
 )
@@ -90,9 +90,9 @@ def test_what_a_gpu_calls_itself_is_an_accelerator_or_none(gpu: str, name: str) 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--accelerator=L5"], "no such accelerator"),
+        (["--accelerator=L5"], "unknown accelerator"),
         (["--accelerator=L4", "--count=3"], "no machine has that many L4"),
-        (["--prices=none.yaml"], "no such file: lines such as"),
+        (["--prices=none.yaml"], "not found: write lines such as"),
     ],
 )
 def test_the_verb_refuses_in_one_line(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import yaml
 from deploy.__main__ import main
 from deploy.cli import image
 from deploy.spec import packages as package
-from deploy.spec.packages import Package, build, own_package, user_package
+from deploy.spec.packages import Package, build_wheel, trainer_package, user_package
 from tests.deploy.conftest import run
 from trainer.errors import UserError
 
@@ -46,8 +46,8 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
 
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
-    built = own_package()
-    wheel = build(built)
+    built = trainer_package()
+    wheel = build_wheel(built)
     assert wheel == dist / built.folder / built.wheel
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -58,7 +58,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/trainer/task.py") for name in archive.getnames())
     before = wheel.stat().st_mtime_ns
-    assert build(built).stat().st_mtime_ns == before  # the same sources are not built again
+    assert build_wheel(built).stat().st_mtime_ns == before  # the same sources are not built again
 
 
 def test_every_dist_folder_holds_the_same_bytes_of_the_same_sources(
@@ -71,7 +71,7 @@ def test_every_dist_folder_holds_the_same_bytes_of_the_same_sources(
         monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
         before = os.umask(umask)
         try:
-            wheels.append(build(user_package(str(mine(tmp_path / str(number))))))
+            wheels.append(build_wheel(user_package(str(mine(tmp_path / str(number))))))
         finally:
             os.umask(before)
     one, other = wheels
@@ -83,7 +83,7 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     """Whatever its spelling; pip wants small letters in the wheel's name."""
     folder = mine(tmp_path, name="My_Models")
     (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")
-    wheel = build(user_package(str(folder)))
+    wheel = build_wheel(user_package(str(folder)))
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         about = archive.read("my_models-0.dist-info/METADATA").decode()
@@ -115,7 +115,7 @@ def test_pip_has_a_name_for_whatever_python_imports(name: str, wheel: str, tmp_p
 
 @pytest.mark.parametrize("name", ["my__models", "_mods_"])
 def test_what_is_imported_keeps_the_name_of_its_folder(name: str, tmp_path: Path, dist: Path) -> None:
-    wheel = build(user_package(str(mine(tmp_path, name=name))))
+    wheel = build_wheel(user_package(str(mine(tmp_path, name=name))))
     with zipfile.ZipFile(wheel) as archive:
         assert f"{name}/gan.py" in archive.namelist()
         assert archive.testzip() is None
@@ -126,8 +126,8 @@ def test_what_is_imported_keeps_the_name_of_its_folder(name: str, tmp_path: Path
     [
         ("nothing", "a folder that Python can import"),
         ("my-models", "such as my_models"),
-        ("trainer", "this project's own name"),
-        ("Vertex__trainer", "this project's own name"),
+        ("trainer", "a name of this project"),
+        ("Vertex__trainer", "a name of this project"),
     ],
 )
 def test_a_folder_that_is_no_package_is_refused(name: str, line: str, tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> N
     folder = mine(tmp_path)
     (folder / "requirements.txt").write_text("not a requirement\n")
     with pytest.raises(UserError, match=r"my_models could not be built: .*requirement"):
-        build(user_package(str(folder)))
+        build_wheel(user_package(str(folder)))
     assert not (dist / user_package(str(folder)).folder).exists()
 
 
 def test_an_installed_copy_has_no_sources_to_ship(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(package, "ROOT", tmp_path)
-    with pytest.raises(UserError, match="holds no sources to package"):
-        own_package()
+    with pytest.raises(UserError, match="has no sources to package"):
+        trainer_package()
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_vertex_installs_it_over_an_image_without_touching_tensorflow(dist: Path
 
     Under Python 3.10 with TensorFlow 2.17, as `make test-floor` runs it, that is the newest prebuilt image.
     """
-    wheel = build(own_package())
+    wheel = build_wheel(trainer_package())
     python = an_image(tmp_path)
     environment = {**os.environ, "PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONNOUSERSITE": ""}
     pip = [
@@ -244,8 +244,8 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: pytest.Capt
     ("flags", "line"),
     [
         ([], "required: --image"),
-        (["--image=trainer"], "write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),
-        (["--image=us-docker.pkg.dev/p/r/x:1", "--tensorflow=torch"], "write tensorflow or tensorflow[and-cuda]"),
+        (["--image=trainer"], "use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),
+        (["--image=us-docker.pkg.dev/p/r/x:1", "--tensorflow=torch"], "use tensorflow or tensorflow[and-cuda]"),
     ],
 )
 def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

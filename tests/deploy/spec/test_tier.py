@@ -119,14 +119,14 @@ WRONG = {
         GOOD,
         "machineSpec",
         "machine_spec",
-        "machine_spec is snake_case, which is dropped unread: write machineSpec",
+        "machine_spec is snake_case, which the API ignores: use machineSpec",
     ),
     "a CustomJob": (GOOD, "\nworkerPoolSpecs", "\njobSpec: {}\nworkerPoolSpecs", "wrong.yaml: unknown key 'jobSpec'"),
     "an accelerator's name": (
         GOOD,
         "NVIDIA_L4",
         "NVIDIA_TESLA_L4",
-        "acceleratorType=NVIDIA_TESLA_L4: no such name; did you mean",
+        "acceleratorType=NVIDIA_TESLA_L4: unknown name; did you mean",
     ),
     "A100 of 80 GB by the name of 40": (
         GOOD,
@@ -180,16 +180,16 @@ WRONG = {
         GOOD,
         "{executorImageUri",
         "{args: [--steps, 5], executorImageUri",
-        "args[1]=5: text is needed: put it in quotes",
+        "args[1]=5: must be text: put it in quotes",
     ),
-    "args as one text": (GOOD, "{executorImageUri", "{args: --steps=5, executorImageUri", "a list is needed"),
+    "args as one text": (GOOD, "{executorImageUri", "{args: --steps=5, executorImageUri", "must be a list"),
     "a timeout without s": (
         GOOD,
         "timeout: 3600s",
         "timeout: 3600",
-        'timeout=3600: a time is text in seconds, as "3600s"',
+        'timeout=3600: must be text in seconds, as "3600s"',
     ),
-    "a timeout in hours": (GOOD, "timeout: 3600s", "timeout: 1h", 'timeout="1h": a time is text in seconds'),
+    "a timeout in hours": (GOOD, "timeout: 3600s", "timeout: 1h", 'timeout="1h": must be text in seconds'),
     "a timeout of nothing": (GOOD, "timeout: 3600s", "timeout: 0s", "ends the job at once"),
     "FLEX_START that waits a day": (
         GOOD,
@@ -204,12 +204,12 @@ WRONG = {
         "needs strategy: FLEX_START",
     ),
     "an old strategy": (GOOD, "{timeout", "{strategy: LOW_COST, timeout", "deprecated: write SPOT"),
-    "a strategy that is none": (GOOD, "{timeout", "{strategy: CHEAP, timeout", "strategy=CHEAP: no such name"),
+    "a strategy that is none": (GOOD, "{timeout", "{strategy: CHEAP, timeout", "strategy=CHEAP: unknown name"),
     "a boolean in quotes": (
         GOOD,
         "{timeout",
         "{disableRetries: 'yes', timeout",
-        "true or false is needed, without quotes",
+        "must be true or false, without quotes",
     ),
     "two ways to run": (
         GOOD,
@@ -240,7 +240,7 @@ WRONG = {
         "Vertex AI sets this itself",
     ),
     "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is there twice"),
-    "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "'key: value' lines are needed"),
+    "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "must be 'key: value' lines"),
 }
 WRONG["unlike workers"] = (
     TWO,

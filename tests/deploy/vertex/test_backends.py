@@ -1,4 +1,4 @@
-"""gcloud and the SDK do the same, against the same service; each makes a job at most once a call."""
+"""Tests that gcloud and the SDK behave alike against the same service, and create at most one job per call."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend, CustomJob
-from deploy.vertex.errors import meaning
+from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.retry import Clock
 from deploy.vertex.session import Session
@@ -32,7 +32,7 @@ POSTS = "POST /v1/projects/my-proj/locations/us-central1/customJobs"
 
 
 GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
-SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])  # a second a call
+SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])  # takes a second per call
 
 
 @pytest.fixture(params=[GCLOUD, "sdk"])
@@ -41,7 +41,7 @@ def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
 
 
 def both(*cases: object, quick_gcloud: object) -> list[object]:
-    """Every case with the SDK, and one with gcloud, which takes a second a call; its others are slow tests."""
+    """Returns every case for the SDK, and for gcloud one quick test, the others as slow tests."""
     slow = [
         pytest.param("gcloud", case, marks=[needs_gcloud, pytest.mark.slow]) for case in cases if case != quick_gcloud
     ]
@@ -70,7 +70,7 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     assert (backend.state(name).state, backend.state(name).over) == ("CANCELLED", True)
 
 
-def test_only_jobs_of_ours_are_listed_and_those_of_a_submission_found(backend: Backend, cloud: Emulator) -> None:
+def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Backend, cloud: Emulator) -> None:
     parent = "projects/my-proj/locations/us-central1"
     names = [
         cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
@@ -83,7 +83,7 @@ def test_only_jobs_of_ours_are_listed_and_those_of_a_submission_found(backend: B
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
 def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
-    """Other tools make other bytes of the same sources, which are what the address names."""
+    """The address names the sources; other tool versions may build different bytes from them."""
     wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
     wheel.write_bytes(bytes(range(256)) * 40)
     backend.upload(wheel, uri)
@@ -95,7 +95,7 @@ def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emu
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
-def test_where_a_bucket_lies_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
+def test_the_location_of_a_bucket_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
     cloud.bucket_location = "EUROPE-WEST4"
     assert backend.location("gs://my-bucket") == "EUROPE-WEST4"
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 403, times=9)]
@@ -103,19 +103,19 @@ def test_where_a_bucket_lies_may_be_hidden(backend: Backend, cloud: Emulator) ->
 
 
 @pytest.mark.parametrize(("backend", "code"), both(400, 401, 403, 404, 429, quick_gcloud=403), indirect=["backend"])
-def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, code: int) -> None:
+def test_a_rejected_request_has_its_status(backend: Backend, cloud: Emulator, code: int) -> None:
     cloud.faults = [Fault(POSTS, code, times=9, message="not like this")]
     with pytest.raises(ApiError) as caught:
         backend.submit(REQUEST)
     assert caught.value.code == code
     assert caught.value.transient == (code == 429)
-    assert not caught.value.may_have_worked
+    assert not caught.value.may_have_succeeded
     assert cloud.jobs == {}
     assert "not-a-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("said", "quota"),
+    ("message", "quota"),
     [
         (RATE, False),
         (RATE.replace("minute", "minute per user"), False),
@@ -125,30 +125,30 @@ def test_a_refusal_is_told_with_its_status(backend: Backend, cloud: Emulator, co
         ("The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_cpus", True),
     ],
 )
-def test_too_many_calls_are_told_from_a_quota_of_machines(said: str, quota: bool) -> None:
-    error = ApiError(429, said)
+def test_a_rate_limit_is_no_exhausted_machine_quota(message: str, quota: bool) -> None:
+    error = ApiError(429, message)
     assert (error.quota, error.transient) == (quota, not quota)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"], indirect=True)
-def test_whether_something_lies_at_an_address(backend: Backend, cloud: Emulator) -> None:
+def test_whether_an_object_exists(backend: Backend, cloud: Emulator) -> None:
     cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
-    held = [backend.holds(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
-    assert held == [True, False, True, False, True]
+    found = [backend.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
+    assert found == [True, False, True, False, True]
     cloud.objects = {}
-    assert not backend.holds("gs://my-bucket")
+    assert not backend.exists("gs://my-bucket")
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket", 403, times=9)]
-    assert backend.holds("gs://my-bucket/photos")  # it is the job's account that has to read it
+    assert backend.exists("gs://my-bucket/photos")  # the job's account must read it, not this one
 
 
-LOST = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
+LOST_RESPONSES = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
 
 
-@pytest.mark.parametrize(("backend", "fault"), both(*LOST, quick_gcloud=(500, True)), indirect=["backend"])
-def test_a_lost_answer_never_makes_a_second_job(
+@pytest.mark.parametrize(("backend", "fault"), both(*LOST_RESPONSES, quick_gcloud=(500, True)), indirect=["backend"])
+def test_a_lost_response_never_creates_a_second_job(
     backend: Backend, cloud: Emulator, flying: FlyingClock, fault: tuple[int | str, bool]
 ) -> None:
-    """Before the job was made: it is submitted again. After: it is found by its label."""
+    """A request lost before the job was created is repeated; a job that was created is found by its label."""
     kind, after = fault
     cloud.faults = [Fault(POSTS, kind, after=after)]
     name = submit_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep))
@@ -156,8 +156,8 @@ def test_a_lost_answer_never_makes_a_second_job(
     assert cloud.requests.count(POSTS) == (1 if after else 2)
 
 
-def test_a_job_that_is_listed_late_is_kept_and_its_double_cancelled(session: Session, cloud: Emulator) -> None:
-    """The first answer is lost, and the first look finds nothing: the second job is ended as soon as both show."""
+def test_a_job_that_is_listed_late_is_kept_and_its_duplicate_cancelled(session: Session, cloud: Emulator) -> None:
+    """The first response is lost and the first list is empty: the second job is cancelled once both are listed."""
     cloud.faults = [Fault(POSTS, 503, after=True)]
     cloud.lists_nothing = 1
     name = submit_once(session.open("sdk", "my-proj", "us-central1"), REQUEST, session.clock)
@@ -167,9 +167,7 @@ def test_a_job_that_is_listed_late_is_kept_and_its_double_cancelled(session: Ses
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
-def test_a_service_that_made_two_has_the_second_cancelled(
-    backend: Backend, cloud: Emulator, flying: FlyingClock
-) -> None:
+def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Emulator, flying: FlyingClock) -> None:
     parent = "projects/my-proj/locations/us-central1"
     first = cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     cloud.faults = [Fault(POSTS, 500, after=True)]
@@ -177,7 +175,7 @@ def test_a_service_that_made_two_has_the_second_cancelled(
     assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
 
 
-def test_without_gcloud_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     for call in (lambda gcloud: gcloud.jobs(), lambda gcloud: gcloud.submit(REQUEST)):
         with pytest.raises(UserError, match="gcloud is not installed"):
@@ -185,19 +183,17 @@ def test_without_gcloud_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another gcloud, first on the PATH: the real one does not fail when it is asked to."""
+    """Puts a fake gcloud first on the PATH, since the real one does not fail on demand."""
     (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "gcloud").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_a_gcloud_that_does_not_answer_ends_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it has said until then means nothing."""
+def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output so far is ignored."""
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
     monkeypatch.setattr("deploy.vertex.gcloud.TIMEOUT_S", 1.0)
-    with pytest.raises(ApiError, match="gcloud was ended by signal 9") as caught:
+    with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
         Gcloud("my-proj", "us-central1").jobs()
     assert (caught.value.code, caught.value.transient) == (0, True)
     child = (tmp_path / "child").read_text().strip()
@@ -205,11 +201,11 @@ def test_a_gcloud_that_does_not_answer_ends_with_all_that_it_started(
         if not is_alive(child):
             return
         time.sleep(0.01)
-    raise AssertionError(f"process {child} was left")
+    raise AssertionError(f"process {child} still runs")
 
 
 def is_alive(process: str) -> bool:
-    """Whether it runs: what nobody has waited for yet does not."""
+    """Returns whether it runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
@@ -217,7 +213,7 @@ def is_alive(process: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("said", "asked_again"),
+    ("message", "retried"),
     [
         ("gcloud failed to load (gcloud.ai): No module named 'yaml'\n\nThis usually indicates corruption", False),
         ("gcloud failed to load. You are running gcloud with Python 3.8", False),
@@ -225,14 +221,14 @@ def is_alive(process: str) -> bool:
         ("gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='oauth2.googleapis.com', port=443)", True),
     ],
 )
-def test_a_gcloud_that_is_broken_is_not_asked_again(
-    said: str, asked_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_broken_gcloud_is_not_retried(
+    message: str, retried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """https://github.com/XX-net/XX-Net/issues/13999: it also says that it crashed where it is offline."""
-    stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {said}\nEND\nexit 1", monkeypatch)
+    """Without a network gcloud also prints that it crashed, https://github.com/XX-net/XX-Net/issues/13999"""
+    stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {message}\nEND\nexit 1", monkeypatch)
     with pytest.raises(ApiError) as caught:
         Gcloud("my-proj", "us-central1").jobs()
-    assert caught.value.transient == asked_again
-    line = meaning(caught.value, GcpConfig("my-proj", "us-central1", ""))
-    assert line.startswith(said.splitlines()[0])
-    assert ("reinstall it" in line) != asked_again
+    assert caught.value.transient == retried
+    line = describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
+    assert line.startswith(message.splitlines()[0])
+    assert ("reinstall it" in line) != retried

@@ -1,4 +1,4 @@
-"""What the emulator tells of itself: else a test would take its failures for Google's."""
+"""Tests that the emulator reports its own failures, which tests would otherwise take for Google's."""
 
 import urllib.error
 import urllib.request
@@ -9,21 +9,21 @@ import pytest
 from tests.deploy.emulator import PARENT, Emulator, Fault
 
 
-def test_a_fault_that_never_strikes_is_told() -> None:
+def test_a_fault_that_is_never_triggered_is_reported() -> None:
     with pytest.raises(AssertionError, match="match='customJob/'"), Emulator() as google:
         google.faults = [Fault("GET", 503), Fault("customJob/", 503)]
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"{google.url}/storage/v1/b/bucket", timeout=10)
 
 
-def test_its_own_exception_is_told() -> None:
+def test_its_own_exception_is_reported() -> None:
     with pytest.raises(AssertionError, match=r"entries:list: KeyError\('filter'\)"), Emulator() as google:
-        asked = urllib.request.Request(f"{google.url}/v2/entries:list", data=b"{}")
+        request = urllib.request.Request(f"{google.url}/v2/entries:list", data=b"{}")
         with pytest.raises(urllib.error.HTTPError, match="500"):
-            urllib.request.urlopen(asked, timeout=10)
+            urllib.request.urlopen(request, timeout=10)
 
 
-def test_a_job_that_fails_by_an_exception_is_told() -> None:
+def test_a_job_that_raises_an_exception_is_reported() -> None:
     def run(google: Emulator, job: dict[str, Any]) -> None:
         raise LookupError("no such state")
 
