@@ -1,8 +1,13 @@
 """What a job costs: an hour, at most, and until now."""
 
+from functools import partial
+
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
 from deploy.vertex.api import PRICE_LABEL, JobStatus
+from trainer import terminal
+
+duration = partial(terminal.duration, hours_always=True)
 
 
 def price_and_limit(tier: Tier) -> str:
@@ -27,9 +32,3 @@ def price_of(status: JobStatus) -> float | None:
         return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
     except ValueError:
         return None
-
-
-def duration(length_s: float) -> str:
-    """H:MM:SS, rounded to whole seconds."""
-    minutes, left = divmod(round(length_s), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{left:02}"

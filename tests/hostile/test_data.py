@@ -190,7 +190,7 @@ def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> N
     put(tmp_path / "a", x__tfrecord=b"".join(record(example(png(image), label)) for image in IMAGES))
     put(tmp_path / "b", x__npz=npz(x_train=IMAGES, y_train=np.full(4, label)))
     for path in (tmp_path / "a", tmp_path / "b" / "x.npz"):
-        assert "they count from 0" in refused(path)
+        assert "must be from 0" in refused(path)
 
 
 SHARD = IMAGES.tobytes() + LABELS.astype("<i4").tobytes()

@@ -98,9 +98,9 @@ def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "line"),
     [
-        (np.zeros((0, 8, 8, 1)), None, "at least one is needed"),
+        (np.zeros((0, 8, 8, 1)), None, "with at least one example"),
         (np.zeros((5, 8, 8)), None, "(5, 8, 8)"),
-        (np.zeros((5, 8, 8, 1)), np.zeros(4), "one number each"),
+        (np.zeros((5, 8, 8, 1)), np.zeros(4), "one integer per image"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str) -> None:
@@ -125,7 +125,7 @@ def not_a_dataset(config: TrainConfig) -> int:
     ("function", "line"),
     [
         ("few", "3 examples are fewer than global_batch_size=64"),
-        ("wrong_size", "images are (5, 5, 1), the settings say (32, 32, 1)"),
+        ("wrong_size", "images are (5, 5, 1), but the settings require (32, 32, 1)"),
         ("not_a_dataset", "it returned int"),
         ("no_such_function", "has no function no_such_function"),
     ],

@@ -12,7 +12,7 @@ from tests.trainer.storage.fault_proxy import Proxy, fault_proxy
 from trainer.storage import gcs
 from trainer.storage.address import Address
 
-QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, silence=0.5, workers=4, piece=2**20)
+QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, read=0.5, workers=4, piece=2**20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

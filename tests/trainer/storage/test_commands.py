@@ -43,7 +43,7 @@ def test_the_same_run_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     ("flag", "line"),
     [
         ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
-        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: nothing lies there"),
+        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
         ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
     ],
 )

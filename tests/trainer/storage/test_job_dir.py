@@ -39,7 +39,7 @@ FLAGS = [
 
 @pytest.fixture(autouse=True)
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(uploader_module, "_AGAIN_AFTER", 0.1)
+    monkeypatch.setattr(uploader_module, "_RETRY_SECONDS", 0.1)
     yield
     Killing.at = 0
 
@@ -198,7 +198,7 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
     Killing.at = 12
     flags = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
     assert run(config_of(bucket, tmp_path, *flags)) == INTERRUPTED
-    assert re.search(r"not sent within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
+    assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
     assert steps_kept(bucket) == ["step-00000010"]
 
 

@@ -121,7 +121,7 @@ def test_the_same_weights_bit_for_bit(bucket: Bucket, tmp_path: Path) -> None:
     [
         ("gs:/bucket/x", "did you mean gs://bucket/x?"),
         ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
-        ("gs://no-such-bucket-at-all/x", "there is no such bucket"),
+        ("gs://no-such-bucket-at-all/x", "bucket not found"),
     ],
 )
 @pytest.mark.usefixtures("proxy")

@@ -19,7 +19,7 @@ FOREVER = 10**9
 
 @pytest.fixture(autouse=True)
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader_module, "_AGAIN_AFTER", 0.1)
+    monkeypatch.setattr(uploader_module, "_RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_file_that_vanished_is_told_and_the_rest_goes_on(
     sender.put(root / "there")
     assert sender.join(10) == []
     assert bucket.names() == ["runs/7/there"]
-    assert "vanished: was gone before it could be sent" in caplog.text
+    assert "vanished: deleted before it could be uploaded" in caplog.text
 
 
 def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, root: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
     sender.put(root / "y")
     assert sender.join(10) == [str(root / "y")]
-    assert sender.refused is not None
+    assert sender.rejection is not None
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
         sender.put(root / "z")
     sender.remove(root / "checkpoints" / "step-00000001")  # nothing more is done, and that is no fault of its own
