@@ -21,7 +21,10 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     try:
         with zipfile.ZipFile(path) as content:
             held = content.namelist()
-            found = [_first(content, held, names, path.stat().st_size) for names in _NAMES]
+            found = [
+                next((_read(content, f"{name}.npy", path) for name in names if f"{name}.npy" in held), None)
+                for names in _NAMES
+            ]
     except Exception as error:  # zipfile and numpy's header reader raise any exception for a damaged file
         raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
     images, labels, test_images, test_labels = found
@@ -31,14 +34,8 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     return arrays_dataset(config, images, labels, test_images, test_labels)
 
 
-def _first(
-    content: zipfile.ZipFile, held: list[str], names: tuple[str, ...], size: int
-) -> npt.NDArray[np.generic] | None:
-    return next((_read(content, f"{name}.npy", size) for name in names if f"{name}.npy" in held), None)
-
-
-def _read(content: zipfile.ZipFile, member: str, size: int) -> npt.NDArray[np.generic]:
-    """Reads one array. `size`: bytes of the whole file. Raises ValueError if the header claims more than fits."""
+def _read(content: zipfile.ZipFile, member: str, path: Path) -> npt.NDArray[np.generic]:
+    """Reads one array of the file at `path`. Raises ValueError if its header claims more than fits."""
     info = content.getinfo(member)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member} has a compression that numpy does not write")
@@ -47,7 +44,7 @@ def _read(content: zipfile.ZipFile, member: str, size: int) -> npt.NDArray[np.ge
         if version not in _HEADERS:
             raise ValueError(f"{member} has format {version}")
         shape, _, kind = _HEADERS[version](file)
-    most = min(info.file_size, MOST_BYTES, DEFLATE * min(info.compress_size, size))
+    most = min(info.file_size, MOST_BYTES, DEFLATE * min(info.compress_size, path.stat().st_size))
     if not 0 <= math.prod(shape) * kind.itemsize <= most:
         raise ValueError(f"{member} claims {shape} of {kind}, more than it can hold")
     with content.open(info) as file:

@@ -71,7 +71,9 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _PATH_ERRORS:
-            raise UserError(f"{path} cannot be written: {reason}: use a path that you can write to") from error
+            raise UserError(
+                f"{path} cannot be written: {reason}: use an existing path that you can write to"
+            ) from error
         raise cannot_write(path, reason) from error
 
 

@@ -388,7 +388,7 @@ def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> No
     with deploy("compare", *flags) as process:
         _, error = process.communicate(timeout=120)
     assert (process.returncode, error.count("\n")) == (2, 1)
-    assert error.startswith(f"error: data={tmp_path}/photos: no image files here")
+    assert error.startswith(f"error: data={tmp_path}/photos: no image files found")
     assert not (tmp_path / "out" / "report.html").exists()
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir()

@@ -223,7 +223,7 @@ def test_a_result_that_is_gone_is_said(command: Callable[..., tuple[int, str]], 
     code, shown = command("cpu")
     assert code == 2
     assert "cpu, repeat 1: output=gs://" in shown
-    assert "nothing lies there" in shown
+    assert "no objects found" in shown
 
 
 def test_a_damaged_record_is_named(command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path) -> None:

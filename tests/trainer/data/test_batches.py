@@ -1,4 +1,4 @@
-"""The order of the data is a function of (seed, step), whoever reads which rows."""
+"""Tests that the order of the data is a function of (seed, step), whichever replica reads the rows."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from trainer.errors import PlatformFault, UserError
 
 
 def numbered(examples: int) -> Arrays:
-    """Images whose pixel is their row number."""
+    """Returns images whose pixel is their row number."""
     return Arrays(np.arange(examples, dtype=np.int32).reshape(-1, 1, 1, 1), np.arange(examples))
 
 
 def part_of(cluster: Cluster, replicas: int, rows: int) -> Replicas:
-    """One worker's part of a global batch of `rows` a replica; its strategy is of no account."""
+    """Returns one worker's part of a global batch of `rows` per replica, without a strategy."""
     devices = tuple(f"CPU:{number}" for number in range(replicas))
     return Replicas(None, devices, rows, cluster.workers * replicas * rows, cluster)
 
@@ -143,7 +143,7 @@ def test_a_users_own_source_that_cannot_be_imported_is_named() -> None:
 
 @pytest.mark.parametrize("kind", [UserError, PlatformFault])
 def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
-    """It passes through TensorFlow, which would make an UnknownError of it."""
+    """Raises an error inside TensorFlow, which would turn it into an UnknownError."""
     error = kind("part-3#1: cannot be decoded; gs://bucket/ä")
 
     def read(rows: Any) -> tuple[Any, ...]:

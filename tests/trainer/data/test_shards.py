@@ -1,4 +1,4 @@
-"""Prepared shards: made once from any source, whole or not at all, and read with flat memory."""
+"""Tests that prepared shards are written atomically from any source, and read with constant memory."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def config(data: Path, **settings: Any) -> TrainConfig:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
+    """Writes class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
     folder = tmp_path / "photos"
     for split, name, levels in (("train", "a", range(30)), ("train", "b", range(100, 120)), ("val", "a", range(5))):
         (folder / split / name).mkdir(parents=True)
@@ -42,7 +42,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten images a shard."""
+    """Puts ten images into each shard."""
     real = prepare_module.source_of
     monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 10))
 
@@ -126,7 +126,7 @@ def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["npz", "idx", "tfrecord", "folder"])
 def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path: Path, kind: str) -> None:
-    """A folder and TFRecord files of which a part is held back: read as a whole, as the other kinds."""
+    """Holds back a part, so that a folder and TFRecord files are read as a whole, like the other kinds."""
     source = tmp_path / "source"
 
     def write(level: int) -> None:
@@ -273,7 +273,7 @@ def rename_in_index(folder: Path, name: str) -> None:
     ],
 )
 def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
-    """A restart may find it again; where not, it says so as above."""
+    """Expects a PlatformFault, because a restart may find the file again."""
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     train = load_dataset(config(tmp_path / "shards", data_memory_mib=0)).train
     damage(tmp_path / "shards" / "train-00000.bin")
@@ -320,7 +320,7 @@ for _ in range(2 * train.count // 64):
     next(rows)
 after = memory_gib()
 print(type(train).__name__, train.count, round(1024 * (after - empty)), round(1024 * (after - before)))
-del rows  # what it prefetches must not meet the interpreter's end
+del rows  # ends prefetching before the interpreter exits
 """
 
 

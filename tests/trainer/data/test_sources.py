@@ -1,4 +1,4 @@
-"""Every kind of data: the same small dataset object, one clear line for what does not fit."""
+"""Tests that every kind of data becomes the same dataset object, or one clear line if it does not fit."""
 
 import gzip
 import os
@@ -134,7 +134,7 @@ def test_evaluation_fraction_holds_back_the_same_rows_each_time(tmp_path: Path) 
 
 
 def own(monkeypatch: pytest.MonkeyPatch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
-    """What --data names for a function of a user's own that returns such labels."""
+    """Returns the value of --data for a user's function that returns these labels."""
     images = np.zeros((2, 8, 8, 1), np.uint8)
     dataset = Dataset("own", Arrays(images, np.array(labels)), Arrays(images, np.array(held)), names)
     monkeypatch.setitem(globals(), "returned", lambda config: dataset)

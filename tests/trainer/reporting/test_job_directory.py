@@ -38,7 +38,11 @@ def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
     [
         (TrainConfig(), {}, "job_dir is missing"),
         (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
-        (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "can be reached"),
+        (
+            TrainConfig(),
+            {"AIP_MODEL_DIR": "s3://bucket/model/"},
+            "must be a local path, gs://BUCKET/… or /gcs/BUCKET/…",
+        ),
         (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
         (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
     ],
@@ -112,7 +116,7 @@ def test_a_path_that_is_at_fault_is_not_blamed_on_the_disk(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path / "folder", tmp_path / ("x" * 300)):
-        with pytest.raises(UserError, match=r"cannot be written: .*: give a path that is there and yours to write"):
+        with pytest.raises(UserError, match=r"cannot be written: .*: use an existing path that you can write to"):
             write_whole(path, "new")
 
 

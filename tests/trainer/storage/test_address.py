@@ -1,4 +1,4 @@
-"""What paths name, and what typos were meant to be."""
+"""Tests how paths are parsed, and the suggestions for typos."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The commands that a user types, with data in a bucket."""
+"""Tests the commands with data in a bucket."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SMALL = [
 
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """The command, with `more` environment variables."""
+    """Runs the command with `more` environment variables."""
     command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *SMALL, *arguments]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")} | more
     return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)

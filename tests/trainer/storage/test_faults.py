@@ -1,4 +1,4 @@
-"""Bad days: the result is right or the line is clear; nothing partial stands under a final name; nothing hangs."""
+"""Tests faults of network and server: the result is right or the error clear, no file is partial, nothing hangs."""
 
 import re
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     proxy.faults.append(Fault(kind, times=FOREVER))
     with pytest.raises(PlatformFault, match="request to Cloud Storage failed") as caught:
         stage(filled.url("d"), "data", str(tmp_path))
-    assert proxy.count("GET", "alt=media") < 200  # 0.7 seconds of attempts: the usual minute holds more, of any kind
+    assert proxy.count("GET", "alt=media") < 200  # 0.7 seconds of retries: a full minute has more
     assert str(caught.value).startswith(f"gs://{filled.name}/d/")
     assert len(str(caught.value).splitlines()) == 1
     assert files(tmp_path) == []
@@ -128,7 +128,7 @@ def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, ki
     generation = connect().upload(file, bucket.address("out"))
     blob = bucket.bucket.get_blob("out")
     assert (bucket.content("out"), blob.generation, blob.crc32c) == (CONTENT, generation, crc32c_of(file))
-    if kind == "lost":  # stored at the first attempt: the second was refused by its precondition, not written
+    if kind == "lost":  # stored at the first attempt; the precondition rejected the second
         assert proxy.count("POST", "/upload/") == 2
         assert len(list(bucket.client.list_blobs(bucket.name, versions=True))) == 1
 
@@ -137,11 +137,11 @@ def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path:
     file = tmp_path / "file"
     file.write_bytes(b"first")
     first = connect().upload(file, bucket.address("out"))
-    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the same is there already
+    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the content is the same
     file.write_bytes(b"second")
     assert connect().upload(file, bucket.address("out"), replaced=first) != first
     file.write_bytes(b"third")
-    connect().upload(file, bucket.address("out"))  # not known: looked up, then replaced
+    connect().upload(file, bucket.address("out"))  # without the generation: looked up, then replaced
     assert bucket.content("out") == b"third"
 
 

@@ -1,4 +1,4 @@
-"""Before any training: each thing that would fail later is one line, soon."""
+"""Tests that whatever would fail later is reported in one line before any training."""
 
 import socket
 import subprocess
@@ -87,7 +87,7 @@ except UserError as error:
 
 
 def test_without_credentials(tmp_path: Path) -> None:
-    """A process of its own, without the emulator, where no metadata server answers."""
+    """Runs a separate process without the emulator and without a metadata server."""
     environment = {
         "PATH": "/usr/bin", "HOME": str(tmp_path), "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path),
         "https_proxy": f"http://{free_addresses(1)[0]}",

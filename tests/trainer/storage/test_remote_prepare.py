@@ -1,4 +1,4 @@
-"""prepare from a bucket, to a bucket: shard by shard, the same shards as from and to a folder."""
+"""Tests that prepare reads from and writes to a bucket shard by shard, with the same shards as for a folder."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def allocated(folder: Path) -> int:
-    """Bytes on the disk: a sparse file takes none."""
+    """Returns the bytes used on the disk: none for a sparse file."""
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
@@ -49,12 +49,12 @@ def test_the_same_shards(bucket: Bucket, tmp_path: Path, kind: str) -> None:
 def test_the_disk_holds_one_piece_of_the_source(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of 40 kB each: 20 of them are 800 kB."""
+    """Uses 20 files of 40 kB, 800 kB in all."""
     folder = tmp_path / "d"
     folder.mkdir()
     image_folder(folder)
     for file in folder.rglob("*.png"):
-        file.write_bytes(file.read_bytes() + b"x" * 40_000)  # behind the image's end
+        file.write_bytes(file.read_bytes() + b"x" * 40_000)  # after the image's end
     bucket.put_folder(folder, "d")
     most = []
     decode = pieces.image_folder.decode_folder

@@ -1,4 +1,4 @@
-"""Data in a bucket -> local files: the same bytes, fetched once, never outside the cache."""
+"""Tests that data of a bucket are downloaded once, with the same bytes, never outside the cache."""
 
 import fcntl
 import shutil
@@ -48,7 +48,7 @@ def test_what_changed_is_fetched_anew_and_what_is_gone_goes(bucket: Bucket, prox
     for name in ("a/1", "a/2", "a/3"):
         bucket.put(f"d/{name}", b"first " + name.encode())
     folder = staged(bucket, "d", tmp_path)
-    bucket.put("d/a/1", b"other a/1")  # as long as before
+    bucket.put("d/a/1", b"other a/1")  # same length as before
     (folder / "a" / "2").write_bytes(b"wrong a/2")
     bucket.bucket.delete_blob("d/a/3")
     bucket.put("d/b", b"new")
@@ -80,7 +80,7 @@ def test_an_outline_takes_nothing_from_who_fetched_before(bucket: Bucket, tmp_pa
     assert contents(source.outline()) == {"1": b"content 1", "2": bytes(9)}
     with source.present([folder / "1", folder / "2"]):
         assert contents(folder) == {"1": b"content 1", "2": b"content 2"}
-        with open(source.home / "lock") as lock, pytest.raises(BlockingIOError):  # who comes now waits
+        with open(source.home / "lock") as lock, pytest.raises(BlockingIOError):  # another process would wait
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert contents(folder) == {"1": b"content 1", "2": bytes(9)}
     assert contents(staged(bucket, "d", tmp_path)) == {"1": b"content 1", "2": b"content 2"}
@@ -104,7 +104,7 @@ def test_only_what_is_wanted_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_a_large_object_comes_in_pieces(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    content = bytes(range(256)) * 4096 * 2 + b"rest"  # 2 MiB and a little: three pieces
+    content = bytes(range(256)) * 4096 * 2 + b"rest"  # a little over 2 MiB: three pieces
     bucket.put("big", content)
     assert staged(bucket, "big", tmp_path).read_bytes() == content
     assert proxy.count("GET", "alt=media") == 3

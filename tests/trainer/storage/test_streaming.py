@@ -1,4 +1,4 @@
-"""--stream: the same examples with a few files on the disk at a time, in an order of seed and step alone."""
+"""Tests that --stream yields the same examples with few files on the disk, in an order of seed and step alone."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ from trainer.storage.rolling import Rolling
 def both(
     request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, str]:
-    """20 images in 10 files, here and in the bucket."""
+    """Writes 20 images in 10 files to a folder and to the bucket."""
     here = tmp_path / "d"
     here.mkdir()
     if request.param == "tfrecord":
@@ -147,7 +147,7 @@ def test_only_so_many_files_are_kept(bucket: Bucket, proxy: Proxy, tmp_path: Pat
     for number in [0, 1, 2, 3, 4, 5, 4, 0]:
         assert rolling.get(number).content[99] == number
         rolling.ahead([number])
-        assert len(Opened.alive) <= 3  # two that are kept, and the one that was just let go
+        assert len(Opened.alive) <= 3  # two that are open, and one that was just released
     assert proxy.count("GET", "alt=media") == 7
     assert list((tmp_path / "rolling").iterdir()) == []
 
@@ -191,7 +191,7 @@ def test_a_damaged_image_ends_the_run_by_its_name_and_all_fetching_with_it(
 
 
 def records(bucket: Bucket, tmp_path: Path, name: str, images: list[tuple[int, int]]) -> None:
-    """A TFRecord file in the bucket, of images of such (level, label)."""
+    """Writes a TFRecord file with images of these (level, label) to the bucket."""
     write_tfrecord(tmp_path / "part.tfrecord", [{"image": png(level), "label": label} for level, label in images])
     bucket.put(name, (tmp_path / "part.tfrecord").read_bytes())
 
@@ -221,7 +221,7 @@ def test_what_is_refused_ends_all_fetching(
     for thread in fetching:
         thread.join(30)
     assert not any(thread.is_alive() for thread in fetching)
-    assert caught  # with it lives what it went through
+    assert caught  # keeps the traceback, and all objects in it, alive
 
 
 def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None:
