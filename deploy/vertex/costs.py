@@ -1,10 +1,14 @@
 """Computes what a job costs: per hour, at most, and up to now."""
 
 from contextlib import suppress
+from functools import partial
 
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
 from deploy.vertex.api import PRICE_LABEL, JobStatus
+from trainer.terminal import duration
+
+format_duration = partial(duration, hours_always=True)
 
 
 def price_and_limit(tier: Tier) -> str:
@@ -30,9 +34,3 @@ def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
         price = float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
     ran, usd = time_and_cost(status, price, now)
     return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
-
-
-def format_duration(length_s: float) -> str:
-    """Formats seconds as H:MM:SS, rounded to whole seconds."""
-    minutes, seconds = divmod(round(length_s), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

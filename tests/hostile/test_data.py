@@ -1,4 +1,4 @@
-"""idx, npz, TFRecord, shards and image files that are damaged or lie: one line, little memory, nothing written."""
+"""Tests damaged and forged idx, npz, TFRecord, shard and image files: one line, little memory, nothing written."""
 
 import gzip
 import hashlib
@@ -28,7 +28,7 @@ from trainer.data.sources import load_dataset
 from trainer.errors import UserError
 
 IMAGES, LABELS = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), np.array([0, 1, 2, 1], np.uint8)
-MIB = 64  # of memory for files of a few bytes
+MIB = 64  # memory limit for files of a few bytes
 
 
 def config(path: Path, *flags: str) -> TrainConfig:
@@ -36,7 +36,7 @@ def config(path: Path, *flags: str) -> TrainConfig:
 
 
 def load(path: Path, *flags: str) -> Any:
-    """The dataset, or None where it is refused in one line; it touches no file but reads."""
+    """Returns the dataset, or None if it is rejected in one line; checks that no file changes."""
     before = sorted(path.parent.rglob("*"))
     with at_most(MIB):
         dataset = one_line(lambda: load_dataset(config(path, *flags)))
@@ -125,12 +125,12 @@ _header = st.builds(
 def test_npz_headers(header: str, labels: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     members: dict[str, Any] = {"x_train": IMAGES, "y_train": npy(header)} if labels else {"x_train": npy(header)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numpy, about headers that Python 2 has written
+        warnings.simplefilter("ignore")  # of numpy, about headers written by Python 2
         load(put(tmp_path_factory.getbasetemp() / "header", data__npz=npz(**members)) / "data.npz")
 
 
 class Runs:
-    """What a pickle would run."""
+    """Runs code when unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         return Path.touch, (Path("was-run"),)
@@ -190,7 +190,7 @@ def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> N
     put(tmp_path / "a", x__tfrecord=b"".join(record(example(png(image), label)) for image in IMAGES))
     put(tmp_path / "b", x__npz=npz(x_train=IMAGES, y_train=np.full(4, label)))
     for path in (tmp_path / "a", tmp_path / "b" / "x.npz"):
-        assert "they count from 0" in refused(path)
+        assert "must be from 0" in refused(path)
 
 
 SHARD = IMAGES.tobytes() + LABELS.astype("<i4").tobytes()

@@ -160,7 +160,7 @@ def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> N
 def test_where_no_image_can_be_written_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("")
     assert generate.main([str(tmp_path / "nothing"), f"--out={tmp_path / 'notes.txt' / 'grid.png'}"]) == 2
-    assert f"out={tmp_path / 'notes.txt'}: cannot write there (that is no folder)" in capsys.readouterr().err
+    assert f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""One file per data source, and batches.py: which rows of which step go to which replica."""
+"""Reads each kind of data in one module; batches.py assigns the rows of each step to replicas."""

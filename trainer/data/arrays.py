@@ -1,5 +1,6 @@
-"""Arrays in memory -> the dataset that the settings ask for: size, channels, classes, an evaluation split."""
+"""Converts arrays in memory to a dataset with the configured size, channels, classes and evaluation split."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Array, Arrays, Dataset
 from trainer.errors import UserError
 
-MOST_BYTES = 16 * 2**30  # what a file may claim to hold
-DEFLATE = 1032  # the most bytes that one compressed byte stands for: https://zlib.net/zlib_tech.html
-MOST_CLASSES = 2**20  # a larger label is no class
-_CHUNK_PIXELS = 2**24  # resized at a time: float copies of all images at once would not fit
+MOST_BYTES = 16 * 2**30  # the largest size that a file's header may claim
+DEFLATE = 1032  # the highest compression ratio of deflate: https://zlib.net/zlib_tech.html
+MOST_CLASSES = 2**20
+_CHUNK_PIXELS = 2**24  # resized at a time, because float copies of all images would not fit into memory
 
 
 def arrays_dataset(
@@ -24,11 +25,11 @@ def arrays_dataset(
     test_labels: Any = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """A dataset of arrays, resized and converted to the settings.
+    """Returns a dataset of arrays, resized and converted to the settings. Raises UserError for invalid arrays.
 
     images: (examples, height, width) or (examples, height, width, channels) uint8; labels: (examples,) or
-    (examples, 1) whole numbers, or None. Without test arrays, `evaluation_fraction` of the examples is held back;
-    without class names `load_dataset` takes the labels' numbers. UserError where shapes or values do not fit.
+    (examples, 1) integers, or None. Without test arrays, `evaluation_fraction` of the examples is held back; without
+    class names, `load_dataset` uses the labels' numbers.
     """
     train = _arrays(config, images, labels)
     evaluation = None if test_images is None else _arrays(config, test_images, test_labels)
@@ -37,29 +38,29 @@ def arrays_dataset(
 
 
 def largest_label(*parts: Arrays | None) -> int:
-    """Over all of `parts`; -1 where there are no labels."""
+    """Returns the largest label of all `parts`, -1 without labels."""
     return max((int(part.labels.max()) for part in parts if part and part.labels is not None), default=-1)
 
 
 def numbered_classes(largest: int) -> tuple[str, ...]:
-    """ "0", "1" and so on to the largest label, for classes without names; none for -1."""
+    """Returns "0", "1" and so on up to the largest label, as names of unnamed classes; an empty tuple for -1."""
     return tuple(str(label) for label in range(largest + 1))
 
 
 def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
-    """The source's own two parts, or `evaluation_fraction` of the one held back; UserError where both are wanted."""
+    """Returns both parts, after `evaluation_fraction` was held back for a missing second. UserError if given both."""
     if evaluation is None:
-        return hold_back(config, train) if config.evaluation_fraction else (train, None)
+        return _split(config, train) if config.evaluation_fraction else (train, None)
     if config.evaluation_fraction:
         raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has an evaluation part of its own "
+            f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an evaluation part "
             f"({evaluation.count:,} examples): drop the flag"
         )
     return train, evaluation
 
 
-def hold_back(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
-    """`examples` in two: for training, and `evaluation_fraction` of them, drawn by the seed, for evaluation."""
+def _split(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
+    """Splits `examples` into a training part and `evaluation_fraction` of them, drawn by the seed, for evaluation."""
     order = np.random.default_rng(config.seed).permutation(examples.count)
     held = round(examples.count * config.evaluation_fraction)
     if not 0 < held < examples.count:
@@ -75,7 +76,7 @@ def hold_back(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
-    """(examples, height, width, 1 or 3) uint8 -> (examples, size, size, channels): the middle square, bicubic."""
+    """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
     images = _middle_square(_to_channels(images, channels))
     if images.shape[1] == size:
         return np.ascontiguousarray(images)
@@ -94,11 +95,11 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
         images = images[..., np.newaxis]
     if images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3):
         raise UserError(
-            f"data={config.data}: images of shape {images.shape}: at least one is needed, as "
-            "(examples, height, width) or (examples, height, width, 1 or 3)"
+            f"data={config.data}: images of shape {images.shape}: must be (examples, height, width) or "
+            "(examples, height, width, 1 or 3), with at least one example"
         )
     if images.dtype != np.uint8:
-        raise UserError(f"data={config.data}: images are {images.dtype}: uint8 grey levels from 0 to 255 are needed")
+        raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
     fitted = fit(images, config.image_size, config.channels)
     return Arrays(fitted, None if labels is None else _labels(config, labels, len(images)))
 
@@ -109,20 +110,26 @@ def _labels(config: TrainConfig, labels: Any, count: int) -> npt.NDArray[np.int3
         labels = labels[:, 0]
     if labels.shape != (count,):
         raise UserError(
-            f"data={config.data}: labels of shape {labels.shape} for {count} images: one whole number each is needed"
+            f"data={config.data}: labels of shape {labels.shape} for {count} images: one integer per image is required"
         )
     return checked_labels(labels, f"data={config.data}")
 
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
-    """Labels as int32; UserError, naming `origin`, unless they are whole numbers from 0 to below `classes`."""
+    """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
     if labels.dtype.kind not in "iu":
-        raise UserError(f"{origin}: labels of type {labels.dtype}: whole numbers are needed")
+        raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise UserError(
-            f"{origin}: labels from {labels.min()} to {labels.max()}: they count from 0 to at most {classes - 1:,}"
-        )
+        raise UserError(f"{origin}: labels from {labels.min()} to {labels.max()}: must be from 0 to {classes - 1:,}")
     return labels.astype(np.int32, copy=False)
+
+
+def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
+    """Returns whether `items` have labels. Raises UserError, naming `origin`, if only some of them have."""
+    found = set(flags)
+    if len(found) > 1:
+        raise UserError(f"{origin}: some {items} have labels and some do not: label all of them, or none")
+    return found == {True}
 
 
 def _to_channels(images: Array, channels: int) -> Array:
@@ -130,7 +137,7 @@ def _to_channels(images: Array, channels: int) -> Array:
         return images
     if channels == 3:
         return np.repeat(images, 3, axis=-1)
-    grey = images @ np.array([299, 587, 114], np.int64)  # ITU-R 601, as Pillow weighs them
+    grey = images @ np.array([299, 587, 114], np.int64)  # ITU-R 601, the weights of Pillow
     return ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
 
 

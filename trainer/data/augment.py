@@ -1,4 +1,4 @@
-"""Random flips and crops, each a function of (seed, step, global row): the same on any number of replicas."""
+"""Flips and crops images at random, as a function of (seed, step, global row): the same on any number of replicas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +18,9 @@ def flip(images: Any, step: StepContext) -> Any:
 
 
 def crop(images: Any, step: StepContext) -> Any:
-    """Moves each image by up to 1/8 of its size each way; what comes in at a border mirrors what is beside it.
+    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders. Keeps the shape.
 
-    images: (rows, height, width, channels), as is what it returns.
+    images: (rows, height, width, channels).
     """
     height, width = images.shape[1:3]
     margins = (max(1, height // 8), max(1, width // 8))
@@ -37,7 +37,7 @@ assert set(_BY_NAME) == set(AUGMENTATIONS)
 
 
 def augmentation(config: TrainConfig) -> Augment | None:
-    """What `config.augment` names, one after the other; None for nothing."""
+    """Returns the augmentations of `config.augment`, applied one after another, or None."""
     chosen = [_BY_NAME[name] for name in config.augmentations]
     if not chosen:
         return None

@@ -1,7 +1,7 @@
-"""Which rows of which step go to which replica: a function of (seed, step) only.
+"""Assigns the rows of each step to replicas, as a function of (seed, step) only.
 
 Each epoch is one permutation of all examples, cut into steps; a replica takes its rows of each global batch by index.
-So the order of the data is the same on any number of replicas, and a run can begin at any step.
+So the order of the data is the same on any number of replicas, and a run can start at any step.
 """
 
 import math
@@ -16,12 +16,12 @@ from trainer.distribution.strategy import Replicas
 
 Permutation = Callable[[int, Any], Any]  # (seed, number) -> every row number once, (examples,) int32
 
-_ORDER_STREAM = 0x0D0E  # keeps the permutations apart from a model's own draws
+_ORDER_STREAM = 0x0D0E  # separates the permutations from a model's random numbers
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the examples of a dataset are spread over steps."""
+    """Describes how the examples of a dataset are divided into steps."""
 
     examples: int
     global_batch_size: int
@@ -30,25 +30,25 @@ class Schedule:
 
     @property
     def examples_per_step(self) -> int:
-        """Examples that all replicas read in one step."""
+        """Returns the number of examples that all replicas read in one step."""
         return self.global_batch_size * self.batches_per_step
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that one pass over the examples fills; at least 1."""
+        """Returns the number of full steps in one pass over the examples; at least 1."""
         return max(1, self.examples // self.examples_per_step)
 
     def total_steps(self, steps: int | None, epochs: int | None) -> int:
-        """The length of a run that is `steps` steps or `epochs` epochs long."""
+        """Returns the number of steps of a run of `steps` steps or `epochs` epochs."""
         return steps or (epochs or 1) * self.steps_per_epoch
 
 
 def batches(examples: Examples, schedule: Schedule, replicas: Replicas, first_step: int = 0) -> tf.data.Dataset:
-    """This worker's part of every step from `first_step` on, without end.
+    """Returns this worker's part of every step from `first_step` on, as an infinite dataset.
 
     Yields (images, labels), or (images,) where there are no labels. images: (local replicas, batches_per_step, rows,
     height, width, channels) in their own dtype; labels: (local replicas, batches_per_step, rows). Replica r of this
-    worker gets rows `replicas.first_row + r * replicas.rows` and on of each global batch.
+    worker gets the rows of each global batch that start at `replicas.first_row + r * replicas.rows`.
     """
     first_row, rows, local = replicas.first_row, replicas.rows, replicas.local
 
@@ -62,11 +62,11 @@ def batches(examples: Examples, schedule: Schedule, replicas: Replicas, first_st
 
 
 def row_order(schedule: Schedule, first_step: int, permutation: Permutation | None = None) -> tf.data.Dataset:
-    """Row numbers of every step from `first_step` on: (batches_per_step, global_batch_size) int32."""
+    """Returns the row numbers of every step from `first_step` on: (batches_per_step, global_batch_size) int32."""
     permutation = permutation or _shuffled(schedule.examples)
     first_epoch, first_of_epoch = divmod(first_step, schedule.steps_per_epoch)
     shape = (schedule.steps_per_epoch, schedule.batches_per_step, schedule.global_batch_size)
-    # One permutation an epoch, or several where one step reads more than there are examples.
+    # One permutation per epoch, or several if one step reads more examples than the dataset has.
     rounds = math.ceil(math.prod(shape) / schedule.examples)
 
     def epoch_rows(epoch: Any) -> tf.data.Dataset:
@@ -79,8 +79,6 @@ def row_order(schedule: Schedule, first_step: int, permutation: Permutation | No
 
 
 def _shuffled(examples: int) -> Permutation:
-    """Permutations of all rows."""
-
     def permutation(seed: int, number: Any) -> Any:
         seeds = tf.stack([tf.constant(seed + (_ORDER_STREAM << 40), tf.int64), number])
         return tf.random.experimental.stateless_shuffle(tf.range(examples), seed=seeds, alg="philox")

@@ -1,4 +1,4 @@
-"""The dataset object that every source gives: examples for training and for evaluation, and what they are."""
+"""Defines the dataset that every source returns: examples for training and evaluation, and their classes."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,59 +14,65 @@ from trainer.errors import PlatformFault, UserError
 
 Array = npt.NDArray[Any]
 
-_failures: deque[Exception] = deque(maxlen=8)  # the newest of `read`: TensorFlow passes on their text alone
+_failures: deque[Exception] = deque(maxlen=8)  # of reading, because TensorFlow passes on the text of errors only
 
 
 class Examples(Protocol):
-    """Images of one shape, by row number, with one label each or none."""
+    """Provides images of one shape, by row number, with one label each or none."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Returns the number of examples."""
         ...
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)"""
+        """Returns (height, width, channels)."""
         ...
 
     @property
     def labelled(self) -> bool:
-        """Whether each has a label."""
+        """Returns whether each example has a label."""
         ...
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        """(images, labels), or (images,), of these rows, as TensorFlow operations.
+        """Returns (images, labels), or (images,), of these rows, as TensorFlow operations.
 
-        rows: an int32 tensor of any shape, numbers from 0 to below `count`. images: (*rows.shape, *image_shape), of any
-        type, 0 to 255, uint8 as a rule; labels: rows.shape, int32, from 0 to below the number of classes.
+        rows: an int32 tensor of any shape with numbers from 0 to below `count`. images: (*rows.shape, *image_shape), 0
+        to 255, usually uint8; labels: rows.shape, int32, from 0 to below the number of classes.
         """
         ...
 
 
 @runtime_checkable
 class InOwnOrder(Protocol):
-    """Examples that say themselves in which order an epoch takes them, because not all are at hand at any time."""
+    """Provides examples with an order that the source determines, because it cannot access all of them at any time."""
 
     def permutation(self, seed: int, number: Any) -> Any:
-        """Every row number once, (count,) int32, the same for the same seed and number (an int64 tensor)."""
+        """Returns all row numbers, (count,) int32, in an order that depends on seed and number (an int64 tensor)."""
         ...
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Examples in memory. Images stay as the source holds them (uint8 grey levels as a rule) until the device."""
+    """Holds examples in memory. Images keep the source's type (usually uint8 grey levels) until they reach the device.
 
-    images: Array  # (examples, height, width, channels)
-    labels: Array | None = None  # (examples,) whole numbers from 0, or None
+    images: (examples, height, width, channels); labels: (examples,) integers from 0, or None.
+    """
+
+    images: Array
+    labels: Array | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or not len(self.images):
             raise UserError(
-                f"images of shape {self.images.shape}: at least one is needed, as (examples, height, width, channels)"
+                f"images of shape {self.images.shape}: must be (examples, height, width, channels), with at least one "
+                "example"
             )
         if self.labels is not None and self.labels.shape != (len(self.images),):
-            raise UserError(f"labels of shape {self.labels.shape} for {len(self.images)} images: one number each")
+            raise UserError(
+                f"labels of shape {self.labels.shape} for {len(self.images)} images: one integer per image is required"
+            )
 
     @property
     def count(self) -> int:
@@ -82,30 +88,29 @@ class Arrays:
         return self.labels is not None
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        """As Examples. TensorFlow refuses a row number out of range on a CPU, and gives zeros for it on a GPU."""
         return tuple(tf.gather(part, rows) for part in self._tensors)
 
     @cached_property
     def _tensors(self) -> tuple[Any, ...]:
         parts = (self.images,) if self.labels is None else (self.images, self.labels)
-        with tf.init_scope(), tf.device("CPU:0"):  # once for all who gather, outside their graphs
+        with tf.init_scope(), tf.device("CPU:0"):  # outside of any graph, so that all graphs share the tensors
             return tuple(tf.constant(part) for part in parts)
 
 
 def gathered(
     read: Callable[[Any], tuple[Array, ...]], rows: Any, image_shape: tuple[int, int, int], labelled: bool
 ) -> tuple[Any, ...]:
-    """`Examples.gather` of `read`, which takes row numbers and returns their images and labels, all as arrays."""
+    """Implements `Examples.gather` with `read`, which maps an array of row numbers to arrays of images and labels."""
     types = (tf.uint8, tf.int32)[: 1 + labelled]
-    found = tf.numpy_function(partial(_kept, read), [rows], types, stateful=False)
-    parts = tf.nest.flatten(found)  # outside of graphs one part alone is not in a list
+    found = tf.numpy_function(partial(_recording_failures, read), [rows], types, stateful=False)
+    parts = tf.nest.flatten(found)  # in eager mode a single output is not in a list
     parts[0].set_shape((*rows.shape, *image_shape))
     for labels in parts[1:]:
         labels.set_shape(rows.shape)
     return tuple(parts)
 
 
-def _kept(read: Callable[[Any], tuple[Array, ...]], rows: Any) -> tuple[Array, ...]:
+def _recording_failures(read: Callable[[Any], tuple[Array, ...]], rows: Any) -> tuple[Array, ...]:
     try:
         return read(rows)
     except (UserError, PlatformFault) as error:
@@ -115,11 +120,11 @@ def _kept(read: Callable[[Any], tuple[Array, ...]], rows: Any) -> tuple[Array, .
 
 @contextmanager
 def failures_of_reading() -> Iterator[None]:
-    """Within it UserError and PlatformFault of a `read` stay what they are: TensorFlow makes UnknownError of both."""
+    """Restores a UserError or PlatformFault raised while reading, which TensorFlow turns into an UnknownError."""
     try:
         yield
     except tf.errors.OpError as error:
-        cause = next((one for one in _failures if f"{type(one).__name__}: {one}"[:200] in str(error)), None)
+        cause = next((known for known in _failures if f"{type(known).__name__}: {known}"[:200] in str(error)), None)
         if cause is None:
             raise
         raise cause from error
@@ -127,7 +132,7 @@ def failures_of_reading() -> Iterator[None]:
 
 @contextmanager
 def closed_on_failure(close: Callable[[], object]) -> Iterator[None]:
-    """Calls `close` where the block does not come to its end."""
+    """Calls `close` if the block raises."""
     try:
         yield
     except BaseException:
@@ -137,9 +142,9 @@ def closed_on_failure(close: Callable[[], object]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a source gives. `notes` goes to run.json: what was converted, left out, held back.
+    """Holds what a source returns. `notes` (what was converted or skipped) is written to run.json.
 
-    Of a function of your own: `class_names` may be left out for labels in Arrays (load_dataset takes their numbers).
+    `class_names` may be left empty for labels in Arrays: load_dataset then uses their numbers.
     """
 
     name: str
@@ -147,9 +152,8 @@ class Dataset:
     evaluation: Examples | None = None
     class_names: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    close: Callable[[], None] = lambda: None  # ends what is fetched ahead; nothing is read afterwards
+    close: Callable[[], None] = lambda: None  # ends downloads in the background; nothing is read afterwards
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)"""
         return self.train.image_shape

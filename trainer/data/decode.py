@@ -1,8 +1,8 @@
-"""Image files of any kind -> (size, size, channels) uint8, by Pillow.
+"""Decodes image files of any kind to (size, size, channels) uint8, with Pillow.
 
-The rule, the same for every file: orientation from EXIF is applied; 16-bit grey is scaled, not clipped; transparency is
-laid over white; of an animation the first frame counts; the middle square of the shorter side's length is cut out and
-resized (bicubic, antialiased) to `size`.
+All files are treated alike: the EXIF orientation is applied; 16-bit grey is scaled, not clipped; transparency is
+blended over white; of an animation the first frame is used; the middle square is cropped and resized (bicubic,
+antialiased) to `size`.
 """
 
 import io
@@ -15,26 +15,26 @@ from PIL import Image, ImageOps
 
 from trainer.errors import reason
 
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # by content; others of Pillow run programs
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # by content; other plug-ins of Pillow run programs
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-MOST_PIXELS = 100_000_000  # 100 megapixels: a larger claim is taken for a decompression bomb
+MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 
 
 class BadImage(Exception):
-    """A file that cannot be decoded; its text is the reason."""
+    """Represents a file that cannot be decoded; the text is the reason."""
 
 
 def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    """The image as (size, size, channels) uint8, and what had to be converted; BadImage where it cannot be read."""
+    """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage if that fails."""
     try:
         return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, size, channels)
     except BadImage:
         raise
     except MemoryError as error:
         raise BadImage("it does not fit into memory") from error
-    except Exception as error:  # Pillow's plug-ins raise whatever a damaged file makes them stumble over
+    except Exception as error:  # Pillow's plug-ins raise any exception for a damaged file
         raise BadImage(reason(error)) from error
 
 
@@ -42,8 +42,8 @@ def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8
     with Image.open(source, formats=_FORMATS) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
-            raise BadImage(f"it claims {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
-        image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # lets a JPEG skip detail that goes anyway
+            raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
+        image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
         image.load()
         converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
         upright = ImageOps.exif_transpose(image)
@@ -59,13 +59,13 @@ def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8
 
 
 def _without_depth_and_alpha(image: Image.Image, converted: list[str]) -> Image.Image:
-    """8 bits a channel, and nothing transparent."""
+    """Returns the image with 8 bits per channel and without transparency."""
     if image.mode in _SIXTEEN_BIT:
         converted.append("16 bits to 8")
         levels = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
         return Image.fromarray(np.rint(levels / 257).astype(np.uint8))
     if image.mode == "F":
-        raise BadImage("its pixels are floating-point numbers, whose white is not known: convert it to 8 or 16 bits")
+        raise BadImage("its pixels are floating-point numbers of unknown range: convert it to 8 or 16 bits")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         converted.append("transparency over white")
         layer = image.convert("RGBA")

@@ -1,8 +1,8 @@
-"""1,797 real handwritten digits that come with the package, so that a submitted job has them too.
+"""Loads 1,797 real handwritten digits, which are part of the package so that a submitted job has them too.
 
 Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning Repository,
 https://doi.org/10.24432/C50P49, licence CC BY 4.0: its test part, the same that scikit-learn ships. digits.npz holds
-`images` (1797, 8, 8) with grey levels 0 to 16 and `labels` (1797,), unchanged but for the file format.
+`images` (1797, 8, 8) with grey levels 0 to 16 and `labels` (1797,), unchanged except for the file format.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ _WHITE = 16
 
 
 def load(config: TrainConfig) -> Dataset:
-    """The digits, resized (bicubic) to image_size and repeated to `channels`, as uint8 grey levels."""
+    """Returns the digits, resized (bicubic) to image_size and repeated to `channels`, as uint8 grey levels."""
     with np.load(_FILE, allow_pickle=False) as content:
         small, labels = content["images"], content["labels"].astype(np.int32)
     return arrays_dataset(config, np.rint(small * (255 / _WHITE)).astype(np.uint8), labels)

@@ -1,4 +1,4 @@
-"""idx files, as MNIST and Fashion-MNIST come: http://yann.lecun.com/exdb/mnist (plain or .gz)."""
+"""Reads idx files, the format of MNIST and Fashion-MNIST: http://yann.lecun.com/exdb/mnist (plain or .gz)."""
 
 import gzip
 import math
@@ -16,18 +16,18 @@ from trainer.errors import UserError
 
 _UINT8 = 0x08
 
-# The four files, by the beginning of their names; `-` and `.` both stand before `idx` out there.
+# The four files, by the beginning of their names, because both `-` and `.` before `idx` are common.
 _FILES = {"train": ("train-images", "train-labels"), "evaluation": ("t10k-images", "t10k-labels")}
 
 
 def is_idx(path: Path) -> bool:
-    """Whether `path` is a folder of idx files, or one images file."""
+    """Returns whether `path` is a folder of idx files, or one images file."""
     names = [name for pair in _FILES.values() for name in pair]
     return any(_find(path, name) for name in names) if path.is_dir() else "idx" in path.name
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
-    """train-images and train-labels of the folder, with t10k-* as evaluation; or one images file, without labels."""
+    """Returns train-images and train-labels, with t10k-* for evaluation; or one images file, without labels."""
     if not path.is_dir():
         return arrays_dataset(config, _images(path), None)
     parts: list[Any] = []
@@ -35,19 +35,19 @@ def load(config: TrainConfig, path: Path) -> Dataset:
         images, labels = _find(path, images_name), _find(path, labels_name)
         parts += [_images(images) if images else None, read(labels, 1) if labels else None]
     if parts[0] is None:
-        raise UserError(f"data={path}: no train-images-idx3-ubyte(.gz) in this folder")
+        raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
     return arrays_dataset(config, *parts)
 
 
 def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """One idx file of unsigned bytes with so many dimensions; UserError where it is damaged or of another kind."""
+    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is damaged or differs."""
     try:
         with _open(path) as file:
             header = file.read(4 + 4 * dimensions)
             if len(header) < 4 + 4 * dimensions or header[:2] != b"\0\0" or header[2] != _UINT8:
                 raise UserError(f"{path}: not an idx file of unsigned bytes: its header is {header[:4].hex(' ')}")
             if header[3] != dimensions:
-                raise UserError(f"{path}: an idx file of {header[3]} dimensions, {dimensions} are needed")
+                raise UserError(f"{path}: an idx file of {header[3]} dimensions, but {dimensions} are required")
             shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
             size = math.prod(shape)
             if size > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Images between a network's range [-1, 1] and the grey levels [0, 255] that people see."""
+"""Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in grids."""
 
 import math
 from typing import Any
@@ -11,25 +11,25 @@ UInt8Array = npt.NDArray[np.uint8]
 
 
 def from_uint8(images: Any) -> Any:
-    """Grey levels [0, 255] -> [-1, 1], in the tensor's own float type."""
+    """Converts grey levels [0, 255] to [-1, 1], in the tensor's float type."""
     return images / 127.5 - 1.0
 
 
 def to_uint8(images: Any) -> Any:
-    """[-1, 1] -> uint8 grey levels, rounded to the nearest."""
+    """Converts [-1, 1] to uint8 grey levels, rounded to the nearest."""
     return tf.cast(tf.clip_by_value(tf.round((images + 1.0) * 127.5), 0.0, 255.0), tf.uint8)
 
 
 def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> Any:
-    """The fixed noise of sample grids: (count, latent_dim), a function of seed, row and column only."""
+    """Returns the fixed noise of sample grids: (count, latent_dim), a function of seed, row and column only."""
     drawn = tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox")
     return tf.cast(drawn, dtype)
 
 
 def grid(images: UInt8Array, margin: int = 2) -> UInt8Array:
-    """(count, height, width, channels) -> one picture, as near to a square of images as `count` allows.
+    """Arranges (count, height, width, channels) in one picture, as close to a square as `count` allows.
 
-    Small images are enlarged by a whole factor to some 64 pixels.
+    Small images are enlarged by an integer factor to about 64 pixels.
     """
     factor = max(1, 64 // images.shape[1])
     images = images.repeat(factor, axis=1).repeat(factor, axis=2)
@@ -45,5 +45,5 @@ def grid(images: UInt8Array, margin: int = 2) -> UInt8Array:
 
 
 def encode_png(picture: UInt8Array) -> bytes:
-    """(height, width, 1 or 3) uint8 -> the bytes of a PNG file."""
+    """Encodes (height, width, 1 or 3) uint8 as a PNG file."""
     return bytes(tf.io.encode_png(picture).numpy())

@@ -1,4 +1,4 @@
-"""Data sets that Keras downloads, where the network allows: mnist, fashion_mnist, cifar10."""
+"""Loads data sets that Keras downloads: mnist, fashion_mnist, cifar10."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ _CLASSES = {
 
 
 def load(config: TrainConfig) -> Dataset:
-    """The data set of that name, from Keras's own cache (~/.keras/datasets) or by download."""
+    """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
     module: Any = getattr(keras.datasets, config.data)
     try:
         (images, labels), (test_images, test_labels) = module.load_data()
-    except Exception as error:  # urllib, ssl, zip: whatever keeps a download from ending well
+    except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(
-            f"data={config.data}: cannot be downloaded here ({reason(error)}): give --data=FOLDER with the files"
+            f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the files"
         ) from None
     class_names = tuple(_CLASSES.get(config.data, "").split())
     return arrays_dataset(config, images, labels, test_images, test_labels, class_names)

@@ -1,7 +1,7 @@
-"""Prepared shards: fixed-size images in a few large files, with an index; read whole, or row by row with flat memory.
+"""Reads prepared shards: fixed-size images in a few large files, with an index; either into memory or row by row.
 
-A folder holds index.json and shard files. A shard is its images, one after the other, (examples, height, width,
-channels) uint8, and then its labels, (examples,) little-endian int32, where there are any.
+A folder contains index.json and shard files. A shard consists of its images, (examples, height, width, channels) uint8,
+followed by its labels, if any, (examples,) little-endian int32.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from trainer.errors import PlatformFault, UserError
 INDEX = "index.json"
 FORMAT = "trainer-shards-2"
 LABEL = np.dtype("<i4")
-_FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # what a shard is called, in the folder of the index
-_MOST_PIXELS = 2**16  # of an image's side
+_FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # valid names of shard files
+_LONGEST_SIDE = 2**16
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of the index."""
+    """Describes one file of the index."""
 
     path: Path
     examples: int
@@ -42,29 +42,27 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardRows:
-    """Examples read from their files by row number when they are asked for: memory holds labels and one batch.
+    """Reads examples from their files on demand, so that memory holds only the labels and one batch.
 
-    A file is open only while rows of it are read: there may be more of them than a process may have open.
+    A file is open only while its rows are read, because a process may not be allowed to open all of them.
     """
 
     shards: tuple[Shard, ...]
     image_shape: tuple[int, int, int]
     labelled: bool
-    classes: int  # labels are below
+    classes: int
 
     @property
     def count(self) -> int:
-        """Examples of all shards."""
         return int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        """As Examples; a row number out of range is an error of TensorFlow."""
         return gathered(self.read, rows, self.image_shape, self.labelled)
 
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
-        """Images and labels of `rows`, in their shape. PlatformFault where a file cannot be read.
+        """Returns images and labels of `rows`, in their shape.
 
-        Another start may find the file again, or says by exit code 2 that it is gone.
+        Raises PlatformFault if a file cannot be read: a restart may succeed, or report by exit code 2 that it is lost.
         """
         flat = rows.ravel()
         images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
@@ -81,13 +79,13 @@ class ShardRows:
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int32]:
-        """(examples,); UserError where they are not those of its classes."""
+        """Returns all labels, (examples,). Raises UserError if one is not below the number of classes."""
         labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
         return checked_labels(labels, f"data: {self.shards[0].path.parent}", self.classes)
 
 
 def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: Path) -> None:
-    """Fills these rows of `images`, each from its own offset in the file: two system calls beside those that read."""
+    """Reads these rows of `images`, each from its offset in the file."""
     try:
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -100,14 +98,9 @@ def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Se
         raise PlatformFault(f"data: {file} cannot be read any more ({error.strerror or error})") from error
 
 
-def is_shards(path: Path) -> bool:
-    """Whether `path` is a folder of prepared shards."""
-    return (path / INDEX).is_file()
-
-
 @dataclass(frozen=True)
 class Contents:
-    """What the index of a folder says."""
+    """Holds the content of an index."""
 
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
@@ -116,17 +109,17 @@ class Contents:
 
     @property
     def classes(self) -> int:
-        """What labels have to be below."""
+        """Returns the number of classes, or the upper limit for unnamed ones."""
         return len(self.class_names) or MOST_CLASSES
 
     @property
     def file_names(self) -> set[str]:
-        """The names of all that the folder needs."""
+        """Returns the names of the index and all shards."""
         return {INDEX, *(shard.path.name for shards in self.splits.values() for shard in shards)}
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
-    """The shards of `path`: in memory where they fit into data_memory_mib (checksums verified), else row by row."""
+    """Reads the shards of `path` into memory if they fit into data_memory_mib (verified), otherwise row by row."""
     contents = read_contents(path)
     shape = contents.image_shape
     total = sum(shard.examples for shards in contents.splits.values() for shard in shards) * math.prod(shape)
@@ -136,47 +129,42 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 
 
 def open_split(contents: Contents, split: str, in_memory: bool) -> Examples:
-    """The examples of one split, whose files lie there whole; UserError where they do not."""
+    """Returns the examples of one split. Raises UserError if a file is missing or has the wrong size."""
     for shard in contents.splits[split]:
         _check_size(shard, contents.image_shape, contents.labelled[split])
     rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled[split], contents.classes)
     if in_memory:
         return _in_memory(rows)
     if rows.labelled:
-        rows.labels  # noqa: B018 (read and checked here, not in the first step)
+        rows.labels  # noqa: B018 (read and checked now, not in the first step)
     return rows
 
 
 def read_contents(path: Path) -> Contents:
-    """The index of `path`, understood; UserError where it is damaged. The shards themselves are not looked at."""
-    index = read_index(path)
+    """Reads the index of `path`, not the shards. Raises UserError if it is damaged."""
+    try:
+        index = parse_index((path / INDEX).read_bytes(), path)
+    except OSError as error:
+        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it again") from None
     try:
         shape, names = tuple(int(n) for n in index["image_shape"]), tuple(str(n) for n in index["class_names"])
         splits = {name: _shards(path, entries) for name, entries in index["splits"].items()}
         labelled = {name: bool(index["labelled"][name]) for name in splits}
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it anew") from None
-    if len(shape) != 3 or not all(1 <= side <= _MOST_PIXELS for side in shape) or not splits.get("train"):
-        raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it anew")
+        raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it again") from None
+    if len(shape) != 3 or not all(1 <= side <= _LONGEST_SIDE for side in shape) or not splits.get("train"):
+        raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it again")
     return Contents(shape, names, labelled, splits)
 
 
-def read_index(path: Path) -> dict[str, Any]:
-    """The content of index.json; UserError where it is none of ours."""
-    try:
-        return parse_index((path / INDEX).read_bytes(), path)
-    except OSError as error:
-        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it anew") from None
-
-
 def parse_index(content: bytes, path: object) -> dict[str, Any]:
-    """The content of the index.json of `path`, a folder or an address; UserError where it is none of ours."""
+    """Parses the index.json of `path`, a folder or an address. Raises UserError if it does not have our format."""
     try:
         index = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it anew") from None
+        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it again") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"data={path}: its {INDEX} is not of format {FORMAT}: prepare it anew")
+        raise UserError(f"data={path}: its {INDEX} is not of format {FORMAT}: prepare it again")
     return index
 
 
@@ -195,9 +183,9 @@ def _check_size(shard: Shard, shape: tuple[int, ...], labelled: bool) -> None:
     try:
         found = shard.path.stat().st_size
     except OSError as error:
-        raise UserError(f"data: {shard.path} cannot be read ({error.strerror}): prepare it anew") from None
+        raise UserError(f"data: {shard.path} cannot be read ({error.strerror}): prepare it again") from None
     if found != expected:
-        raise UserError(f"data: {shard.path} has {found:,} bytes, its index says {expected:,}: prepare it anew")
+        raise UserError(f"data: {shard.path} has {found:,} bytes, its index requires {expected:,}: prepare it again")
 
 
 def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
@@ -216,5 +204,5 @@ def _in_memory(part: ShardRows) -> Arrays:
             digest = hashlib.sha256(own)
             digest.update(file.read())  # the labels
         if digest.hexdigest() != shard.sha256:
-            raise UserError(f"data: {shard.path} is damaged: its checksum is not that of the index: prepare it anew")
+            raise UserError(f"data: {shard.path} is damaged: its checksum differs from the index: prepare it again")
     return Arrays(images, part.labels if part.labelled else None)

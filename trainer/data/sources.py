@@ -1,4 +1,4 @@
-"""What `--data` names -> the dataset: a source by name, a path whose kind is recognised or said, or the user's own."""
+"""Loads the dataset that `--data` names: a source by name, a path whose kind is recognised or given, or a function."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ assert set(KINDS) == set(DATA_KINDS)
 
 
 def load_dataset(config: TrainConfig) -> Dataset:
-    """The dataset that `config.data` names; UserError where it cannot be had or does not fit the settings."""
+    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the settings."""
     try:
         dataset = _load(config)
     except MemoryError:
@@ -37,35 +37,37 @@ def load_dataset(config: TrainConfig) -> Dataset:
     except (OSError, RecursionError) as error:
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
     if not isinstance(dataset, Dataset):
-        raise UserError(f"data={config.data}: it returned {type(dataset).__name__}, not a trainer.data.dataset.Dataset")
+        raise UserError(
+            f"data={config.data}: it returned {type(dataset).__name__}: must be a trainer.data.dataset.Dataset"
+        )
     with closed_on_failure(dataset.close):
-        _refuse_what_does_not_fit(config, dataset)
+        _check(config, dataset)
         return _with_classes(config, dataset)
 
 
-def _refuse_what_does_not_fit(config: TrainConfig, dataset: Dataset) -> None:
+def _check(config: TrainConfig, dataset: Dataset) -> None:
     expected = (config.image_size, config.image_size, config.channels)
     for part in filter(None, (dataset.train, dataset.evaluation)):
         if part.image_shape != expected:
             raise UserError(
-                f"data={config.data}: images are {part.image_shape}, the settings say {expected}: change image_size or "
-                "channels, or prepare the data anew"
+                f"data={config.data}: images are {part.image_shape}, but the settings require {expected}: change "
+                "image_size or channels, or prepare the data again"
             )
     if dataset.train.count < config.global_batch_size:
         raise UserError(
             f"data={config.data}: {dataset.train.count} examples are fewer than global_batch_size="
-            f"{config.global_batch_size}: take at most {dataset.train.count}"
+            f"{config.global_batch_size}: use at most {dataset.train.count}"
         )
     if config.evaluation_fraction and dataset.evaluation is None:
         raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and none is held "
-            "back of prepared shards or of what a function of your own returns: drop the flag, prepare the data anew "
-            "with it, or let the function return such a part"
+            f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
+            "does not apply to prepared shards or your own function: drop the flag, prepare the data again with it, or "
+            "let the function return such a part"
         )
 
 
 def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
-    """`dataset` with labels in memory as int32, each below the number of classes; numbers for names where none are."""
+    """Returns `dataset` with its labels in memory checked and as int32, and with numbers for missing class names."""
 
     def checked(part: Any) -> Any:
         if not isinstance(part, Arrays) or part.labels is None:
@@ -80,7 +82,7 @@ def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
 
 
 def is_named(data: str) -> bool:
-    """Whether `data` is a source's name or a user's own function, not a path."""
+    """Returns whether `data` is a source's name or a user's function, not a path."""
     if is_remote(data):
         return False
     own = ":" in data and data.partition(":")[0] not in KINDS and "/" not in data and not os.path.exists(data)
@@ -88,24 +90,24 @@ def is_named(data: str) -> bool:
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
-    """`kind:path`, or a path whose kind is seen from what lies there; UserError where nothing does.
+    """Returns the kind, given as `kind:path` or recognised from the files, and the path. Raises UserError if missing.
 
-    What lies in Cloud Storage is fetched to `cache_dir` first, as far as its kind needs it.
+    An address in Cloud Storage is downloaded to `cache_dir` first, but only the files that its kind needs.
     """
-    said, where = said_kind(data)
-    address = parse(where, "data")
-    path = _fetched(address, cache_dir) if address else local_path(where, "data")
-    kind, colon, _ = where.partition(":")
-    if not os.path.exists(path) and colon and not os.path.exists(kind):
-        raise UserError(f"data={data}: no such kind '{kind}'{nearest(kind, KINDS)} Known: {', '.join(KINDS)}")
+    given_kind, location = said_kind(data)
+    address = parse(location, "data")
+    path = _fetched(address, cache_dir) if address else local_path(location, "data")
     if not os.path.exists(path):
+        kind, colon, _ = location.partition(":")
+        if colon and not os.path.exists(kind):
+            raise UserError(f"data={data}: unknown kind '{kind}'{nearest(kind, KINDS)} Known: {', '.join(KINDS)}")
         hint = nearest(data, DATA_SOURCES)
-        raise UserError(f"data={data}: there is no such path{hint} Known names: {', '.join(DATA_SOURCES)}")
-    return said or recognise(data, path), path
+        raise UserError(f"data={data}: path not found{hint} Known names: {', '.join(DATA_SOURCES)}")
+    return given_kind or recognise(data, path), path
 
 
 def beside_data(data: str, otherwise: Path) -> Path:
-    """A folder beside the data for what is computed from it; `otherwise` where the data is no path, or read-only."""
+    """Returns a folder beside the data for derived files; `otherwise` if the data are not a path, or read-only."""
     if is_named(data) or is_remote(data):
         return otherwise
     path = kind_and_path(data)[1]
@@ -117,7 +119,7 @@ def _load(config: TrainConfig) -> Any:
     data = config.data
     if config.stream:
         address = parse(said_kind(data)[1], "data")
-        assert address is not None, "trainer.config.rules lets only addresses pass"
+        assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):
         return load_function(DATA_SOURCES.get(data, data), "data")(config)
@@ -126,7 +128,7 @@ def _load(config: TrainConfig) -> Any:
 
 
 def _fetched(address: Address, cache_dir: str) -> Path:
-    """The local copy of an address: all of it, or of prepared shards those that their index names."""
+    """Downloads an address: everything, or only the files that the index of prepared shards names."""
     staged = Staged(address, "data", cache_dir)
     if shards.INDEX not in staged.objects:
         return staged.fetch()
@@ -135,10 +137,10 @@ def _fetched(address: Address, cache_dir: str) -> Path:
 
 
 def recognise(data: str, path: Path) -> str:
-    """The kind of what lies at `path`, seen from names alone; UserError where it is not known."""
+    """Returns the kind of the data at `path`, recognised by file names. Raises UserError if it is unknown."""
     if path.suffix == ".npz":
         return "npz"
-    if shards.is_shards(path):
+    if (path / shards.INDEX).is_file():
         return "shards"
     if tfrecord.is_tfrecord(path):
         return "tfrecord"
@@ -146,6 +148,4 @@ def recognise(data: str, path: Path) -> str:
         return "idx"
     if path.is_dir():
         return "folder"
-    raise UserError(
-        f"data={data}: its kind is not known: say it, as one of {', '.join(f'{kind}:PATH' for kind in KINDS)}"
-    )
+    raise UserError(f"data={data}: unknown kind of data: use one of {', '.join(f'{kind}:PATH' for kind in KINDS)}")

@@ -1,8 +1,8 @@
-"""`--stream`: TFRecord files or prepared shards in Cloud Storage that are larger than the disk, a few files at a time.
+"""Implements `--stream`: reads TFRecord files or prepared shards larger than the disk from Cloud Storage.
 
 An epoch takes the files in an order drawn from (seed, epoch), and shuffles the examples within each group of `GROUP`
-files: which example comes when is a function of the seed and the step alone, as ever, but is not that of a run without
---stream. On the disk are the files of the group in use, of the one before and of the one after it.
+files: the order of the examples is a function of the seed and the step alone, but differs from a run without --stream.
+The disk holds the files of the current group, of the previous and of the next one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
-from trainer.data.arrays import largest_label, numbered_classes
+from trainer.data.arrays import labelled, largest_label, numbered_classes
 from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered
 from trainer.data.image_folder import Bad, refuse_or_skip
 from trainer.data.streamed_files import Facts, File, Parts, PreparedFile, RecordFile
@@ -26,31 +26,29 @@ from trainer.storage.rolling import Rolling
 from trainer.storage.staging import Staged
 
 GROUP = 4
-_STREAM = 0x57EA  # keeps these permutations apart from other draws
+_STREAM = 0x57EA  # separates these permutations from other random numbers
 
 
 class Streamed:
-    """Examples of remote files, by row number over all of them; `sizes`: how many each file holds."""
+    """Provides the examples of remote files, by row number over all of them; `sizes`: the number in each file."""
 
     def __init__(
         self, files: Rolling[File], sizes: Sequence[int], image_shape: tuple[int, int, int], labelled: bool
     ) -> None:
         self._files, self._sizes = files, np.array(sizes)
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
-        self._sequence: list[int] = []  # the files in the order of the newest permutation
+        self._sequence: list[int] = []  # the files in the order of the latest permutation
         self.image_shape, self.labelled = image_shape, labelled
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        """(images, labels), or (images,), of these rows, as TensorFlow operations."""
         return gathered(self.read, rows, self.image_shape, self.labelled)
 
     def read(self, rows: npt.NDArray[np.int32]) -> Parts:
-        """Images and labels of `rows`, in their shape; the next group of files is fetched meanwhile."""
+        """Returns images and labels of `rows`, in their shape, and starts to download the next group of files."""
         flat = rows.ravel()
         which = np.searchsorted(self._starts, flat, side="right") - 1
         needed = np.unique(which).tolist()
@@ -67,7 +65,6 @@ class Streamed:
         return (shaped, labels.reshape(rows.shape)) if self.labelled else (shaped,)
 
     def permutation(self, seed: int, number: Any) -> Any:
-        """As InOwnOrder asks: files shuffled, then the rows within each group of them."""
         rows = tf.numpy_function(lambda epoch: self._shuffled(seed, int(epoch)), [number], tf.int32, stateful=True)
         return tf.ensure_shape(rows, (self.count,))
 
@@ -86,15 +83,15 @@ class Streamed:
 
 
 def load(config: TrainConfig, address: Address) -> Dataset:
-    """The data set at an address, its training part streamed. UserError for all but TFRecord files and shards."""
+    """Returns the data set at an address, its training part streamed. Raises UserError for other kinds of data."""
     staged = Staged(address, "data", config.cache_dir)
     if shards.INDEX in staged.objects:
         return _load_shards(config, staged)
     records = {name: remote for name, remote in staged.objects.items() if tfrecord.is_named_so(name or address.name)}
     if not records:
         raise UserError(
-            f"stream=true and data={config.data}: neither TFRecord files nor prepared shards lie there: prepare "
-            "it first (python -m trainer.data.prepare)"
+            f"stream=true and data={config.data}: no TFRecord files or prepared shards found: prepare the data first "
+            "(python -m trainer.data.prepare)"
         )
     return _load_records(config, staged, records)
 
@@ -114,7 +111,7 @@ def _load_shards(config: TrainConfig, staged: Staged) -> Dataset:
     held = {shard.path.name for shard in contents.splits.get("evaluation", ())}
     missing = contents.file_names - staged.objects.keys()
     if missing:
-        raise UserError(f"data={config.data}: {min(missing)}, which its {shards.INDEX} names, is not there")
+        raise UserError(f"data={config.data}: {min(missing)}, listed in its {shards.INDEX}, does not exist")
     staged.fetch(lambda name: name in held | {shards.INDEX})
     train, shape = contents.splits["train"], contents.image_shape
     files = _rolling(
@@ -130,7 +127,7 @@ def _load_shards(config: TrainConfig, staged: Staged) -> Dataset:
 def _load_records(config: TrainConfig, staged: Staged, records: dict[str, Remote]) -> Dataset:
     zipped = next((name for name in records if name.endswith(".gz")), None)
     if zipped:
-        raise UserError(f"stream=true: {zipped} is compressed as a whole and cannot be read in part: unpack it")
+        raise UserError(f"stream=true: {zipped} is compressed as a whole and cannot be read in parts: decompress it")
     held = [name for name in records if tfrecord.is_held(name)]
     objects = [remote for name, remote in records.items() if name not in held]
     if not objects:
@@ -140,15 +137,13 @@ def _load_records(config: TrainConfig, staged: Staged, records: dict[str, Remote
     )
     with closed_on_failure(files.close):
         found = Facts(staged.home / "records.json").of_all(objects, files)
-        labelled = {has_labels for count, _, has_labels in found if count}
-        if len(labelled) > 1:
-            raise UserError(f"data={config.data}: some files have labels and some have none")
+        has_labels = labelled((flag for count, _, flag in found if count), f"data={config.data}", "files")
         evaluation = None
         if held:
             folder, bad = staged.fetch(lambda name: name in held), Bad()
             evaluation = tfrecord.read(config, [folder / name for name in held], bad)
             refuse_or_skip(config, bad)
     shape = (config.image_size, config.image_size, config.channels)
-    streamed = Streamed(files, [count for count, _, _ in found], shape, labelled == {True})
+    streamed = Streamed(files, [count for count, _, _ in found], shape, has_labels)
     names = numbered_classes(max(largest_label(evaluation), *(most for _, most, _ in found)))
     return Dataset(config.data, streamed, evaluation, names, {"streamed": True}, files.close)

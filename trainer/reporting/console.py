@@ -1,11 +1,10 @@
 """What people read while a run goes: a status line a report, or a progress bar on a terminal."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.log import on_vertex
 from trainer.reporting.progress import Progress
+from trainer.terminal import ProgressBar, duration
 
 
 def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
@@ -18,30 +17,17 @@ def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
     for gpu in entry["gpus"]:
         parts.append(f"GPU {gpu['memory_gib']:.1f} GiB {gpu['utilization_percent']:.0f} %")
     if progress.seconds_left:
-        parts.append(f"{clock(progress.seconds_left)} left")
+        parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """75 -> 1:15"""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Bar:
     """A progress bar on a terminal; nothing elsewhere."""
 
     def __init__(self, progress: Progress) -> None:
-        self.shown = sys.stdout.isatty() and not on_vertex()
-        if self.shown:
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-            from rich.progress import Progress as RichProgress
-
-            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-            self._bar = RichProgress(*columns)
-            self._task = self._bar.add_task("first step …", total=progress.total_steps, completed=progress.step)
-            self._bar.start()
+        total, step = progress.total_steps, progress.step
+        self._bar = ProgressBar("bar", "count", "text", total=total, completed=step, text="first step …")
+        self.shown = self._bar.shown
 
     def update(self, progress: Progress, means: Mapping[str, float]) -> None:
         """Shows the newest losses, the speed and the time left."""
@@ -51,11 +37,10 @@ class Bar:
         if progress.whole.images_per_second:
             parts.append(f"{progress.whole.images_per_second:,.0f} images/s")
         if progress.seconds_left is not None:
-            parts.append(f"{clock(progress.seconds_left)} left")
+            parts.append(f"{duration(progress.seconds_left)} left")
         parts += [f"{name} {value:.3g}" for name, value in means.items()]
-        self._bar.update(self._task, completed=progress.step, total=progress.total_steps, description="  ".join(parts))
+        self._bar.update(completed=progress.step, total=progress.total_steps, description="  ".join(parts))
 
     def close(self) -> None:
         """Leaves the bar as it stands."""
-        if self.shown:
-            self._bar.stop()
+        self._bar.close()

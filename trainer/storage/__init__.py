@@ -1,9 +1,9 @@
-"""The one place that knows where a path leads: local folders, gs:// and /gcs/; and how things appear there whole.
+"""Resolves paths (local, gs:// and /gcs/) and writes files atomically.
 
-address.py reads paths; local.py writes local files whole; gcs.py is the one door to google-cloud-storage, which is
-imported only when a gs:// path is used, and holds every limit on retries; staging.py and rolling.py bring data here;
-mirror.py and uploader.py take a run's results there and back; initial.py fetches of another run what one begins from;
-preflight.py proves beforehand that both will work.
+address.py parses paths; local_files.py writes local files atomically; gcs.py alone uses google-cloud-storage, which is
+imported only for gs:// paths, and holds every limit on retries; staging.py and rolling.py download data; mirror.py and
+uploader.py upload a run's results and restore them; initial.py downloads what a run starts from; preflight.py checks
+beforehand that reading and writing will work.
 """
 
 from trainer.storage.address import Address, expanded, is_remote, local_path, output_address, parse

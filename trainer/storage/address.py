@@ -1,4 +1,4 @@
-"""What a path names: a local file or folder, or an address in Cloud Storage; and what a typo was meant to be."""
+"""Parses paths into local paths and Cloud Storage addresses, and suggests corrections for typos."""
 
 import os
 import re
@@ -9,14 +9,14 @@ from trainer.errors import UserError
 
 MOUNT = "/gcs/"  # where Vertex AI mounts buckets: https://cloud.google.com/vertex-ai/docs/training/cloud-storage-fuse
 
-_MEANT = re.compile(
+_INTENDED = re.compile(
     r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE
 )
 
 
 @dataclass(frozen=True)
 class Address:
-    """gs://bucket/name. The name of a folder has no slash at its end; a whole bucket has an empty name."""
+    """Represents gs://bucket/name. A folder's name has no trailing slash; a whole bucket has an empty name."""
 
     bucket: str
     name: str
@@ -29,52 +29,50 @@ class Address:
 
     @property
     def prefix(self) -> str:
-        """What the names of all objects below begin with."""
+        """Returns the common prefix of the names of all objects below this address."""
         return f"{self.name}/" if self.name else ""
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is, or was meant to be, an address and not a local path."""
-    return "://" in path or bool(_MEANT.match(path))
+    """Returns whether `path` is, or was intended to be, an address and not a local path."""
+    return "://" in path or bool(_INTENDED.match(path))
 
 
 def parse(path: str, name: str) -> Address | None:
-    """The address that `path` names, None for a local one; UserError, naming the setting `name`, for a typo."""
+    """Returns the address in `path`, None for a local path. Raises UserError, naming the setting `name`, for a typo."""
     if not is_remote(path):
         return None
     if not path.startswith("gs://") or path.startswith("gs:///"):
-        meant = _MEANT.match(path)
-        if meant:
-            raise UserError(f"{name}={path}: not an address: did you mean gs://{meant[1] or 'BUCKET/…'}?")
-        raise UserError(f"{name}={path}: only local paths, gs://BUCKET/… and /gcs/BUCKET/… can be reached")
+        if intended := _INTENDED.match(path):
+            raise UserError(f"{name}={path}: not an address: did you mean gs://{intended[1] or 'BUCKET/…'}?")
+        raise UserError(f"{name}={path}: must be a local path, gs://BUCKET/… or /gcs/BUCKET/…")
     bucket, _, rest = path.removeprefix("gs://").partition("/")
-    rule = _broken_rule(bucket)
-    if rule:
-        raise UserError(f"{name}={path}: {bucket!r} cannot be a bucket: {rule}, as in gs://my-bucket/photos")
+    if rule := _broken_rule(bucket):
+        raise UserError(f"{name}={path}: {bucket!r} is not a valid bucket name: {rule}, as in gs://my-bucket/photos")
     return Address(bucket, rest.rstrip("/"))
 
 
 def _broken_rule(bucket: str) -> str:
-    """https://cloud.google.com/storage/docs/buckets#naming"""
+    """Returns the naming rule that `bucket` breaks, or "". https://cloud.google.com/storage/docs/buckets#naming"""
     if not 3 <= len(bucket) <= (222 if "." in bucket else 63):
-        return "a name has 3 to 63 characters"
+        return "it must have 3 to 63 characters"
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*[a-z0-9]", bucket):
-        return "lower-case letters, digits, - _ and . only, a letter or a digit first and last"
-    return "a name is not an IP address" if re.fullmatch(r"\d+(\.\d+){3}", bucket) else ""
+        return "it must consist of lower-case letters, digits, - _ and ., with a letter or digit first and last"
+    return "it must not be an IP address" if re.fullmatch(r"\d+(\.\d+){3}", bucket) else ""
 
 
 def output_address(path: str, name: str) -> Address | None:
-    """As parse, for a place to write to: /gcs/BUCKET/… is gs://BUCKET/… there, for the mount does not write safely."""
+    """Parses a path to write to: /gcs/BUCKET/… becomes gs://BUCKET/…, because writing to the mount is not reliable."""
     return parse(f"gs://{path.removeprefix(MOUNT)}" if path.startswith(MOUNT) else path, name)
 
 
 def local_path(path: str, name: str) -> Path:
-    """`path` as a local Path; UserError, naming the setting `name`, for an address."""
+    """Returns `path` as a local Path. Raises UserError, naming the setting `name`, for an address."""
     if parse(path, name):
-        raise UserError(f"{name}={path}: only local paths are read and written here: give a local folder")
+        raise UserError(f"{name}={path}: only local paths are supported here: use a local folder")
     return expanded(path)
 
 
 def expanded(path: str) -> Path:
-    """`path` with the home folder for a `~` before it; as it stands where no user has that name."""
+    """Returns `path` with a leading `~` expanded to the home folder, unchanged if no user has that name."""
     return Path(os.path.expanduser(path))

@@ -1,4 +1,4 @@
-"""What each failure of Cloud Storage means: one line that says what to do."""
+"""Turns failures of Cloud Storage into one-line errors that state what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,24 +7,24 @@ from trainer.errors import PlatformFault, UserError
 
 
 class Cancelled(Exception):
-    """A transfer that was given up because another one failed."""
+    """Ends a transfer because another one failed."""
 
 
 @contextmanager
-def explained(what: str, needed: str = "") -> Iterator[None]:
-    """Turns what the SDK and the network raise into one line. `needed`: what the account must be allowed to do."""
+def explained(subject: str, needed: str = "") -> Iterator[None]:
+    """Turns errors of the SDK and the network into one line. `needed`: what the account must be permitted to do."""
     try:
         yield
     except (UserError, PlatformFault, Cancelled):
         raise
     except Exception as error:
-        meant = _explain(error, what, needed)
-        if meant is None:
+        explanation = _explain(error, subject, needed)
+        if explanation is None:
             raise
-        raise meant from error
+        raise explanation from error
 
 
-def _explain(error: Exception, what: str, needed: str) -> Exception | None:
+def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
     from requests import RequestException
@@ -35,25 +35,25 @@ def _explain(error: Exception, what: str, needed: str) -> Exception | None:
     first = text.partition(". ")[0][:160]
     if isinstance(error, (auth.DefaultCredentialsError, auth.RefreshError, api.Unauthorized)):
         return UserError(
-            f"{what}: no valid Google credentials: run `gcloud auth application-default login`, or name a key file in "
-            f"GOOGLE_APPLICATION_CREDENTIALS ({first})"
+            f"{subject}: no valid Google credentials: run `gcloud auth application-default login`, or set "
+            f"GOOGLE_APPLICATION_CREDENTIALS to a key file ({first})"
         )
     if "requester pays" in text.lower() or "userprojectmissing" in text.lower():
-        return UserError(f"{what}: its bucket makes the reader pay (requester pays): copy what you need to your own")
+        return UserError(f"{subject}: its bucket charges the reader (requester pays): copy the data to your own bucket")
     if isinstance(error, api.Forbidden):
-        return UserError(f"{what}: no permission to {needed}: have it granted to the account that runs this")
+        return UserError(f"{subject}: no permission to {needed}: have it granted to the account that runs this")
     if isinstance(error, api.NotFound):
         if "bucket does not exist" in text.lower() or "/o/" not in text:
             return UserError(
-                f"{what}: there is no such bucket: check its name, or make it (gcloud storage buckets create)"
+                f"{subject}: bucket not found: check its name, or create it (gcloud storage buckets create)"
             )
-        return PlatformFault(f"{what}: gone, or replaced while it was read")
+        return PlatformFault(f"{subject}: deleted or replaced while it was read")
     if isinstance(error, api.ClientError) and not isinstance(error, api.TooManyRequests):
-        return UserError(f"{what}: Cloud Storage refuses the request: {text[:300]}")
+        return UserError(f"{subject}: Cloud Storage rejected the request: {text[:300]}")
     if isinstance(
         error, (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
     ):
-        return PlatformFault(f"{what}: Cloud Storage does not answer as it should: {text[:300]}")
+        return PlatformFault(f"{subject}: request to Cloud Storage failed: {text[:300]}")
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        return UserError(f"{what}: the local disk refuses it ({error.strerror}): see --cache_dir")
+        return UserError(f"{subject}: cannot be stored on the local disk ({error.strerror}): see --cache_dir")
     return None

@@ -1,8 +1,8 @@
-"""The one door to google-cloud-storage, and every limit on retries and waiting; failures.py says what a failure means.
+"""Wraps google-cloud-storage and holds every limit on retries and timeouts; failures.py explains its errors.
 
-The SDK repeats a request by itself; what it leaves to its caller is done here: a long object is read in pieces, so that
-no reset comes too late to be mended; every byte read is counted into a checksum, and a wrong one is fetched again; an
-upload names the generation it replaces, so that a lost answer does not write twice.
+The SDK retries single requests. This module adds what the SDK leaves to its caller: it reads a long object in pieces,
+so that a late connection reset costs one piece only; it verifies the checksum of every object read and reads it again
+if it is wrong; an upload names the generation that it replaces, so that a lost response does not write twice.
 https://cloud.google.com/storage/docs/retry-strategy
 """
 
@@ -19,21 +19,21 @@ from typing import Any
 
 from trainer.errors import PlatformFault, UserError
 from trainer.storage.address import Address
-from trainer.storage.checksum import Counted, contents_of
+from trainer.storage.checksum import Counted, opened
 from trainer.storage.failures import Cancelled, explained
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Every limit on retries and waiting: seconds, where nothing else is said."""
+    """Holds every limit on retries and timeouts, in seconds unless stated otherwise."""
 
-    retry: float = 60  # a request that met 408, 429, 5xx, a reset, a stall or a refusal to connect is repeated so long
-    pause: float = 8  # between two attempts, at most; the first pause is up to 1 second
+    retry: float = 60  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
+    pause: float = 8  # longest backoff between two attempts; the first is up to 1 second
     connect: float = 10
-    silence: float = 20  # nothing heard for so long is a stall
-    tries: int = 3  # of an object that arrives with a wrong checksum, or of an upload that another one overtook
-    workers: int = 16  # objects under way at the same time
-    piece: int = 32 * 2**20  # bytes of one read request
+    read: float = 20
+    tries: int = 3  # of reading an object with a wrong checksum, and of an upload that conflicts with another one
+    workers: int = 16  # concurrent transfers
+    piece: int = 32 * 2**20  # bytes per read request
 
 
 LIMITS = Limits()
@@ -44,7 +44,7 @@ _WRITE = "write it (roles/storage.objectUser)"
 
 @dataclass(frozen=True)
 class Remote:
-    """One object as it was listed; `generation` pins this very content."""
+    """Describes an object as it was listed; `generation` identifies this exact content."""
 
     address: Address
     size: int
@@ -54,7 +54,7 @@ class Remote:
 
 
 def connect(limits: Limits | None = None) -> "Gcs":
-    """The process's client; UserError without credentials."""
+    """Returns the process's client. Raises UserError without credentials."""
     return _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""), limits or LIMITS)
 
 
@@ -67,10 +67,10 @@ class Gcs:
     """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one line each."""
 
     def __init__(self, limits: Limits) -> None:
-        # Else the SDK asks for each bucket's metadata, which those who may only read objects are not allowed to.
+        # Otherwise the SDK requests each bucket's metadata, which an account that may only read objects cannot get.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pythons to be dropped one day, of packages that are not needed
+            warnings.simplefilter("ignore")  # about old Python versions and optional packages
             from google.cloud import storage
             from google.cloud.storage.retry import DEFAULT_RETRY
             from requests.adapters import HTTPAdapter
@@ -78,54 +78,54 @@ class Gcs:
         self.limits = limits
         with explained("Cloud Storage"):
             self._client = storage.Client(project=None)
-        for scheme in ("https://", "http://"):  # as many kept connections as workers
+        for scheme in ("https://", "http://"):  # one pooled connection per worker
             self._client._http.mount(scheme, HTTPAdapter(pool_maxsize=limits.workers))
-        self._patience: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "retry": DEFAULT_RETRY.with_timeout(limits.retry).with_delay(1, limits.pause, 2),
-            "timeout": (limits.connect, limits.silence),
+            "timeout": (limits.connect, limits.read),
         }
 
     def list(self, below: Address, most: int | None = None) -> list[Remote]:
-        """The objects whose names begin with `below` and a slash, sorted by name; at most `most` of them."""
+        """Returns the objects below an address, sorted by name; at most `most` of them."""
         with explained(str(below), _LIST):
             found = self._client.list_blobs(
-                below.bucket, prefix=below.prefix or None, fields=_FIELDS, max_results=most, **self._patience
+                below.bucket, prefix=below.prefix or None, fields=_FIELDS, max_results=most, **self._options
             )
             return [_remote(below.bucket, blob) for blob in found]
 
     def get(self, address: Address) -> Remote | None:
-        """The object of that very name, or None."""
+        """Returns the object of exactly this name, or None."""
         with explained(str(address), _READ):
-            blob = self._client.bucket(address.bucket).get_blob(address.name, **self._patience)
+            blob = self._client.bucket(address.bucket).get_blob(address.name, **self._options)
             return _remote(address.bucket, blob) if blob else None
 
     def download(
         self,
         found: Remote,
         file: Path,
-        heard: Callable[[int], None] = lambda size: None,
+        on_bytes: Callable[[int], None] = lambda size: None,
         cancelled: threading.Event | None = None,
     ) -> None:
-        """Writes the object to `file`, whole and verified, or removes it; `heard` is told of the bytes as they come.
+        """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes` with the progress.
 
-        PlatformFault where the checksum is wrong `limits.tries` times, or the object is there no more.
+        Raises PlatformFault if the checksum is wrong `limits.tries` times, or the object no longer exists.
         """
         try:
             with open(file, "wb") as raw:
-                self._read(found, Counted(raw, heard), cancelled or threading.Event())
+                self._read(found, Counted(raw, on_bytes), cancelled or threading.Event())
         except BaseException:
             file.unlink(missing_ok=True)
             raise
 
     def read(self, found: Remote) -> bytes:
-        """The content of a small object, verified; errors as of download."""
+        """Returns the verified content of a small object. Raises the errors of `download`."""
         content = io.BytesIO()
         self._read(found, Counted(content), threading.Event())
         return content.getvalue()
 
     def _read(self, found: Remote, counted: Counted, cancelled: threading.Event) -> None:
         if found.encoding == "gzip":
-            raise UserError(f"{found.address}: stored with Content-Encoding gzip: upload it without")
+            raise UserError(f"{found.address}: stored with Content-Encoding gzip: upload it without this encoding")
         blob = self._client.bucket(found.address.bucket).blob(found.address.name, generation=found.generation)
         for _ in range(self.limits.tries):
             counted.restart()
@@ -135,46 +135,46 @@ class Gcs:
                 end = min(start + self.limits.piece, found.size) - 1
                 with explained(str(found.address), _READ):
                     blob.download_to_file(
-                        counted, start=start, end=end, raw_download=True, checksum=None, **self._patience
+                        counted, start=start, end=end, raw_download=True, checksum=None, **self._options
                     )
             if (counted.size, counted.crc32c) == (found.size, found.crc32c):
                 return
-        raise PlatformFault(f"{found.address}: arrived damaged {self.limits.tries} times: its checksum is wrong")
+        raise PlatformFault(
+            f"{found.address}: wrong checksum after {self.limits.tries} downloads: the data are damaged"
+        )
 
-    def upload(self, file: Path, address: Address, known: int = 0) -> int:
-        """Sends `file` and returns the object's new generation. `known`: the generation that it replaces, 0 for none.
+    def upload(self, content: Path | bytes, address: Address, replaced: int = 0) -> int:
+        """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
 
-        What another generation holds is replaced only after it was looked up: where it is this very content, as after
-        a lost answer, nothing is written. PlatformFault where others write there at the same time.
+        Before it replaces another generation, it compares the content: if that is the same already, as after a lost
+        response, nothing is written. Raises PlatformFault if others write the object at the same time.
         """
-        with contents_of(file) as (content, size, crc32c), explained(str(address), _WRITE):
+        with opened(content) as (stream, size, crc32c), explained(str(address), _WRITE):
             from google.api_core.exceptions import PreconditionFailed
 
             for _ in range(self.limits.tries):
                 blob = self._client.bucket(address.bucket).blob(address.name)
-                content.seek(0)
+                stream.seek(0)
                 try:
                     blob.upload_from_file(
-                        content, size=size, checksum="crc32c", if_generation_match=known, **self._patience
+                        stream, size=size, checksum="crc32c", if_generation_match=replaced, **self._options
                     )
                 except PreconditionFailed:
-                    there = self.get(address)
-                    if there and (there.size, there.crc32c) == (size, crc32c):
-                        return there.generation
-                    known = there.generation if there else 0
-                    continue
-                if (blob.size, blob.crc32c) == (size, crc32c):
-                    return int(blob.generation)
-                known = int(blob.generation)
-        raise PlatformFault(f"{address}: could not be written whole: is another run writing there?")
+                    present = self.get(address)
+                else:
+                    present = _remote(address.bucket, blob)
+                if present and (present.size, present.crc32c) == (size, crc32c):
+                    return present.generation
+                replaced = present.generation if present else 0
+        raise PlatformFault(f"{address}: upload failed because the object kept changing: is another run writing to it?")
 
     def delete(self, found: Remote) -> None:
-        """Deletes this very content; what is there no more, as after a lost answer, is deleted already."""
+        """Deletes exactly this generation; one that is missing, as after a lost response, counts as deleted."""
         from google.api_core.exceptions import NotFound
 
         blob = self._client.bucket(found.address.bucket).blob(found.address.name)
         with explained(str(found.address), _WRITE), suppress(NotFound):
-            blob.delete(if_generation_match=found.generation, **self._patience)
+            blob.delete(if_generation_match=found.generation, **self._options)
 
 
 def _remote(bucket: str, blob: Any) -> Remote:

@@ -1,4 +1,4 @@
-"""What a run begins from, of another run at an address: only what is needed of it is fetched."""
+"""Downloads what a run starts from, a checkpoint or a model of another run, without the rest of that run."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -8,14 +8,14 @@ from trainer.storage.address import Address, expanded, parse
 from trainer.storage.gcs import connect
 from trainer.storage.staging import Staged, stage
 
-_MODEL_FILES = ("", "model.keras", "model/model.keras")  # below what is named, the first that is there
+_MODEL_FILES = ("", "model.keras", "model/model.keras")  # below the given path; the first one found counts
 _MANIFEST = re.compile(r"(?:checkpoints/)?(?:step-(\d+)/)?manifest\.json")
 
 
 def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
-    """A local checkpoint folder for what the setting `name` names: one, or a folder or job directory of several.
+    """Returns a local copy of the checkpoint that the setting `name` names: a step folder, or the newest one below.
 
-    Of several the newest is fetched. A local path is returned as it is. UserError where there is none.
+    A local path is returned unchanged. Raises UserError if no checkpoint is found.
     """
     address = parse(path, name)
     if address is None:
@@ -23,15 +23,15 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
     below = [remote.address.name[len(address.prefix) :] for remote in connect().list(address)]
     manifests = [found for found in map(_MANIFEST.fullmatch, below) if found]
     if not manifests:
-        raise UserError(f"{name}={path}: no checkpoint there: give a job directory, or one of its step-… folders")
+        raise UserError(f"{name}={path}: no checkpoint found: use a job directory, or one of its step-… folders")
     newest = max(manifests, key=lambda found: int(found[1] or 0))
     return stage(str(_parent(address / newest[0])), name, cache_dir)
 
 
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
-    """A local file or folder for a saved model: a file, a SavedModel folder, or a model or job directory.
+    """Returns a local copy of a saved model: a file, a SavedModel folder, or a model or job directory.
 
-    A file comes with those of its kind beside it: a GAN has several. Where none is found, the folder is returned.
+    Files of the same suffix beside the file come along, because a GAN has several. Without a file, returns the folder.
     """
     address = parse(path, name)
     if address is None:
@@ -39,14 +39,14 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
         return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
     for file in (address / below if below else address for below in _MODEL_FILES):
         if file.name and connect().get(file):
-            return _with_its_kind(file, name, cache_dir)
+            return _with_siblings(file, name, cache_dir)
     return Staged(address, name, cache_dir).fetch(lambda below: not below.startswith("checkpoints/"))
 
 
-def _with_its_kind(file: Address, name: str, cache_dir: str) -> Path:
-    whole = PurePosixPath(file.name)
-    beside = Staged(_parent(file), name, cache_dir)
-    return beside.fetch(lambda below: "/" not in below and below.endswith(whole.suffix)) / whole.name
+def _with_siblings(file: Address, name: str, cache_dir: str) -> Path:
+    path = PurePosixPath(file.name)
+    folder = Staged(_parent(file), name, cache_dir)
+    return folder.fetch(lambda below: "/" not in below and below.endswith(path.suffix)) / path.name
 
 
 def _parent(address: Address) -> Address:

@@ -1,4 +1,4 @@
-"""Local files and folders that appear whole or not at all."""
+"""Writes local files and folders atomically, and locks folders."""
 
 import errno
 import fcntl
@@ -12,32 +12,29 @@ from pathlib import Path
 
 from trainer.errors import UserError
 
-# The path is at fault, not the disk.
-_WRONG_PLACE = frozenset({
+# Errors about the path, not about the disk.
+_PATH_ERRORS = frozenset({
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP,
 })  # fmt: skip
-_LOCKED: dict[tuple[int, int], int] = {}  # device and inode of lock files of this process -> descriptors, never closed
+_LOCKED: dict[tuple[int, int], int] = {}  # device and inode of this process's lock files -> descriptors, never closed
 
 
 def make_writable(folder: Path, name: str) -> None:
-    """Makes `folder` and proves that a file can be written there; UserError otherwise."""
+    """Creates `folder` and writes a test file. Raises UserError if that fails."""
     probe = folder / f".probe-{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        reason = "that is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(
-            f"{name}={folder}: cannot write there ({reason}): give a folder that you may write to"
-        ) from None
+        reason = "not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"{name}={folder}: cannot write there ({reason}): use a folder that you can write to") from None
 
 
-def keep_others_out(folder: Path, flag: str, place: str) -> None:
-    """Locks `folder` as long as this process lives; UserError where another process has. A kill ends the lock too.
+def keep_others_out(folder: Path, flag: str, shown: str) -> None:
+    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if another process has it.
 
-    `flag`, `place`: what names the folder, and what the user calls it. Where the file system has no locks, as in some
-    network folders, nobody is kept out.
+    Where the file system has no locks, as in some network folders, nothing is locked.
     """
     with writing(folder / ".lock"):
         descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -50,7 +47,7 @@ def keep_others_out(folder: Path, flag: str, place: str) -> None:
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(
-            f"{flag}={place}: another run writes there now: wait for it, or give another --{flag}"
+            f"{flag}={shown}: another run is writing to it: wait for that run, or use another --{flag}"
         ) from None
     except OSError:
         os.close(descriptor)
@@ -59,69 +56,69 @@ def keep_others_out(folder: Path, flag: str, place: str) -> None:
 
 
 def cannot_write(path: Path, reason: str) -> UserError:
-    """The error for a full disk, a folder that became read-only, and the like."""
+    """Returns the error for a full disk, a folder that became read-only, and the like."""
     return UserError(
-        f"{path} cannot be written: {reason}: free or mend the disk, then give the same command again; what was "
-        "written before is whole"
+        f"{path} cannot be written: {reason}: free or repair the disk, then run the same command again; files written "
+        "earlier are intact"
     )
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses within the block into a UserError that names `path`."""
+    """Turns an OSError within the block into a UserError that names `path`."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _WRONG_PLACE:
+        if error.errno in _PATH_ERRORS:
             raise UserError(
-                f"{path} cannot be written: {reason}: give a path that is there and yours to write"
+                f"{path} cannot be written: {reason}: use an existing path that you can write to"
             ) from error
         raise cannot_write(path, reason) from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes beside, then renames: a reader sees the old file or the new one, never a part. UserError: see writing.
+    """Writes a file atomically: a reader sees the old content or the new, never a part. Raises UserError as `writing`.
 
-    Processes that write the same file at a time do not meet: the last one counts. In text, what stands for bytes of a
-    file's name that are no UTF-8 becomes those bytes again.
+    Several processes may write the same file; the last one wins. Surrogate escapes in text become the bytes of the
+    file name that they stand for.
     """
-    begin = f".{path.name}.{os.uname().nodename}-"
-    beside = path.with_name(f"{begin}{os.getpid()}.part")
+    prefix = f".{path.name}.{os.uname().nodename}-"
+    part = path.with_name(f"{prefix}{os.getpid()}.part")
     with writing(path):
         try:
-            beside.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
-            sync(beside)
-            os.replace(beside, path)
+            part.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+            sync(part)
+            os.replace(part, path)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
     with suppress(OSError):
-        for left_behind in path.parent.glob(f"{glob.escape(begin)}*.part"):  # by processes that were killed
-            if not is_running(left_behind.name.removeprefix(begin).removesuffix(".part")):
-                left_behind.unlink(missing_ok=True)
+        for stale in path.parent.glob(f"{glob.escape(prefix)}*.part"):  # left by killed processes
+            if not is_running(stale.name.removeprefix(prefix).removesuffix(".part")):
+                stale.unlink(missing_ok=True)
 
 
 def is_running(process: str) -> bool:
-    """Whether a process of this machine has that number; False for what is no number."""
+    """Returns whether a process of this machine has this number; False for text that is not a number."""
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):
         return False
-    except PermissionError:  # it is another user's
-        return True
+    except PermissionError:  # the process belongs to another user
+        pass
     return True
 
 
 def sync(path: Path) -> None:
-    """Returns when the file's content is on the disk."""
+    """Flushes the file's content to the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside `folder` that takes its place when the block ends well, and vanishes when it does not."""
+    """Yields a scratch folder that replaces `folder` when the block succeeds and is removed when it fails."""
     beside = folder.with_name(f".{folder.name}.part")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(beside, ignore_errors=True)

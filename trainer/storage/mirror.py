@@ -1,7 +1,7 @@
-"""What becomes of a job directory's files once they are written: kept here, or sent on to Cloud Storage as well.
+"""Mirrors the files of a job directory to Cloud Storage, or leaves them in the local folder.
 
-A run writes and reads local files only. Where its job directory is an address, a scratch folder stands for it: before
-anything is read, `outline` brings the small files; `fetch` the rest of a checkpoint, when it is wanted.
+A run reads and writes local files only. If its job directory is an address, it works in a scratch folder: `outline`
+downloads the small files before anything is read, `fetch` downloads the rest of a checkpoint when it is needed.
 """
 
 import re
@@ -16,68 +16,66 @@ from trainer.storage.address import Address
 from trainer.storage.gcs import Remote, connect
 from trainer.storage.uploader import Uploader
 
-MANIFEST = "manifest.json"  # a folder with this file is whole where it is there: sent last, deleted first
+MANIFEST = "manifest.json"  # uploaded last and deleted first: a folder that has it is complete
 RUN_FILES = ("run.json", "stats.jsonl", "result.json")
-LEAVING_SECONDS = 10.0  # of the 15 that a machine has when it is taken away: the checkpoint had the others
+LEAVING_SECONDS = 10.0  # of the 15 before a machine is preempted; the others are for the checkpoint
 _FINISHING_SECONDS = 600.0
-_LOGS_SECONDS = 60.0  # each time, an event file is sent as a whole
-_PLAIN = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # a checkpoint's folder, and a file of it
+_LOGS_SECONDS = 60.0  # every upload sends the whole event file
+_CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # folder and file name
 
 
 class Mirror:
-    """Of a local job directory: what is written is where it belongs."""
+    """Leaves files where they are: the job directory is local."""
 
     def where(self, path: Path) -> str:
-        """What the user knows `path` as."""
+        """Returns the path or address that stands for `path` in messages."""
         return str(path)
 
     def holds(self, folder: Path) -> bool:
-        """Whether there is more in `folder` than what has only begun to be written: a probe, a part left by a kill."""
+        """Returns whether `folder` has any file but probes and unfinished parts, which have a leading dot."""
         return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
     def outline(self, root: Path, checkpoints: Path) -> None:
-        """Makes the local folders show what was kept: the run's files, and the manifests of its checkpoints."""
+        """Downloads the run's files and the manifests of its checkpoints."""
 
     def fetch(self, checkpoint: Path) -> None:
-        """Completes a checkpoint of which only the manifest is here."""
+        """Downloads the files of a checkpoint of which only the manifest is local."""
 
     def begin(self, logs: Path) -> None:
-        """From now on the files in `logs` are kept as they grow."""
+        """Starts to upload the files in `logs` as they grow."""
 
     def put(self, path: Path) -> None:
-        """A file, or a folder with all its files, is written. UserError where what came before cannot be kept."""
+        """Uploads a file, or a folder with all its files. Raises UserError if an earlier upload was rejected."""
 
     def remove(self, folder: Path) -> None:
-        """Removes a folder, here and where it is kept."""
+        """Removes a local folder and its copy."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
-        """Returns when all is kept. PlatformFault, naming what is not, after `seconds`; UserError for a refusal."""
+        """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""
 
     def leave(self, seconds: float = LEAVING_SECONDS) -> None:
-        """Returns when all is kept, or after `seconds` with a warning that names what is not."""
+        """Waits for all uploads; after `seconds`, logs a warning that names the pending files."""
 
     def close(self) -> None:
-        """Ends what works in the background; nothing is kept from here on."""
+        """Stops all uploads."""
 
 
 class BucketMirror(Mirror):
-    """Of addresses in Cloud Storage. `places`: each scratch folder, and the address that it stands for.
+    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each scratch folder.
 
-    What lies in none of them stays local. Every method may raise UserError or PlatformFault, but `leave`.
+    Files outside these folders stay local. Every method but `leave` may raise UserError or PlatformFault.
     """
 
-    def __init__(self, places: Mapping[Path, Address]) -> None:
-        self._gcs, self._places, self._uploader = connect(), places, Uploader(places)
+    def __init__(self, addresses: Mapping[Path, Address]) -> None:
+        self._gcs, self._addresses, self._uploader = connect(), addresses, Uploader(addresses)
         self._outlined: dict[Path, dict[str, Remote]] = {}
-        self._half_sent: list[Path] = []  # by a process that was killed
+        self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
 
     def where(self, path: Path) -> str:
-        """The address of `path`."""
         return str(self._uploader.address_of(path) or path)
 
     def holds(self, folder: Path) -> bool:
-        """Whether there are objects below, other than a probe that a kill left."""
         address = self._uploader.address_of(folder)
         if address is None:
             return super().holds(folder)
@@ -85,8 +83,7 @@ class BucketMirror(Mirror):
         return any(not name.startswith(".") for name in below)
 
     def outline(self, root: Path, checkpoints: Path) -> None:
-        """What lies in the bucket counts: whatever an earlier process left in the scratch folders is removed."""
-        for scratch in self._places:
+        for scratch in self._addresses:  # the bucket counts, not what an earlier process left in the scratch folders
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
         if address := self._uploader.address_of(root):
@@ -99,17 +96,15 @@ class BucketMirror(Mirror):
     def _outline_checkpoints(self, address: Address, checkpoints: Path) -> None:
         folders: dict[Path, dict[str, Remote]] = {}
         for remote in self._gcs.list(address):
-            if found := _PLAIN.fullmatch(remote.address.name[len(address.prefix) :]):
+            if found := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
                 folders.setdefault(checkpoints / found[1], {})[found[2]] = remote
-        self._half_sent = [folder for folder, files in folders.items() if MANIFEST not in files]
+        self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
         self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
         for checkpoint, files in self._outlined.items():
             checkpoint.mkdir(parents=True)
             self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
 
     def fetch(self, checkpoint: Path) -> None:
-        """All its files at the same time, each verified."""
-
         def one(name: str, remote: Remote) -> None:
             self._gcs.download(remote, checkpoint / name)
 
@@ -118,14 +113,12 @@ class BucketMirror(Mirror):
             list(pool.map(one, files.keys(), files.values()))
 
     def begin(self, logs: Path) -> None:
-        """Sends `logs` at intervals, and removes checkpoints that were sent in part only."""
-        for folder in self._half_sent:
+        for folder in self._incomplete:
             self.remove(folder)
         if self._uploader.address_of(logs):
             self._uploader.every(logs, _LOGS_SECONDS)
 
     def put(self, path: Path) -> None:
-        """Sends in the background, one after the other."""
         if self._uploader.address_of(path) is None:
             return
         if path.is_dir():
@@ -134,7 +127,6 @@ class BucketMirror(Mirror):
             self._uploader.put(path)
 
     def remove(self, folder: Path) -> None:
-        """In the bucket, when something newer is whole there."""
         self._outlined.pop(folder, None)
         if self._uploader.address_of(folder):
             self._uploader.remove(folder, first=MANIFEST)
@@ -142,22 +134,20 @@ class BucketMirror(Mirror):
             super().remove(folder)
 
     def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
-        """As Mirror."""
-        unsent = self._unsent(seconds)
-        if self._uploader.refused:
-            raise self._uploader.refused
-        if unsent:
-            raise PlatformFault(f"not sent within {seconds:g} seconds: {unsent}")
+        pending = self._pending(seconds)
+        if self._uploader.rejection:
+            raise self._uploader.rejection
+        if pending:
+            raise PlatformFault(f"not uploaded within {seconds:g} seconds: {pending}")
 
     def leave(self, seconds: float = LEAVING_SECONDS) -> None:
-        """As Mirror."""
-        if unsent := self._unsent(seconds):
-            why = "refused by Cloud Storage" if self._uploader.refused else f"not sent within {seconds:g} seconds"
-            log.warning(f"{why}: {unsent}; what was sent before is whole")
+        if pending := self._pending(seconds):
+            rejected = self._uploader.rejection is not None
+            why = "rejected by Cloud Storage" if rejected else f"not uploaded within {seconds:g} seconds"
+            log.warning(f"{why}: {pending}; files uploaded earlier are intact")
 
     def close(self) -> None:
-        """As Mirror."""
         self._uploader.close()
 
-    def _unsent(self, seconds: float) -> str:
+    def _pending(self, seconds: float) -> str:
         return ", ".join(self.where(Path(path)) for path in self._uploader.join(seconds))

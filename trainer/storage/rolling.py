@@ -1,4 +1,4 @@
-"""Objects of which only a few are on the disk at a time."""
+"""Downloads objects on demand and keeps only a few of them on the disk."""
 
 import os
 import threading
@@ -15,10 +15,10 @@ Opened = TypeVar("Opened")
 
 
 class Rolling(Generic[Opened]):
-    """Opens objects by their number, the `keep` newest of which stay open; those named ahead are fetched meanwhile.
+    """Opens objects by their number and keeps the `keep` most recent ones open.
 
-    `opener(number, path)` makes of a whole, verified file what `get` returns. It must keep the file open or mapped as
-    long as it needs it: afterwards the file has no name any more, and its space is free when the last user lets go.
+    `opener(number, path)` turns a complete, verified file into what `get` returns. It must keep the file open or mapped
+    as long as needed: the file is then unlinked, and its space is freed when its last user closes it.
     """
 
     def __init__(
@@ -29,28 +29,28 @@ class Rolling(Generic[Opened]):
         self._opened: OrderedDict[int, Future[Opened]] = OrderedDict()
         self._pool = ThreadPoolExecutor(min(keep, connect().limits.workers), thread_name_prefix="rolling")
         folder.mkdir(parents=True, exist_ok=True)
-        for left_behind in folder.iterdir():  # by a process that was killed
-            if not is_running(left_behind.name.partition("-")[0]):
-                left_behind.unlink(missing_ok=True)
+        for stale in folder.iterdir():  # left by killed processes
+            if not is_running(stale.name.partition("-")[0]):
+                stale.unlink(missing_ok=True)
 
     def get(self, number: int) -> Opened:
-        """Waits for the object where it is not there yet. PlatformFault or UserError where it cannot be had."""
+        """Returns the opened object, after its download. Raises PlatformFault or UserError if that fails."""
         return self._future(number).result()
 
     def ahead(self, numbers: Iterable[int]) -> None:
-        """Begins to fetch these."""
+        """Starts to download these objects."""
         for number in numbers:
             self._future(number)
 
     def close(self) -> None:
-        """Fetches nothing more: what waits is dropped, what is under way ends after the piece that it reads."""
+        """Cancels queued downloads; running ones end after the piece that they read."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _future(self, number: int) -> "Future[Opened]":
         with self._lock:
             future = self._opened.pop(number, None)
-            if future is None or (future.done() and future.exception()):  # a failure is tried again when asked for
+            if future is None or (future.done() and future.exception()):  # retries after a failure
                 future = self._pool.submit(self._fetch, number)
             self._opened[number] = future
             while len(self._opened) > self._keep:

@@ -1,7 +1,7 @@
-"""Data in Cloud Storage -> local files: fetched once, several at a time, verified, and seen whole or not at all.
+"""Downloads data from Cloud Storage to a cache: once, several objects at a time, verified and atomically.
 
-One address has one folder in the cache: `local`, its copy, where parts never lie; `parts`, what is under way; `lock`,
-so that two processes do not fetch the same. What is there already is compared by size and checksum, not fetched.
+Each address has one folder in the cache: `local`, the copy, with complete files only; `parts`, unfinished downloads;
+`lock`, so that two processes do not download the same. Files whose size and checksum match are not downloaded again.
 """
 
 import fcntl
@@ -22,66 +22,66 @@ from trainer.storage.address import Address, expanded, parse
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.failures import Cancelled, explained
 from trainer.storage.gcs import Remote, connect
-from trainer.storage.transfer_bar import TransferBar
+from trainer.storage.transfer_bar import transfer_bar
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, as Linux file systems have it
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
-    """A local file or folder for what the setting `name` names; a local path, also below /gcs/, is returned as it is.
+    """Returns a local copy of the address in the setting `name`, or `path` itself if it is local or below /gcs/.
 
-    UserError where nothing lies there, it may not be read, local files cannot stand for it or the disk is too small.
+    Raises UserError if nothing is found, reading is not permitted, a name is not usable or the disk is too small.
     """
     address = parse(path, name)
     return Staged(address, name, cache_dir).fetch() if address else expanded(path)
 
 
 def cache_home(cache_dir: str = "") -> Path:
-    """`cache_dir`, or by default a folder of the user's own cache."""
+    """Returns `cache_dir`, or by default a folder in the user's cache."""
     return expanded(cache_dir or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/vertex-trainer")
 
 
 def home_of(address: Address, cache_dir: str = "") -> Path:
-    """The folder of `address` in the cache, another one for each address."""
+    """Returns the folder of `address` in the cache, a different one for each address."""
     digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
     return cache_home(cache_dir) / f"{address.bucket}-{digest}"
 
 
 class Staged:
-    """The objects at an address as they were listed, by their names below it ("" for a single object)."""
+    """Holds the listed objects of an address by their names below it ("" for a single object), and downloads them."""
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
-        self._gcs, self._what, self._cleared = connect(), f"{name}={address}", False
+        self._gcs, self._setting, self._cleared = connect(), f"{name}={address}", False
         found = self._gcs.list(address)
         single = None if found or not address.name else self._gcs.get(address)
         listed = [single] if single else found
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
         self.objects = {below: remote for below, remote in self.objects.items() if not _is_placeholder(below, remote)}
         if not self.objects:
-            raise UserError(f"{self._what}: nothing lies there: check with `gcloud storage ls {address}`")
+            raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
         self.home = home_of(address, cache_dir)
         self.local = self.home / "local" / (PurePosixPath(address.name).name or address.bucket)
-        _refuse_names([self.local.name], self.home, self._what)
+        _refuse_names([self.local.name], self.home, self._setting)
         if not single:
-            _refuse_names(self.objects, self.local, self._what)
+            _refuse_names(self.objects, self.local, self._setting)
 
     def fetch(self, wanted: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
-        """The local copy, with all of the `wanted` objects in it; whatever no object stands for is removed from it."""
+        """Downloads the `wanted` objects, removes files without an object, and returns the local copy."""
         chosen = {below: remote for below, remote in self.objects.items() if wanted(below)}
         with self._alone():
             fetched = self._complete(chosen, quiet=quiet)
         if not (fetched or quiet):
             size = sum(remote.size for remote in chosen.values())
-            log.info(f"{self._what}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
+            log.info(f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
         return self.local
 
     def outline(self) -> Path:
-        """The local copy without contents: files of the right names, sizes and times that take no space.
+        """Returns the local copy, in which new or changed objects are sparse files with the right size and time.
 
-        What was fetched before, and has not changed in the bucket since, stays as it is.
+        Files downloaded earlier keep their content.
         """
-        with self._alone(), explained(self._what):
+        with self._alone(), explained(self._setting):
             _clear(self.local, self.objects.keys())
             for below, remote in self.objects.items():
                 if not _looks_the_same(self.local / below, remote):
@@ -90,9 +90,9 @@ class Staged:
 
     @contextmanager
     def present(self, files: Iterable[Path]) -> Iterator[None]:
-        """These files of the outline are whole within the block; those that had to be fetched are empty after it.
+        """Completes these files of the outline within the block, and empties those it downloaded afterwards.
 
-        Other processes fetch from this address before or afterwards: none takes for its own what will be empty.
+        The lock is held meanwhile, so that no other process relies on files that will be emptied.
         """
         names = {"" if file == self.local else file.relative_to(self.local).as_posix() for file in files}
         with self._alone():
@@ -102,8 +102,8 @@ class Staged:
                 self._empty(below, self.objects[below])
 
     def _complete(self, chosen: dict[str, Remote], *, quiet: bool) -> list[str]:
-        """Fetches those of `chosen` that are not here whole, and returns their names."""
-        with explained(self._what), ThreadPoolExecutor(self._gcs.limits.workers) as pool:
+        """Downloads the objects of `chosen` without a valid local file, and returns their names."""
+        with explained(self._setting), ThreadPoolExecutor(self._gcs.limits.workers) as pool:
             if not self._cleared:
                 _clear(self.local, self.objects.keys())
                 self._cleared = True
@@ -126,37 +126,37 @@ class Staged:
         free = shutil.disk_usage(self.home).free
         if size > free:
             raise UserError(
-                f"{self._what}: {size / 1e9:,.2f} GB to fetch, {free / 1e9:,.2f} GB are free below {self.home}: "
-                "name a larger disk with --cache_dir=FOLDER, or read TFRecord files or prepared shards with --stream"
+                f"{self._setting}: {size / 1e9:,.2f} GB to download, but {free / 1e9:,.2f} GB free in {self.home}: "
+                "use a larger disk with --cache_dir=FOLDER, or read TFRecord files or prepared shards with --stream"
             )
         cancelled = threading.Event()
-        with TransferBar(self._what, size, len(missing), quiet) as bar:
+        with transfer_bar(self._setting, size, len(missing), quiet) as advance:
 
             def one(number: int, below: str, remote: Remote) -> None:
                 part, whole = self.home / "parts" / str(number), self.local / below
-                self._gcs.download(remote, part, bar.advance, cancelled)
+                self._gcs.download(remote, part, advance, cancelled)
                 whole.parent.mkdir(parents=True, exist_ok=True)
                 _set_time(part, remote)
                 os.replace(part, whole)
 
-            under_way = [pool.submit(one, number, *item) for number, item in enumerate(missing.items())]
+            transfers = [pool.submit(one, number, *item) for number, item in enumerate(missing.items())]
             try:
-                wait(under_way, return_when=FIRST_EXCEPTION)
-            finally:  # after the first failure, or Ctrl-C, nothing more is begun
+                wait(transfers, return_when=FIRST_EXCEPTION)
+            finally:  # after the first failure or Ctrl-C, no other transfer starts
                 cancelled.set()
-                for transfer in under_way:
+                for transfer in transfers:
                     transfer.cancel()
-            failed = [transfer.exception() for transfer in under_way if not transfer.cancelled()]
+            failed = [transfer.exception() for transfer in transfers if not transfer.cancelled()]
             for error in sorted(filter(None, failed), key=lambda error: isinstance(error, Cancelled)):
                 raise error
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process fetches this address within the block; parts that one left behind are removed."""
-        with ExitStack() as held:
-            with explained(self._what):
+        """Locks this address against other processes within the block, and removes stale parts."""
+        with ExitStack() as stack:
+            with explained(self._setting):
                 self.home.mkdir(parents=True, exist_ok=True)
-                fcntl.flock(held.enter_context(open(self.home / "lock", "w")), fcntl.LOCK_EX)
+                fcntl.flock(stack.enter_context(open(self.home / "lock", "w")), fcntl.LOCK_EX)
                 parts = self.home / "parts"
                 shutil.rmtree(parts, ignore_errors=True)
                 parts.mkdir()
@@ -165,27 +165,27 @@ class Staged:
 
 
 def _is_placeholder(below: str, remote: Remote) -> bool:
-    """The empty object with a slash at its end that consoles make for a folder."""
+    """Returns whether an object is the empty one with a trailing slash that consoles create for a folder."""
     return remote.size == 0 and (below.endswith("/") or (not below and remote.address.name.endswith("/")))
 
 
-def _refuse_names(names: Iterable[str], root: Path, what: str) -> None:
-    """UserError for the first name that a local file below `root` cannot have."""
+def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
+    """Raises UserError for the first name that a local file below `root` cannot have."""
     files = set(names)
     for name in sorted(files):
         parts = name.split("/")
         reason = ""
         if any(part in ("", ".", "..") for part in parts):
-            reason = "it has an empty part, . or .. between its slashes"
+            reason = "it contains an empty part, . or .. between slashes"
         elif _FORBIDDEN.search(name):
-            reason = "it has a backslash or a control character"
+            reason = "it contains a backslash or a control character"
         elif max(map(_bytes, parts)) > _LONGEST_NAME or _bytes(str(root / name)) > _LONGEST_PATH:
             reason = "it is too long"
         else:
             beside = next(("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in files), None)
-            reason = f"{beside[:100]!r} is a file beside it" if beside else ""
+            reason = f"{beside[:100]!r} is an object too" if beside else ""
         if reason:
-            raise UserError(f"{what}: no local file can stand for the object {name[:100]!r}: {reason}: rename it")
+            raise UserError(f"{setting}: the object {name[:100]!r} cannot be a local file: {reason}: rename it")
 
 
 def _bytes(name: str) -> int:
@@ -200,7 +200,7 @@ def _is_same(file: Path, remote: Remote) -> bool:
 
 
 def _looks_the_same(file: Path, remote: Remote) -> bool:
-    """By size and time alone: whether it has its contents is another question."""
+    """Compares size and time only, so that a sparse file matches too."""
     try:
         found = file.lstat()
     except OSError:
@@ -209,7 +209,7 @@ def _looks_the_same(file: Path, remote: Remote) -> bool:
 
 
 def _time_of(remote: Remote) -> int:
-    """The time of change, in nanoseconds: the generation, in microseconds, is the same wherever it is fetched."""
+    """Returns the modification time, in ns, from the generation, in µs, so that it is the same on every machine."""
     return remote.generation * 1000
 
 
@@ -218,7 +218,7 @@ def _set_time(file: Path, remote: Remote) -> None:
 
 
 def _clear(local: Path, names: Iterable[str]) -> None:
-    """Removes what no object stands for from the local copy, and a file where a folder must be or the other way."""
+    """Removes files without an object from the local copy, also a file in place of a folder and vice versa."""
     kept = {str(local / name) for name in names}
     if not local.is_dir():
         if str(local) not in kept:

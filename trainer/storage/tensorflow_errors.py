@@ -1,4 +1,4 @@
-"""What TensorFlow says of a disk that it cannot write to, in the words of this package."""
+"""Turns TensorFlow's errors about a disk that it cannot write to into this package's errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from trainer.storage import cannot_write
 
 @contextmanager
 def tensorflow_writing(path: Path) -> Iterator[None]:
-    """Turns what hinders TensorFlow's own writing within the block into a UserError that names `path`.
+    """Turns errors of TensorFlow's own writing within the block into a UserError that names `path`.
 
-    A full disk is a ResourceExhaustedError to TensorFlow, as an exhausted memory is.
+    TensorFlow reports a full disk as a ResourceExhaustedError, like exhausted memory.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Local results -> Cloud Storage, in the background: training writes files as ever, a thread sends them in order.
+"""Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
 
-What the service does not take now is tried again until `close`; what it refuses, as for a missing permission, is raised
-at the next `put`, so that no run goes on whose results cannot be kept.
+Failed uploads are retried until `close`. A rejected one, as for a missing permission, is raised at the next `put`, so
+that no run continues without a place to store its results.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from trainer.log import log
 from trainer.storage.address import Address
 from trainer.storage.gcs import connect
 
-_AGAIN_AFTER = 15  # seconds, when what the service did not take is tried again
+_RETRY_SECONDS = 15
 
 
 @dataclass
@@ -28,117 +28,113 @@ class _Task:
 
 @dataclass
 class _Repeated:
-    """A file, or all files of a folder, to be sent again whenever they have changed."""
+    """Holds a file or folder that is uploaded at intervals, and the state of its files at the last upload."""
 
     path: Path
     seconds: float
     due: float = 0.0
-    sent: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and time of change when last sent
+    uploaded: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and modification time
 
     def changed(self) -> dict[Path, tuple[int, int]]:
-        """The files that are not as they were sent last."""
+        """Returns the files that have changed since the last upload."""
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         states = {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}
-        return {file: state for file, state in states.items() if self.sent.get(file) != state}
+        return {file: state for file, state in states.items() if self.uploaded.get(file) != state}
 
 
 class Uploader:
-    """Mirrors local folders to Cloud Storage. `places`: each local folder, and the address that it stands for.
+    """Uploads local folders to Cloud Storage. `addresses`: the address of each local folder.
 
-    Tasks are done one after the other, in the order they were given; a file is read when its turn comes. All methods
-    return at once but `join`; they may be called from any thread. Paths outside `places` raise ValueError.
+    Tasks run one after another; a file is read when its task runs. All methods but `join` return at once; they may be
+    called from any thread. They raise ValueError for a path outside the folders.
     """
 
-    def __init__(self, places: Mapping[Path, Address]) -> None:
+    def __init__(self, addresses: Mapping[Path, Address]) -> None:
         self._gcs = connect()
-        self._places = dict(sorted(places.items(), key=lambda place: -len(place[0].parts)))
-        self._tasks: list[_Task] = []  # the first is in work
-        self._outdated: list[_Task] = []  # folders to remove when there is something newer
+        self._addresses = dict(sorted(addresses.items(), key=lambda item: -len(item[0].parts)))  # innermost first
+        self._tasks: list[_Task] = []  # the first is running
+        self._outdated: list[_Task] = []  # folders to remove when a newer one is complete
         self._repeated: list[_Repeated] = []
         self._generations: dict[Address, int] = {}
-        self._refused: Exception | None = None
+        self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
-        self._changed = threading.Condition()  # over an RLock: put takes it twice
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
 
     def put(self, path: Path) -> None:
-        """Sends a file as it will be when its turn comes. UserError where an upload before was refused."""
+        """Queues a file. Raises the error of an earlier upload that was rejected."""
         with self._changed:
-            if all(task.path != path for task in self._tasks[1:]):  # what waits already will send the newest content
+            if all(task.path != path for task in self._tasks[1:]):  # a queued task will send the newest content
                 self._add(path, partial(self._send, path))
 
     def put_folder(self, folder: Path, last: str | None = None) -> None:
-        """Sends all files of a folder, the one called `last` when all others are there.
+        """Queues all files of a folder, `last` after the others.
 
-        An older `last` at that address is removed first: whoever sees it sees the whole folder that it speaks of.
+        An older `last` at the address is deleted first, so that its presence always means a complete folder.
         """
         with self._changed:
             self._drop(folder)
             self._add(folder, partial(self._send_folder, folder, last))
 
     def every(self, path: Path, seconds: float) -> None:
-        """Sends a file, or the files of a folder, this often and at each `join`, where they have changed."""
+        """Uploads changed files of a file or folder at this interval and at each `join`."""
         with self._changed:
             self._remote(path)
             self._repeated.append(_Repeated(path, seconds, time.monotonic() + seconds))
             self._wake()
 
     def remove(self, folder: Path, first: str | None = None) -> None:
-        """Removes a folder here and, the file called `first` before the others, there; drops what waits of it.
+        """Removes a folder and its queued tasks locally, and later its objects, `first` before the others.
 
-        There it goes when a later folder with a `last` has been sent, or all that waits: of checkpoints that are made
-        faster than they can be sent, a whole one is there at any time. What is being sent is let through.
+        The objects are deleted after the next `put_folder` with a `last`, or when the queue is empty: even if
+        checkpoints are written faster than they are uploaded, the bucket always has a complete one. A running upload
+        is finished.
         """
         with self._changed:
             self._remote(folder)
-            in_work = any(task.path == folder for task in self._tasks[:1])
+            running = any(task.path == folder for task in self._tasks[:1])
             self._drop(folder)
             self._outdated.append(_Task(folder, partial(self._remove, folder, first)))
             self._wake()
-        if not in_work:
+        if not running:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _drop(self, folder: Path) -> None:
-        """Forgets what waits to be done with a folder."""
+        """Removes the queued tasks of a folder."""
         self._tasks[1:] = [task for task in self._tasks[1:] if not task.path.is_relative_to(folder)]
         self._outdated = [task for task in self._outdated if task.path != folder]
 
     def join(self, seconds: float) -> list[str]:
-        """Waits until all is sent, `seconds` at most. Returns the local paths that were not; they stay in the queue."""
-        deadline = time.monotonic() + seconds
+        """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
         with self._changed:
             for repeated in self._repeated:
                 repeated.due = 0.0
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: self._refused or not (self._tasks or self._outdated or any(r.due == 0 for r in self._repeated)),
-                max(0.0, deadline - time.monotonic()),
+                lambda: (
+                    self.rejection or not (self._tasks or self._outdated or any(r.due == 0 for r in self._repeated))
+                ),
+                max(0.0, seconds),
             )
-            unsent = [task.path for task in self._tasks]
-            unsent += [file for repeated in self._repeated if repeated.due == 0 for file in repeated.changed()]
-            return list(dict.fromkeys(map(str, unsent)))
-
-    @property
-    def refused(self) -> Exception | None:
-        """Why nothing more can be sent, None while all is well."""
-        return self._refused
+            pending = [task.path for task in self._tasks]
+            pending += [file for repeated in self._repeated if repeated.due == 0 for file in repeated.changed()]
+            return list(dict.fromkeys(map(str, pending)))
 
     def close(self) -> None:
-        """Ends the thread, when the task that it is in is done or has failed; what waits is not sent."""
+        """Ends the thread after its current task; queued tasks are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _add(self, path: Path, work: Callable[[], None]) -> None:
-        with self._changed:
-            if self._refused:
-                raise self._refused
-            self._remote(path)
-            self._tasks.append(_Task(path, work))
-            self._wake()
+        if self.rejection:
+            raise self.rejection
+        self._remote(path)
+        self._tasks.append(_Task(path, work))
+        self._wake()
 
     def _wake(self) -> None:
-        """Begins with the first task: who sends nothing has no thread. A refusal has ended it for good."""
+        """Starts the thread with the first task. After a rejection it has ended and does not start again."""
         if self._thread.ident is None:
             self._thread.start()
         self._changed.notify_all()
@@ -147,16 +143,16 @@ class Uploader:
         while task := self._next():
             try:
                 task.work()
-            except FileNotFoundError as error:  # deleted before its turn: only a delete that was asked for excuses it
-                log.warning(f"{error.filename}: was gone before it could be sent")
+            except FileNotFoundError as error:
+                log.warning(f"{error.filename}: deleted before it could be uploaded")
             except (PlatformFault, OSError) as error:
-                log.warning(f"{error} (tried again in {_AGAIN_AFTER} s)")
-                with self._changed:  # a join, or what is put meanwhile, ends the pause
-                    self._changed.wait(_AGAIN_AFTER)
+                log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+                with self._changed:  # a join or a new task ends the wait
+                    self._changed.wait(_RETRY_SECONDS)
                 continue
-            except Exception as error:  # refused for good, or a fault of ours: nothing more can be kept
+            except Exception as error:  # rejected, or a bug of this package: nothing more can be uploaded
                 with self._changed:
-                    self._refused = error
+                    self.rejection = error
                     self._changed.notify_all()
                 return
             with self._changed:
@@ -164,7 +160,7 @@ class Uploader:
                 self._changed.notify_all()
 
     def _next(self) -> _Task | None:
-        """The first task; repeated files that are due become one when nothing else waits. None once it is closed."""
+        """Returns the first task, or a repeated upload that is due when no other task is queued; None after `close`."""
         with self._changed:
             while not (self._tasks or self._closed):
                 if self._outdated:
@@ -196,10 +192,10 @@ class Uploader:
                 self._outdated = [task for task in self._outdated if task.path == folder]
 
     def _send_changed(self, repeated: _Repeated) -> None:
-        repeated.due = time.monotonic() + repeated.seconds  # before: a join meanwhile asks for another look
+        repeated.due = time.monotonic() + repeated.seconds  # first, because a join meanwhile resets it
         for file, state in repeated.changed().items():
             self._send(file)
-            repeated.sent[file] = state
+            repeated.uploaded[file] = state
 
     def _remove(self, folder: Path, first: str | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -209,8 +205,8 @@ class Uploader:
             self._generations.pop(remote.address, None)
 
     def address_of(self, path: Path) -> Address | None:
-        """Where `path` is sent to; None outside of all places."""
-        for local, address in self._places.items():
+        """Returns the address of `path`; None outside the mirrored folders."""
+        for local, address in self._addresses.items():
             if path == local:
                 return address
             if path.is_relative_to(local):
@@ -220,5 +216,5 @@ class Uploader:
     def _remote(self, path: Path) -> Address:
         address = self.address_of(path)
         if address is None:
-            raise ValueError(f"{path} is in none of {', '.join(map(str, self._places))}")
+            raise ValueError(f"{path} is in none of {', '.join(map(str, self._addresses))}")
         return address

@@ -207,7 +207,7 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None
             said.append(process.communicate(timeout=60)[1])
 
     assert compare(planned((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
-    line = f"error: out={tmp_path}/out: another run writes there now: wait for it, or give another --out\n"
+    line = f"error: out={tmp_path}/out: another run is writing to it: wait for that run, or use another --out\n"
     assert said == [line]
 
 
@@ -403,7 +403,7 @@ def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> No
     with deploy("compare", *flags) as process:
         _, error = process.communicate(timeout=120)
     assert (process.returncode, error.count("\n")) == (2, 1)
-    assert error.startswith(f"error: data={tmp_path}/photos: no image files here")
+    assert error.startswith(f"error: data={tmp_path}/photos: no image files found")
     assert not (tmp_path / "out" / "report.html").exists()
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir()

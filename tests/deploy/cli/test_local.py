@@ -255,8 +255,8 @@ def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("below", "line"),
     [
-        ("file", "job_dir={}: cannot write there (that is no folder): give a folder that you may write to"),
-        ("file/job", "job_dir={}: cannot write there (Not a directory): give a folder that you may write to"),
+        ("file", "job_dir={}: cannot write there (not a folder): use a folder that you can write to"),
+        ("file/job", "job_dir={}: cannot write there (Not a directory): use a folder that you can write to"),
         ("other", "job_dir={} holds another run (model: 'mlp' there, 'wgan_gp' here): give another --job_dir"),
     ],
 )

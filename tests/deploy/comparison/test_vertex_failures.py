@@ -226,7 +226,7 @@ def test_a_missing_result_is_reported(command: Callable[..., tuple[int, str]], c
     code, shown = command("cpu")
     assert code == 2
     assert "cpu, repeat 1: output=gs://" in shown
-    assert "nothing lies there" in shown
+    assert "no objects found" in shown
 
 
 def test_a_damaged_record_is_named(command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path) -> None:

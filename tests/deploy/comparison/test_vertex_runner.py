@@ -120,7 +120,7 @@ def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
         command("l4x1", "--dry_run")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot write there \(that is no folder\)"):
+    with pytest.raises(UserError, match=r"cannot write there \(not a folder\)"):
         command("l4x1", "--dry_run")
 
 

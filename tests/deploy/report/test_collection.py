@@ -57,7 +57,7 @@ def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address)
     put(tmp_path / "runs", bucket / "lab/runs")
     (row,) = measure(collect([f"{bucket}lab/runs"]))
     assert (row.tier, row.machine, row.repeats, row.price_per_hour) == ("two", "n1", 2, 1.0)
-    with pytest.raises(UserError, match=r"report=gs://.*/lab/none: nothing lies there"):
+    with pytest.raises(UserError, match=r"report=gs://.*/lab/none: no objects found"):
         collect([f"{bucket}lab/none"])
     with pytest.raises(UserError, match="did you mean gs://"):
         collect(["gs:/bucket/runs"])

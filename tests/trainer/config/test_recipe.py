@@ -83,7 +83,7 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
         (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
         (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
-        (["--cache_dir=gs://bucket/cache"], "cache_dir=gs://bucket/cache: only local paths are read and written here"),
+        (["--cache_dir=gs://bucket/cache"], "cache_dir=gs://bucket/cache: only local paths are supported here"),
         (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
         (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
         (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),

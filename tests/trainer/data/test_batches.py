@@ -1,4 +1,4 @@
-"""The order of the data is a function of (seed, step), whoever reads which rows."""
+"""Tests that the order of the data is a function of (seed, step), whichever replica reads the rows."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from trainer.errors import PlatformFault, UserError
 
 
 def numbered(examples: int) -> Arrays:
-    """Images whose pixel is their row number."""
+    """Returns images whose pixel is their row number."""
     return Arrays(np.arange(examples, dtype=np.int32).reshape(-1, 1, 1, 1), np.arange(examples))
 
 
 def part_of(cluster: Cluster, replicas: int, rows: int) -> Replicas:
-    """One worker's part of a global batch of `rows` a replica; its strategy is of no account."""
+    """Returns one worker's part of a global batch of `rows` per replica, without a strategy."""
     devices = tuple(f"CPU:{number}" for number in range(replicas))
     return Replicas(None, devices, rows, cluster.workers * replicas * rows, cluster)
 
@@ -98,9 +98,9 @@ def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "line"),
     [
-        (np.zeros((0, 8, 8, 1)), None, "at least one is needed"),
+        (np.zeros((0, 8, 8, 1)), None, "with at least one example"),
         (np.zeros((5, 8, 8)), None, "(5, 8, 8)"),
-        (np.zeros((5, 8, 8, 1)), np.zeros(4), "one number each"),
+        (np.zeros((5, 8, 8, 1)), np.zeros(4), "one integer per image"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str) -> None:
@@ -125,7 +125,7 @@ def not_a_dataset(config: TrainConfig) -> int:
     ("function", "line"),
     [
         ("few", "3 examples are fewer than global_batch_size=64"),
-        ("wrong_size", "images are (5, 5, 1), the settings say (32, 32, 1)"),
+        ("wrong_size", "images are (5, 5, 1), but the settings require (32, 32, 1)"),
         ("not_a_dataset", "it returned int"),
         ("no_such_function", "has no function no_such_function"),
     ],
@@ -143,7 +143,7 @@ def test_a_users_own_source_that_cannot_be_imported_is_named() -> None:
 
 @pytest.mark.parametrize("kind", [UserError, PlatformFault])
 def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
-    """It passes through TensorFlow, which would make an UnknownError of it."""
+    """Raises an error inside TensorFlow, which would turn it into an UnknownError."""
     error = kind("part-3#1: cannot be decoded; gs://bucket/ä")
 
     def read(rows: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Image files of any kind, also broken ones: right, or refused with a reason; never a crash."""
+"""Tests that image files of any kind, also broken ones, are decoded or rejected with a reason."""
 
 import csv
 import io
@@ -52,7 +52,7 @@ def test_modes_become_the_channels_asked_for() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied(orientation: int) -> None:
-    """A picture whose bright corner is at the top left once turned upright, stored in each of the eight ways."""
+    """Stores a picture, whose bright corner is at the top left when upright, in each of the eight orientations."""
     upright = np.zeros((16, 16), np.uint8)
     upright[:6, :6] = 200
     stored = {
@@ -125,5 +125,5 @@ def test_a_folder_of_nasty_files_trains_without_the_bad_ones(tmp_path: Path) -> 
     assert sorted(bad) == [
         "header_only.jpg", "html_error_page.jpg", "truncated_half.jpg", "zero_bytes.jpg", "zero_bytes.png",
     ]  # fmt: skip
-    assert dataset.train.count == 14 - 1 - len(bad)  # and .hidden.jpg is not looked at
+    assert dataset.train.count == 14 - 1 - len(bad)  # .hidden.jpg is ignored
     assert dataset.notes["converted"]["16 bits to 8"] == 1

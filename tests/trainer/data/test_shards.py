@@ -1,4 +1,4 @@
-"""Prepared shards: made once from any source, whole or not at all, and read with flat memory."""
+"""Tests that prepared shards are written atomically from any source, and read with constant memory."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def config(data: Path, **settings: Any) -> TrainConfig:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
+    """Writes class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
     folder = tmp_path / "photos"
     for split, name, levels in (("train", "a", range(30)), ("train", "b", range(100, 120)), ("val", "a", range(5))):
         (folder / split / name).mkdir(parents=True)
@@ -42,9 +42,9 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten images a shard."""
-    real = prepare_module._source
-    monkeypatch.setattr(prepare_module, "_source", lambda config, per_shard: real(config, 10))
+    """Puts ten images into each shard."""
+    real = prepare_module.source_of
+    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 10))
 
 
 def quiet(done: int, total: int) -> None:
@@ -115,16 +115,18 @@ def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
     destination = tmp_path / "shards"
     index = prepare(config(photos), destination, 64, quiet)
     assert prepare(config(photos), destination, 64, quiet) == index
-    with pytest.raises(UserError, match=rf"other data or settings \(image_size: {SIZE} there, 32 here\): give another"):
+    with pytest.raises(
+        UserError, match=rf"other data or settings \(image_size: {SIZE} in the shards, now 32\): use another"
+    ):
         prepare(config(photos, image_size=32), destination, 64, quiet)
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
-    with pytest.raises(UserError, match=r"other data or settings \(its files changed, or the size of a shard\)"):
+    with pytest.raises(UserError, match=r"other data or settings \(its files or the shard size changed\)"):
         prepare(config(photos), destination, 64, quiet)
 
 
 @pytest.mark.parametrize("kind", ["npz", "idx", "tfrecord", "folder"])
 def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path: Path, kind: str) -> None:
-    """A folder and TFRecord files of which a part is held back: read as a whole, as the other kinds."""
+    """Holds back a part, so that a folder and TFRecord files are read as a whole, like the other kinds."""
     source = tmp_path / "source"
 
     def write(level: int) -> None:
@@ -145,7 +147,7 @@ def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path
     index = prepare(given, tmp_path / "shards", 64, quiet)
     assert prepare(given, tmp_path / "shards", 64, quiet) == index
     write(8)
-    with pytest.raises(UserError, match="holds shards of other data or settings"):
+    with pytest.raises(UserError, match="contains shards of other data or settings"):
         prepare(given, tmp_path / "shards", 64, quiet)
 
 
@@ -196,8 +198,8 @@ def test_files_with_and_without_labels_are_refused(tmp_path: Path, capsys: pytes
     write_tfrecord(tmp_path / "a.tfrecord", [{"image": png(1), "label": 1}])
     write_tfrecord(tmp_path / "b.tfrecord", [{"image": png(2)}])
     assert main([str(tmp_path), str(tmp_path / "shards"), f"--image_size={SIZE}"]) == 2
-    assert "some files have labels and some have none" in capsys.readouterr().err
-    with pytest.raises(UserError, match="some records have a label"):
+    assert "some files have labels and some do not" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"some records \(image/class/label or label\) have labels and some do not"):
         load_dataset(config(tmp_path))
 
 
@@ -236,8 +238,8 @@ Damage = Callable[[Path], object]
         (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
         (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
         (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
-        (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index says"),
-        (lambda f: flip(f / "train-00000.bin"), "its checksum is not that of the index"),
+        (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index requires"),
+        (lambda f: flip(f / "train-00000.bin"), "its checksum differs from the index"),
         (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
         (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
     ],
@@ -271,7 +273,7 @@ def rename_in_index(folder: Path, name: str) -> None:
     ],
 )
 def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
-    """A restart may find it again; where not, it says so as above."""
+    """Expects a PlatformFault, because a restart may find the file again."""
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     train = load_dataset(config(tmp_path / "shards", data_memory_mib=0)).train
     damage(tmp_path / "shards" / "train-00000.bin")
@@ -294,7 +296,7 @@ def test_shards_that_go_while_they_are_prepared_anew_are_named(photos: Path, tmp
 
 def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path) -> None:
     prepare(config(photos), tmp_path / "shards", 64, quiet)
-    with pytest.raises(UserError, match=r"images are \(16, 16, 1\), the settings say \(32, 32, 1\)"):
+    with pytest.raises(UserError, match=r"images are \(16, 16, 1\), but the settings require \(32, 32, 1\)"):
         load_dataset(config(tmp_path / "shards", image_size=32))
 
 
@@ -318,7 +320,7 @@ for _ in range(2 * train.count // 64):
     next(rows)
 after = memory_gib()
 print(type(train).__name__, train.count, round(1024 * (after - empty)), round(1024 * (after - before)))
-del rows  # what it prefetches must not meet the interpreter's end
+del rows  # ends prefetching before the interpreter exits
 """
 
 

@@ -38,9 +38,13 @@ def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
     [
         (TrainConfig(), {}, "job_dir is missing"),
         (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
-        (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "can be reached"),
+        (
+            TrainConfig(),
+            {"AIP_MODEL_DIR": "s3://bucket/model/"},
+            "must be a local path, gs://BUCKET/… or /gcs/BUCKET/…",
+        ),
         (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
-        (TrainConfig(job_dir=__file__), {}, "cannot write there (that is no folder)"),
+        (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
     ],
 )
 def test_where_a_run_cannot_write_is_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
@@ -65,7 +69,9 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
         assert other.stdout is not None
         try:
             assert other.stdout.readline() == "open\n"
-            with pytest.raises(UserError, match="another run writes there now: wait for it, or give another --job_dir"):
+            with pytest.raises(
+                UserError, match="another run is writing to it: wait for that run, or use another --job_dir"
+            ):
                 open_job_dir(TrainConfig(job_dir=str(tmp_path)))
             open_job_dir(TrainConfig(job_dir=str(tmp_path / "another")))
         finally:
@@ -110,7 +116,7 @@ def test_a_path_that_is_at_fault_is_not_blamed_on_the_disk(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path / "folder", tmp_path / ("x" * 300)):
-        with pytest.raises(UserError, match=r"cannot be written: .*: give a path that is there and yours to write"):
+        with pytest.raises(UserError, match=r"cannot be written: .*: use an existing path that you can write to"):
             write_whole(path, "new")
 
 
@@ -122,7 +128,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"result\.json cannot be written: No space left on device: free or mend"):
+    with pytest.raises(UserError, match=r"result\.json cannot be written: No space left on device: free or repair"):
         write_whole(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]

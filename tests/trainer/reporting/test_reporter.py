@@ -18,6 +18,7 @@ from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak
 from trainer.reporting.stats import Stats
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
+from trainer.terminal import duration
 
 
 def events(folder: Path) -> list[Any]:
@@ -124,8 +125,8 @@ def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(75, "1:15"), (0.2, "0:00"), (3725, "1:02:05")])
-def test_clock(seconds: float, shown: str) -> None:
-    assert console.clock(seconds) == shown
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
 
 
 def test_the_call_that_traces_says_nothing_of_speed() -> None:

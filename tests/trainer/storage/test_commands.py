@@ -1,4 +1,4 @@
-"""The commands that a user types, with data in a bucket."""
+"""Tests the commands with data in a bucket."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SMALL = [
 
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """The command, with `more` environment variables."""
+    """Runs the command with `more` environment variables."""
     command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *SMALL, *arguments]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")} | more
     return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
@@ -43,7 +43,7 @@ def test_the_same_run_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     ("flag", "line"),
     [
         ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
-        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: nothing lies there"),
+        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
         ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
     ],
 )

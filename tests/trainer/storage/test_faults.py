@@ -1,4 +1,4 @@
-"""Bad days: the result is right or the line is clear; nothing partial stands under a final name; nothing hangs."""
+"""Tests faults of network and server: the result is right or the error clear, no file is partial, nothing hangs."""
 
 import re
 from dataclasses import replace
@@ -54,9 +54,9 @@ def test_a_fault_for_good_ends_in_a_line_within_the_limits(
 ) -> None:
     monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=0.7))
     proxy.faults.append(Fault(kind, times=FOREVER))
-    with pytest.raises(PlatformFault, match="Cloud Storage does not answer as it should") as caught:
+    with pytest.raises(PlatformFault, match="request to Cloud Storage failed") as caught:
         stage(filled.url("d"), "data", str(tmp_path))
-    assert proxy.count("GET", "alt=media") < 200  # 0.7 seconds of attempts: the usual minute holds more, of any kind
+    assert proxy.count("GET", "alt=media") < 200  # 0.7 seconds of retries: a full minute has more
     assert str(caught.value).startswith(f"gs://{filled.name}/d/")
     assert len(str(caught.value).splitlines()) == 1
     assert files(tmp_path) == []
@@ -64,7 +64,7 @@ def test_a_fault_for_good_ends_in_a_line_within_the_limits(
 
 def test_a_wrong_checksum_for_good_names_the_object(filled: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults.append(Fault("flip", path="/3?", times=FOREVER))
-    with pytest.raises(PlatformFault, match=r"/d/3: arrived damaged 3 times"):
+    with pytest.raises(PlatformFault, match=r"/d/3: wrong checksum after 3 downloads"):
         stage(filled.url("d"), "data", str(tmp_path))
     assert proxy.count("GET", "/3?") == 3
     assert all(file.name != "3" for file in files(tmp_path))
@@ -96,7 +96,7 @@ def test_what_was_replaced_while_it_was_read_is_no_mistake_of_the_user(
     filled: Bucket, proxy: Proxy, tmp_path: Path
 ) -> None:
     proxy.faults.append(Fault(404, times=FOREVER, after=3))
-    with pytest.raises(PlatformFault, match=r"gone, or replaced while it was read$"):
+    with pytest.raises(PlatformFault, match=r"deleted or replaced while it was read$"):
         stage(filled.url("d"), "data", str(tmp_path))
     proxy.heal()
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
@@ -107,7 +107,7 @@ def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(bucket: Bucke
     bucket.put("x", b"1" * size)
     listed = Staged(bucket.address("x"), "data", str(tmp_path))
     bucket.put("x", b"2" * size)
-    with pytest.raises(PlatformFault, match=r"/x: gone, or replaced while it was read$"):
+    with pytest.raises(PlatformFault, match=r"/x: deleted or replaced while it was read$"):
         listed.fetch()
     assert files(tmp_path) == []
     assert stage(bucket.url("x"), "data", str(tmp_path)).read_bytes() == b"2" * size
@@ -128,7 +128,7 @@ def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, ki
     generation = connect().upload(file, bucket.address("out"))
     blob = bucket.bucket.get_blob("out")
     assert (bucket.content("out"), blob.generation, blob.crc32c) == (CONTENT, generation, crc32c_of(file))
-    if kind == "lost":  # stored at the first attempt: the second was refused by its precondition, not written
+    if kind == "lost":  # stored at the first attempt; the precondition rejected the second
         assert proxy.count("POST", "/upload/") == 2
         assert len(list(bucket.client.list_blobs(bucket.name, versions=True))) == 1
 
@@ -137,11 +137,11 @@ def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path:
     file = tmp_path / "file"
     file.write_bytes(b"first")
     first = connect().upload(file, bucket.address("out"))
-    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the same is there already
+    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the content is the same
     file.write_bytes(b"second")
-    assert connect().upload(file, bucket.address("out"), known=first) != first
+    assert connect().upload(file, bucket.address("out"), replaced=first) != first
     file.write_bytes(b"third")
-    connect().upload(file, bucket.address("out"))  # not known: looked up, then replaced
+    connect().upload(file, bucket.address("out"))  # without the generation: looked up, then replaced
     assert bucket.content("out") == b"third"
 
 

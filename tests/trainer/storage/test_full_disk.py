@@ -1,4 +1,4 @@
-"""A disk that really is full: one line, exit code 2, the last good checkpoint whole, and the same command goes on."""
+"""Tests a full disk: one line, exit code 2, the last checkpoint is intact, and the same command resumes."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ RUN = [
 
 
 class Filling(keras.callbacks.Callback):
-    """Fills the disk after step `at_step`, or after training for 40, with `saved` as the last checkpoint there.
+    """Fills the disk after step `at_step`, or after training for 40, when checkpoint `saved` exists.
 
     `room` bytes are left free.
     """
@@ -45,7 +45,7 @@ class Filling(keras.callbacks.Callback):
             self.fill()
 
     def await_save(self) -> None:
-        """It is written in the background."""
+        """Waits for the checkpoint, which is written in the background."""
         deadline = time.monotonic() + 30
         while not (self.disk / "job" / "checkpoints" / f"step-{self.saved:08d}").is_dir():
             assert time.monotonic() < deadline
@@ -70,7 +70,7 @@ def filling() -> list[keras.callbacks.Callback]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 4 MiB."""
+    """Mounts a file system of 4 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
@@ -82,7 +82,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def _console(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leaves logging and signals as the entry point found them."""
+    """Restores logging and signals."""
     monkeypatch.setattr(log, "handlers", list(log.handlers))
     monkeypatch.setattr(log, "propagate", log.propagate)
     monkeypatch.setattr(log, "level", log.level)
@@ -91,7 +91,7 @@ def _console(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-CASES = {  # flags, after which step, with which checkpoint there, room in bytes, what cannot be written
+CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be written
     "checkpoint": ("--checkpoint_every_steps=2", 5, 4, 16384, "checkpoints/step-00000006"),
     "sample": ("--checkpoint_every_steps=4 --sample_every_steps=5", 5, 4, 0, "samples/step-00000005.png"),
     "stats": ("--checkpoint_every_steps=20 --report_every_steps=1", 21, 20, 0, "stats.jsonl"),
@@ -101,7 +101,7 @@ CASES = {  # flags, after which step, with which checkpoint there, room in bytes
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, **when: object) -> None:
-    """When and how far `Filling` fills the disk."""
+    """Sets when and how far `Filling` fills the disk."""
     for name, value in when.items():
         monkeypatch.setattr(Filling, name, value, raising=False)
 
@@ -118,7 +118,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert task.main(command) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {disk / 'job' / file} cannot be written: No space left on device: ")
-    assert "free or mend the disk, then give the same command again" in told
+    assert "free or repair the disk, then run the same command again" in told
     assert told.count("\n") == 1
     kept = whole_checkpoints(disk / "job" / "checkpoints")
     assert kept
@@ -156,7 +156,7 @@ def test_event_files_on_a_full_disk_do_not_speak_of_memory(disk: Path) -> None:
     events = EventFiles(disk / "logs")
     fill_up(disk, 0)
     with pytest.raises(UserError, match="logs cannot be written: No space left on device: free"):
-        for step in range(500):  # what fits into the page that is there already is written
+        for step in range(500):  # writes that fit into an allocated page succeed
             events.scalars(step, {"loss": 1.0})
             events.flush()
     (disk / "ballast").unlink()

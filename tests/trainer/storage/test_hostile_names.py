@@ -1,4 +1,4 @@
-"""A bucket with object names that no file system has: refused in one line or left where they are; nothing elsewhere."""
+"""Tests that object names that are invalid as file names are rejected or ignored, and write nothing elsewhere."""
 
 import json
 import re
@@ -36,7 +36,7 @@ _names = st.lists(_name.filter(lambda name: 0 < len(name.encode()) < 900), min_s
 
 
 def readers(url: str, cache: str) -> list[Callable[[], Any]]:
-    """All that fetches what lies at an address, into `cache`."""
+    """Returns everything that downloads an address to `cache`."""
     flags = [f"--cache_dir={cache}", "--model=mlp", "--image_size=8"]
     job = resolve([*flags, f"--job_dir={url}"]).config
     data = resolve([*flags, f"--data={url}"]).config
@@ -63,7 +63,7 @@ def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFact
     for read in readers(bucket.url(prefix), str(base / "cache")):
         one_line(read)
     files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
-    # One folder of the cache an address, this one or that of a checkpoint below it: the copy, a job's files, locks.
+    # One cache folder per address, of `url` or of a checkpoint below it: the copy, a job's files, locks.
     allowed = re.compile(rf"cache/{bucket.name}-[0-9a-f]{{16}}/(local/({prefix}|step-\d+)/|run/|\.?lock$)")
     assert [file for file in files if not allowed.match(file)] == []
 

@@ -1,4 +1,4 @@
-"""A job directory in a bucket: trained, killed, gone on with, exported, as in a local one."""
+"""Tests that a job directory in a bucket is trained, killed, resumed and exported like a local one."""
 
 import json
 import os
@@ -39,7 +39,7 @@ FLAGS = [
 
 @pytest.fixture(autouse=True)
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(uploader_module, "_AGAIN_AFTER", 0.1)
+    monkeypatch.setattr(uploader_module, "_RETRY_SECONDS", 0.1)
     yield
     Killing.at = 0
 
@@ -73,7 +73,7 @@ def result(bucket: Bucket, at: str = "runs/7/result.json") -> dict[str, Any]:
 
 
 def steps_kept(bucket: Bucket, below: str = "runs/7/checkpoints/") -> list[str]:
-    """Of the checkpoints whose manifest is there."""
+    """Returns the folders of the checkpoints with a manifest."""
     names = [name.removeprefix(below) for name in bucket.names() if name.startswith(below)]
     return [name.split("/")[0] for name in names if name.endswith("/manifest.json")]
 
@@ -92,7 +92,7 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     assert any("model.keras" in request for request in uploads)
 
     assert run(config_of(bucket, tmp_path / "another machine", "--steps=40")) == DONE
-    assert steps_kept(bucket) == ["step-00000030", "step-00000040"]  # the older ones were this bucket's alone
+    assert steps_kept(bucket) == ["step-00000030", "step-00000040"]  # the older ones existed in this bucket only
     assert not any("step-00000010" in name or "step-00000020" in name for name in bucket.names())
     assert reported(bucket) == [5, 10, 15, 20, 25, 30, 35, 40]
     assert len([name for name in bucket.names() if "/logs/events" in name]) == 2
@@ -120,7 +120,7 @@ def test_event_files_are_sent_at_intervals_not_at_each_flush(bucket: Bucket, pro
     job_dir.mirror.close()
     (name,) = (name for name in bucket.names() if "/logs/events" in name)
     assert bucket.content(name) == next(job_dir.logs.iterdir()).read_bytes()
-    assert proxy.count("POST", name) <= 2  # once at the end, and at most once before, where a minute went by
+    assert proxy.count("POST", name) <= 2  # once at the end, and once before if a minute passed
 
 
 def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
     Killing.at = 12
     flags = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
     assert run(config_of(bucket, tmp_path, *flags)) == INTERRUPTED
-    assert re.search(r"not sent within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
+    assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
     assert steps_kept(bucket) == ["step-00000010"]
 
 

@@ -1,4 +1,4 @@
-"""Before any training: each thing that would fail later is one line, soon."""
+"""Tests that whatever would fail later is reported in one line before any training."""
 
 import socket
 import subprocess
@@ -31,8 +31,8 @@ def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
         (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
         (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
         (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
-        (Fault(503, "GET", "/o?", FOREVER), "does not answer as it should"),
-        (Fault("stall", "GET", "/o?", FOREVER), "does not answer as it should"),
+        (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+        (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
         (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
         (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
     ],
@@ -41,9 +41,9 @@ def test_each_failure_is_a_line(
     bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("d/x", b"1")
-    monkeypatch.setattr(preflight, "_PATIENCE", gcs.Limits(retry=1, pause=0.5, connect=1, silence=1))
+    monkeypatch.setattr(preflight, "_LIMITS", gcs.Limits(retry=1, pause=0.5, connect=1, read=1))
     proxy.faults.append(fault)
-    kind = PlatformFault if "as it should" in line else UserError
+    kind = PlatformFault if "failed" in line else UserError
     with pytest.raises(kind) as caught:
         preflight.preflight({"data": bucket.url("d")}, {"job_dir": bucket.url("runs")})
     assert line.replace("BUCKET", bucket.name) in str(caught.value)
@@ -53,17 +53,17 @@ def test_each_failure_is_a_line(
 def test_typos_and_what_is_not_there(bucket: Bucket) -> None:
     for path, line in (
         ("gs:/x", "did you mean gs://x?"),
-        (bucket.url("none"), "nothing lies there"),
-        ("gs://no-such-bucket-at-all/x", "there is no such bucket"),
+        (bucket.url("none"), "no objects found"),
+        ("gs://no-such-bucket-at-all/x", "bucket not found"),
     ):
         with pytest.raises(UserError, match=line):
             preflight.preflight({"data": path}, {})
-    with pytest.raises(UserError, match="there is no such bucket"):
+    with pytest.raises(UserError, match="bucket not found"):
         preflight.preflight({}, {"job_dir": "gs://no-such-bucket-at-all/x"})
 
 
 def test_the_longest_wait_is_stated() -> None:
-    assert preflight._PATIENCE.retry + preflight._PATIENCE.pause < preflight.SECONDS <= 15
+    assert preflight._LIMITS.retry + preflight._LIMITS.pause < preflight.SECONDS <= 15
 
 
 def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         silent.listen()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(preflight, "SECONDS", 0.5)
-        with pytest.raises(PlatformFault, match="no answer within 0 seconds: check the network"):
+        with pytest.raises(PlatformFault, match="no response within 0 seconds: check the network"):
             preflight.preflight({"data": "gs://bucket/x"}, {})
 
 
@@ -87,7 +87,7 @@ except UserError as error:
 
 
 def test_without_credentials(tmp_path: Path) -> None:
-    """A process of its own, without the emulator, where no metadata server answers."""
+    """Runs a separate process without the emulator and without a metadata server."""
     environment = {
         "PATH": "/usr/bin", "HOME": str(tmp_path), "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path),
         "https_proxy": f"http://{free_addresses(1)[0]}",

@@ -1,4 +1,4 @@
-"""prepare from a bucket, to a bucket: shard by shard, the same shards as from and to a folder."""
+"""Tests that prepare reads from and writes to a bucket shard by shard, with the same shards as for a folder."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Fault, Proxy
 from tests.trainer.storage.test_remote_sources import KINDS, config, content, filled, image_folder
+from trainer.data import pieces
 from trainer.data import prepare as prepare_module
 from trainer.data.prepare import JOURNAL, main
 from trainer.data.sources import load_dataset
@@ -16,12 +17,12 @@ from trainer.data.sources import load_dataset
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = prepare_module._source
-    monkeypatch.setattr(prepare_module, "_source", lambda config, per_shard: real(config, 4))
+    real = prepare_module.source_of
+    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 4))
 
 
 def allocated(folder: Path) -> int:
-    """Bytes on the disk: a sparse file takes none."""
+    """Returns the bytes used on the disk: none for a sparse file."""
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
@@ -48,21 +49,21 @@ def test_the_same_shards(bucket: Bucket, tmp_path: Path, kind: str) -> None:
 def test_the_disk_holds_one_piece_of_the_source(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of 40 kB each: 20 of them are 800 kB."""
+    """Uses 20 files of 40 kB, 800 kB in all."""
     folder = tmp_path / "d"
     folder.mkdir()
     image_folder(folder)
     for file in folder.rglob("*.png"):
-        file.write_bytes(file.read_bytes() + b"x" * 40_000)  # behind the image's end
+        file.write_bytes(file.read_bytes() + b"x" * 40_000)  # after the image's end
     bucket.put_folder(folder, "d")
     most = []
-    decode = prepare_module.image_folder.decode_folder
+    decode = pieces.image_folder.decode_folder
 
     def watched(*given: Any) -> Any:
         most.append(allocated(tmp_path / "cache"))
         return decode(*given)
 
-    monkeypatch.setattr(prepare_module.image_folder, "decode_folder", watched)
+    monkeypatch.setattr(pieces.image_folder, "decode_folder", watched)
     assert main([bucket.url("d"), bucket.url("there"), "--image_size=16", f"--cache_dir={tmp_path}/cache"]) == 0
     assert len(most) == 5
     assert 4 * 40_000 <= max(most) < 6 * 40_000
@@ -76,7 +77,7 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     proxy.faults.append(Fault(503, "POST", "train-00003", times=10**9))
     command = [remote, bucket.url("there"), "--image_size=16"]
     assert main([*command, f"--cache_dir={tmp_path}/one"]) == 1
-    assert "the same command again goes on after the last whole shard" in capsys.readouterr().err
+    assert "the same command again resumes after the last complete shard" in capsys.readouterr().err
     proxy.heal()
     assert "there/index.json" not in bucket.names()
     before = len(proxy.requests)
@@ -90,8 +91,8 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     ("source", "destination", "line"),
     [
         ("gs:/x", "D", "SRC=gs:/x: not an address: did you mean gs://x?"),
-        ("S/none", "D", "nothing lies there"),
-        ("digits", "gs://no-such-bucket-at-all/x", "there is no such bucket"),
+        ("S/none", "D", "no objects found"),
+        ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
         ("digits", "gs:///x", "DST=gs:///x: not an address"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every kind of data from a bucket: the same examples, and the same weights, as from local files."""
+"""Tests that every kind of data from a bucket yields the examples and weights of local files."""
 
 import dataclasses
 from pathlib import Path
@@ -77,7 +77,7 @@ def content(part: Examples | None) -> list[Any]:
 
 
 def filled(bucket: Bucket, folder: Path, kind: str) -> tuple[Path, str]:
-    """Data of that kind, here and in the bucket."""
+    """Writes data of this kind to a folder and to the bucket."""
     folder.mkdir()
     name = KINDS[kind](folder)
     bucket.put_folder(folder, "d")
@@ -121,7 +121,7 @@ def test_the_same_weights_bit_for_bit(bucket: Bucket, tmp_path: Path) -> None:
     [
         ("gs:/bucket/x", "did you mean gs://bucket/x?"),
         ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
-        ("gs://no-such-bucket-at-all/x", "there is no such bucket"),
+        ("gs://no-such-bucket-at-all/x", "bucket not found"),
     ],
 )
 @pytest.mark.usefixtures("proxy")

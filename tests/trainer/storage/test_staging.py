@@ -1,4 +1,4 @@
-"""Data in a bucket -> local files: the same bytes, fetched once, never outside the cache."""
+"""Tests that data of a bucket are downloaded once, with the same bytes, never outside the cache."""
 
 import fcntl
 import shutil
@@ -48,7 +48,7 @@ def test_what_changed_is_fetched_anew_and_what_is_gone_goes(bucket: Bucket, prox
     for name in ("a/1", "a/2", "a/3"):
         bucket.put(f"d/{name}", b"first " + name.encode())
     folder = staged(bucket, "d", tmp_path)
-    bucket.put("d/a/1", b"other a/1")  # as long as before
+    bucket.put("d/a/1", b"other a/1")  # same length as before
     (folder / "a" / "2").write_bytes(b"wrong a/2")
     bucket.bucket.delete_blob("d/a/3")
     bucket.put("d/b", b"new")
@@ -80,7 +80,7 @@ def test_an_outline_takes_nothing_from_who_fetched_before(bucket: Bucket, tmp_pa
     assert contents(source.outline()) == {"1": b"content 1", "2": bytes(9)}
     with source.present([folder / "1", folder / "2"]):
         assert contents(folder) == {"1": b"content 1", "2": b"content 2"}
-        with open(source.home / "lock") as lock, pytest.raises(BlockingIOError):  # who comes now waits
+        with open(source.home / "lock") as lock, pytest.raises(BlockingIOError):  # another process would wait
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert contents(folder) == {"1": b"content 1", "2": bytes(9)}
     assert contents(staged(bucket, "d", tmp_path)) == {"1": b"content 1", "2": b"content 2"}
@@ -104,7 +104,7 @@ def test_only_what_is_wanted_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_a_large_object_comes_in_pieces(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    content = bytes(range(256)) * 4096 * 2 + b"rest"  # 2 MiB and a little: three pieces
+    content = bytes(range(256)) * 4096 * 2 + b"rest"  # a little over 2 MiB: three pieces
     bucket.put("big", content)
     assert staged(bucket, "big", tmp_path).read_bytes() == content
     assert proxy.count("GET", "alt=media") == 3
@@ -119,16 +119,16 @@ def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, m
     bucket.put("d/x", b"x" * 1000)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=999))
-    with pytest.raises(UserError, match=r"0\.00 GB are free below .*--cache_dir=FOLDER.*--stream"):
+    with pytest.raises(UserError, match=r"0\.00 GB free in .*--cache_dir=FOLDER.*--stream"):
         staged(bucket, "d", tmp_path)
 
 
 def test_nothing_there(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("empty/", b"")
     for name in ("none", "empty", "empt"):
-        with pytest.raises(UserError, match="nothing lies there"):
+        with pytest.raises(UserError, match="no objects found"):
             staged(bucket, name, tmp_path)
-    with pytest.raises(UserError, match="there is no such bucket"):
+    with pytest.raises(UserError, match="bucket not found"):
         stage("gs://no-such-bucket-at-all/x", "data", str(tmp_path))
 
 
@@ -139,14 +139,14 @@ def test_nothing_there(bucket: Bucket, tmp_path: Path) -> None:
 def test_names_that_no_local_file_can_have(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         _refuse_names(["fine", name], tmp_path, "data=gs://b/d")
-    assert "no local file can stand for the object" in str(caught.value)
+    assert "cannot be a local file" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_cannot_be_a_folder_too(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("d/a", b"1")
     bucket.put("d/a/b", b"2")
-    with pytest.raises(UserError, match=r"'a/b': 'a' is a file beside it: rename it"):
+    with pytest.raises(UserError, match=r"'a/b' cannot be a local file: 'a' is an object too: rename it"):
         staged(bucket, "d", tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_a_strange_name_in_the_bucket(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("d/new\nline", b"2")
     with pytest.raises(UserError, match="control character"):
         staged(bucket, "d", tmp_path)
-    with pytest.raises(UserError, match="no local file can stand for"):
+    with pytest.raises(UserError, match="cannot be a local file"):
         Staged(Address(bucket.name, "d/new\nline"), "data", str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""--stream: the same examples with a few files on the disk at a time, in an order of seed and step alone."""
+"""Tests that --stream yields the same examples with few files on the disk, in an order of seed and step alone."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ from trainer.storage.rolling import Rolling
 def both(
     request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, str]:
-    """20 images in 10 files, here and in the bucket."""
+    """Writes 20 images in 10 files to a folder and to the bucket."""
     here = tmp_path / "d"
     here.mkdir()
     if request.param == "tfrecord":
@@ -41,8 +41,8 @@ def both(
             write_tfrecord(here / f"part-{part}.tfrecord", records)
         write_tfrecord(here / "val.tfrecord", [{"image": png(200), "label": 3}])
     else:
-        real = prepare_module._source
-        monkeypatch.setattr(prepare_module, "_source", lambda config, per_shard: real(config, 2))
+        real = prepare_module.source_of
+        monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 2))
         (tmp_path / "source").mkdir()
         image_folder(tmp_path / "source")
         prepare_module.prepare(config(tmp_path / "source", tmp_path), here, 1, lambda done, total: None)
@@ -121,7 +121,7 @@ def test_a_fault_while_training_is_named_and_can_be_outlived(
     part = streamed(both[1], tmp_path / "cache")
     part._files._opened.clear()
     proxy.faults.append(Fault("flip", times=10**9))
-    with pytest.raises(PlatformFault, match="arrived damaged 3 times"):
+    with pytest.raises(PlatformFault, match="wrong checksum after 3 downloads"):
         part.read(np.array([19], np.int32))
     proxy.heal()
     assert part.read(np.array([19], np.int32))[0][0, 0, 0, 0] in range(20)
@@ -147,7 +147,7 @@ def test_only_so_many_files_are_kept(bucket: Bucket, proxy: Proxy, tmp_path: Pat
     for number in [0, 1, 2, 3, 4, 5, 4, 0]:
         assert rolling.get(number).content[99] == number
         rolling.ahead([number])
-        assert len(Opened.alive) <= 3  # two that are kept, and the one that was just let go
+        assert len(Opened.alive) <= 3  # two that are open, and one that was just released
     assert proxy.count("GET", "alt=media") == 7
     assert list((tmp_path / "rolling").iterdir()) == []
 
@@ -191,7 +191,7 @@ def test_a_damaged_image_ends_the_run_by_its_name_and_all_fetching_with_it(
 
 
 def records(bucket: Bucket, tmp_path: Path, name: str, images: list[tuple[int, int]]) -> None:
-    """A TFRecord file in the bucket, of images of such (level, label)."""
+    """Writes a TFRecord file with images of these (level, label) to the bucket."""
     write_tfrecord(tmp_path / "part.tfrecord", [{"image": png(level), "label": label} for level, label in images])
     bucket.put(name, (tmp_path / "part.tfrecord").read_bytes())
 
@@ -215,18 +215,18 @@ def test_what_is_refused_ends_all_fetching(
         records(bucket, tmp_path, f"d/{number}.tfrecord", [(level, label) for level, label in enumerate(labels)] * 2)
     flags = ["--model=mlp", f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--stream"]
     before = set(threading.enumerate())
-    with pytest.raises(UserError, match=r"they count from 0|has one class only") as caught:
+    with pytest.raises(UserError, match=r"must be from 0|has one class only") as caught:
         job.run(small_config(*flags), [], 0.0)
     fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
     for thread in fetching:
         thread.join(30)
     assert not any(thread.is_alive() for thread in fetching)
-    assert caught  # with it lives what it went through
+    assert caught  # keeps the traceback, and all objects in it, alive
 
 
 def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None:
     filled(bucket, tmp_path / "d", "npz")
-    with pytest.raises(UserError, match="neither TFRecord files nor prepared shards lie there"):
+    with pytest.raises(UserError, match="no TFRecord files or prepared shards found"):
         load_dataset(config(bucket.url("d"), tmp_path, stream=True))
     bucket.put("r/x.tfrecord", b"no records")
     with pytest.raises(UserError, match=r"r/x\.tfrecord: damaged, or not a TFRecord file"):
@@ -236,5 +236,5 @@ def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None
         load_dataset(config(bucket.url("z"), tmp_path, stream=True))
     write_tfrecord(tmp_path / "half.tfrecord", [{"image": png(1), "label": 1}, {"image": png(2)}])
     bucket.put("h/half.tfrecord", (tmp_path / "half.tfrecord").read_bytes())
-    with pytest.raises(UserError, match="all records have one or none has"):
+    with pytest.raises(UserError, match="some records have labels and some do not"):
         load_dataset(config(bucket.url("h"), tmp_path, stream=True))

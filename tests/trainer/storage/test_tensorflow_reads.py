@@ -1,4 +1,4 @@
-"""What the uploader sent is what TensorFlow's own gs:// reads: model, checkpoint, events."""
+"""Tests that TensorFlow's own gs:// reads uploaded models, checkpoints and events."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Results -> a bucket: in order, in the background, whole, and what was not sent is named."""
+"""Tests uploads in the background: in order, complete, and with the names of pending files."""
 
 import json
 import time
@@ -19,7 +19,7 @@ FOREVER = 10**9
 
 @pytest.fixture(autouse=True)
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader_module, "_AGAIN_AFTER", 0.1)
+    monkeypatch.setattr(uploader_module, "_RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_file_that_vanished_is_told_and_the_rest_goes_on(
     sender.put(root / "there")
     assert sender.join(10) == []
     assert bucket.names() == ["runs/7/there"]
-    assert "vanished: was gone before it could be sent" in caplog.text
+    assert "vanished: deleted before it could be uploaded" in caplog.text
 
 
 def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, root: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
     sender.put(root / "y")
     assert sender.join(10) == [str(root / "y")]
-    assert sender.refused is not None
+    assert sender.rejection is not None
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
         sender.put(root / "z")
-    sender.remove(root / "checkpoints" / "step-00000001")  # nothing more is done, and that is no fault of its own
+    sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
     sender.every(root / "logs", 1)
     assert bucket.names() == ["runs/7/x"]
 
@@ -183,7 +183,7 @@ def test_several_places(bucket: Bucket, root: Path) -> None:
 
 
 def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
-    """Of thirty, of which two are kept, some arrive whole, and from the first on there is one at any time."""
+    """Uploads thirty and keeps two: after the first complete one the bucket always has one."""
     made, seen = [], 0
     for step in range(1, 31):
         made.append(checkpoint(root, step))
@@ -200,7 +200,7 @@ def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy
 
 
 def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
-    """As after a rollback, or where a damaged one was passed by."""
+    """Simulates a rollback, or a damaged checkpoint that was skipped."""
     (root / "first").write_bytes(b"1")
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
     sender.put(root / "first")

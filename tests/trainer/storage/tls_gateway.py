@@ -1,4 +1,4 @@
-"""A gateway that answers as https://…googleapis.com on loopback, for TensorFlow's own gs://, which knows no emulator.
+"""Serves https://…googleapis.com on loopback for TensorFlow's own gs://, which does not support an emulator.
 
 A client that goes through `https_proxy` asks it to CONNECT to Google; instead it speaks TLS itself, with a certificate
 that the client trusts by `CURL_CA_BUNDLE`, and hands each request to the emulator.
@@ -24,7 +24,7 @@ HOSTS = ("www.googleapis.com", "storage.googleapis.com")
 
 @contextmanager
 def tls_gateway(upstream: str, folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of a process whose TensorFlow meets the emulator at gs://."""
+    """Yields the environment of a process whose TensorFlow reaches the emulator at gs://."""
     certificate = _self_signed(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -89,7 +89,7 @@ def tls_gateway(upstream: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _self_signed(folder: Path) -> Path:
-    """Key and certificate in one file, good for a day."""
+    """Writes a key and a certificate that is valid for a day to one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests of this machine only")])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,0 +1,136 @@
+"""Divides any data source into pieces, each of which becomes one prepared shard."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config.train_config import TrainConfig, said_kind
+from trainer.data import image_folder, sources, tfrecord
+from trainer.data.dataset import Arrays, Examples
+from trainer.data.image_folder import Bad
+from trainer.storage import parse
+from trainer.storage.staging import Staged
+
+_Present = Callable[[Sequence[Path]], AbstractContextManager[Any]]  # provides these files within its block
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Describes one shard: the number of source items (files or examples) in it, and how to get them."""
+
+    items: int
+    get: Callable[[Bad], Arrays | None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Holds the pieces of each split. The fingerprint changes with everything that would change a shard."""
+
+    splits: dict[str, list[Piece]]
+    class_names: tuple[str, ...]  # empty: the labels' numbers
+    fingerprint: str
+
+
+def source_of(config: TrainConfig, per_shard: int) -> Source:
+    """Divides `config.data` into pieces of `per_shard` images; TFRecord files into one piece each."""
+    kind, path, present = _located(config)
+    if kind == "folder" and not config.evaluation_fraction:
+        return _folder_source(config, path, per_shard, present)
+    if kind == "tfrecord" and not config.evaluation_fraction:
+        return _tfrecord_source(config, path, present)
+    fingerprint = _fingerprint(
+        config, per_shard, path, _files(kind, path)
+    )  # before reading: files may change meanwhile
+    dataset = sources.load_dataset(config)
+    parts = {"train": dataset.train, "evaluation": dataset.evaluation}
+    splits = {name: list(_slices(part, per_shard)) for name, part in parts.items() if part is not None}
+    return Source(splits, dataset.class_names, fingerprint)
+
+
+def _located(config: TrainConfig) -> tuple[str, Path, _Present]:
+    """Returns the kind of the data, their path and what provides their files, which downloads remote ones."""
+    if sources.is_named(config.data):
+        return "", Path(), nullcontext
+    given_kind, location = said_kind(config.data)
+    address = parse(location, "SRC")
+    if address is None:
+        return *sources.kind_and_path(config.data), nullcontext
+    staged = Staged(address, "SRC", config.cache_dir)
+    path = staged.outline()
+    return given_kind or sources.recognise(config.data, path), path, staged.present
+
+
+def _files(kind: str, path: Path) -> list[Path]:
+    """Returns the files of a source; an empty list for a name or a user's function."""
+    if not kind:
+        return []
+    if kind == "folder":
+        return [file for part in image_folder.find(path) if part for file in part.files]
+    if kind == "tfrecord":
+        return [file for files in tfrecord.find(path) for file in files]
+    if not path.is_dir():
+        return [path]
+    return [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
+
+
+def _folder_source(config: TrainConfig, path: Path, per_shard: int, present: _Present) -> Source:
+    def piece(part: image_folder.Folder) -> Piece:
+        def decode(bad: Bad) -> Arrays | None:
+            with present(part.files):
+                return image_folder.decode_folder(config, part, bad)
+
+        return Piece(len(part.files), decode)
+
+    train, evaluation = image_folder.find(path)
+    folders = {"train": train} | ({"evaluation": evaluation} if evaluation else {})
+    splits = {
+        name: [piece(folder.part(start, start + per_shard)) for start in range(0, len(folder.files), per_shard)]
+        for name, folder in folders.items()
+    }
+    files = [file for folder in folders.values() for file in folder.files]
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files))
+
+
+def _tfrecord_source(config: TrainConfig, path: Path, present: _Present) -> Source:
+    """Makes one piece per file, because the number of records in a file is unknown until it is read."""
+
+    def piece(file: Path) -> Piece:
+        def read(bad: Bad) -> Arrays | None:
+            with present([file]):
+                return tfrecord.read(config, [file], bad)
+
+        return Piece(1, read)
+
+    train, evaluation = tfrecord.find(path)
+    splits = {"train": [piece(file) for file in train], "evaluation": [piece(file) for file in evaluation]}
+    return Source(splits, (), _fingerprint(config, 0, path, [*train, *evaluation]))
+
+
+def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
+    for start in range(0, part.count, per_shard):
+        rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int32)
+
+        def get(bad: Bad, rows: Any = rows) -> Arrays:
+            return Arrays(*(found.numpy() for found in part.gather(rows)))
+
+        yield Piece(len(rows), get)
+
+
+def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
+    stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    content = [
+        config.data,
+        config.image_size,
+        config.channels,
+        config.evaluation_fraction,
+        config.seed,
+        per_shard,
+        stats,
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
