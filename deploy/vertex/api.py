@@ -119,17 +119,6 @@ class Backend(Protocol):
         """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
 
 
-def open_backend(kind: str, project: str, region: str) -> Backend:
-    """Returns the backend `gcloud` or `sdk`; imports only that one."""
-    if kind == "sdk":
-        from deploy.vertex.sdk import Sdk
-
-        return Sdk(project, region)
-    from deploy.vertex.gcloud import Gcloud
-
-    return Gcloud(project, region)
-
-
 def unless_forbidden(call: Callable[[], T], default: T) -> T:
     """Returns the result of `call`, or `default` after a 403: the job's account may have the permission."""
     try:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from deploy.vertex.api import Backend, open_backend
+from deploy.vertex.api import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
 
 BACKENDS = ("gcloud", "sdk")
@@ -15,6 +15,17 @@ class Session:
 
     clock: Clock
     open: Callable[[str, str, str], Backend]
+
+
+def open_backend(kind: str, project: str, region: str) -> Backend:
+    """Returns the backend `gcloud` or `sdk`; imports only that one."""
+    if kind == "sdk":
+        from deploy.vertex.sdk import Sdk
+
+        return Sdk(project, region)
+    from deploy.vertex.gcloud import Gcloud
+
+    return Gcloud(project, region)
 
 
 SESSION = Session(SYSTEM_CLOCK, open_backend)

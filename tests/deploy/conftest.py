@@ -15,10 +15,10 @@ from deploy.cli import compare
 from deploy.report.collection import collect
 from deploy.report.rows import Row, measure
 from deploy.spec import packages as package
-from deploy.vertex.api import Backend, open_backend
+from deploy.vertex.api import Backend
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
-from deploy.vertex.session import Session
+from deploy.vertex.session import Session, open_backend
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.storage import gcs, staging

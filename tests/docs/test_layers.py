@@ -114,7 +114,7 @@ def test_no_two_modules_of_a_package_share_a_name(package: str) -> None:
 
 
 def test_verbs_are_modules_of_cli_and_of_nothing_else() -> None:
-    assert {verb: module for verb, (module, _) in VERBS.items()} == {verb: f"deploy.cli.{verb}" for verb in VERBS}
+    assert [verb for verb in VERBS if not (ROOT / "deploy" / "cli" / f"{verb}.py").is_file()] == []
     others = [path for path in (ROOT / "deploy").rglob("*.py") if path.parent.name != "cli" and path.stem in VERBS]
     assert others == []
 

@@ -177,11 +177,11 @@ def resolved(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, int
         calls.append(name)
         return real(*given)
 
-    resolve_real, own_package = Overrides.resolve, packages.own_package
+    resolve_real, trainer_package = Overrides.resolve, packages.trainer_package
     monkeypatch.setattr(Overrides, "resolve", lambda overrides: counted("resolve", resolve_real, overrides))
-    monkeypatch.setattr(packages, "own_package", lambda: counted("own_package", own_package))
+    monkeypatch.setattr(packages, "trainer_package", lambda: counted("trainer_package", trainer_package))
     assert main([*arguments, *JOB, "--bucket=gs://my-bucket", "--project=p", "--region=us-central1"]) == 0
-    return calls.count("resolve"), calls.count("own_package")
+    return calls.count("resolve"), calls.count("trainer_package")
 
 
 def test_settings_are_resolved_once_a_tier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

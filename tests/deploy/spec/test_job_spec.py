@@ -157,7 +157,7 @@ REFUSED = [
     ("l4x4", [DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines cannot read this disk"),
     ("l4x4", [DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines cannot"),
     ("l4x4", [DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines cannot"),
-    ("l4x4", [DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' cannot be a"),
+    ("l4x4", [DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' is not a valid"),
     ("l4x4", [DIGITS, "--initial_model=/home/me/m.keras"], "use --initial_model=gs://BUCKET/m.keras"),
     ("l4x4", [DIGITS, "--initial_model=gs:/my-bucket/x"], "did you mean gs://my-bucket/x?"),
     ("l4x4", [DIGITS, "--stream"], "stream=true and data=digits: only data at gs:// can be streamed"),
