@@ -75,7 +75,7 @@ def _differing(config: TrainConfig, index: Mapping[str, Any]) -> str:
     """Describes how the shards of an index differ from those of this command."""
     stored, given = index.get("settings"), {"SRC": config.data, **_settings(config)}
     old = {"SRC": index.get("source"), **(stored if isinstance(stored, dict) else {})}
-    shown = [f"{key}: {old[key]} in the shards, now {new}" for key, new in given.items() if old.get(key, new) != new]
+    shown = [f"{key}: was {old[key]}, now {new}" for key, new in given.items() if old.get(key, new) != new]
     return "; ".join(shown) or "its files or the shard size changed"
 
 

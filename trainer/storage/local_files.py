@@ -46,9 +46,7 @@ def keep_others_out(folder: Path, flag: str, shown: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(
-            f"{flag}={shown}: another run is writing to it: wait for that run, or use another --{flag}"
-        ) from None
+        raise UserError(f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}") from None
     except OSError:
         os.close(descriptor)
     else:

@@ -207,7 +207,7 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None
             said.append(process.communicate(timeout=60)[1])
 
     assert compare(planned((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
-    line = f"error: out={tmp_path}/out: another run is writing to it: wait for that run, or use another --out\n"
+    line = f"error: out={tmp_path}/out: another run is writing to it: wait, or use another --out\n"
     assert said == [line]
 
 

@@ -38,11 +38,7 @@ def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
     [
         (TrainConfig(), {}, "job_dir is missing"),
         (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
-        (
-            TrainConfig(),
-            {"AIP_MODEL_DIR": "s3://bucket/model/"},
-            "must be a local path, gs://BUCKET/… or /gcs/BUCKET/…",
-        ),
+        (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "must be a local path, gs://BUCKET/… or"),
         (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
         (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
     ],
@@ -69,9 +65,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
         assert other.stdout is not None
         try:
             assert other.stdout.readline() == "open\n"
-            with pytest.raises(
-                UserError, match="another run is writing to it: wait for that run, or use another --job_dir"
-            ):
+            with pytest.raises(UserError, match="another run is writing to it: wait, or use another --job_dir"):
                 open_job_dir(TrainConfig(job_dir=str(tmp_path)))
             open_job_dir(TrainConfig(job_dir=str(tmp_path / "another")))
         finally:
