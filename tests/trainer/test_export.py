@@ -166,8 +166,8 @@ def test_where_no_image_can_be_written_is_said_first(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("nothing", "no such model"),
-        ("model/critic.keras", "a generator takes noise and gives images"),
+        ("nothing", "model not found"),
+        ("model/critic.keras", "a generator must map noise to images"),
         ("stats.jsonl", "not a generator that can be loaded"),
         ("samples", "not a generator that can be loaded"),
     ],

@@ -25,6 +25,7 @@ from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult
 from trainer.training.checkpoint import whole_checkpoints
+from trainer.training.failures import is_out_of_memory
 
 Make = Callable[..., TrainConfig]
 
@@ -35,7 +36,7 @@ def run(config: TrainConfig) -> Path:
     return Path(config.job_dir)
 
 
-def prepared(config: TrainConfig) -> job.Job:
+def prepared(config: TrainConfig) -> job.TrainingRun:
     fresh_collectives()
     return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
@@ -128,7 +129,7 @@ def test_the_same_command_goes_on_and_a_finished_run_says_so(
     resumed = prepared(more)
     assert resumed.progress.step == 9
     undisturbed.averaged_generator()  # as sampling does: it takes over the batch statistics
-    assert largest_difference(weights(undisturbed), weights(resumed.assembly.model)) < 1e-12
+    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
 
     before = (folder / "result.json").read_text()
     run(more)
@@ -153,7 +154,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     resumed = prepared(config)
     assert resumed.progress.step == 4
     undisturbed, _ = run_steps(config, 4)
-    assert largest_difference(weights(undisturbed), weights(resumed.assembly.model)) < 1e-12
+    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
     run(config)  # goes past the damaged one, and writes it anew
     kept = whole_checkpoints(folder / "checkpoints")
     assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
@@ -235,9 +236,9 @@ def test_out_of_memory_is_known_by_its_text_too() -> None:
     """With several devices the first error to arrive may be that of a device that waited for the one that failed."""
     told = tf.errors.InternalError(None, None, "Collective ops is aborted by: OOM when allocating tensor")
     other = tf.errors.InternalError(None, None, "Collective ops is aborted by: something else")
-    assert job.is_out_of_memory(told)
-    assert job.is_out_of_memory(MemoryError())
-    assert not job.is_out_of_memory(other)
+    assert is_out_of_memory(told)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(other)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -267,7 +267,7 @@ def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequenc
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    return run_command(lambda: _prepare(arguments), "goes on after the last whole shard")
+    return run_command(lambda: _prepare(arguments), "resumes after the last whole shard")
 
 
 def _prepare(arguments: Sequence[str] | None) -> int:

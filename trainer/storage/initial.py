@@ -23,7 +23,7 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
     below = [remote.address.name[len(address.prefix) :] for remote in connect().list(address)]
     manifests = [found for found in map(_MANIFEST.fullmatch, below) if found]
     if not manifests:
-        raise UserError(f"{name}={path}: no checkpoint there: give a job directory, or one of its step-… folders")
+        raise UserError(f"{name}={path}: no checkpoint found: use a job directory, or one of its step-… folders")
     newest = max(manifests, key=lambda found: int(found[1] or 0))
     return stage(str(_parent(address / newest[0])), name, cache_dir)
 

@@ -101,7 +101,7 @@ def test_early_stopping_knows_which_way_is_better(monitor: str, rises: bool) -> 
 
 def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -> None:
     stopping = began("wasserstein_distance", keras.Model())
-    with pytest.raises(UserError, match="it is not known whether more of it is better: take a loss"):
+    with pytest.raises(UserError, match="it is unknown whether higher or lower is better: use a loss"):
         stopping.on_train_batch_end(1, {"wasserstein_distance": 1.0})
 
 
@@ -139,4 +139,4 @@ def test_early_stopping_does_not_claim_what_another_callback_stopped(
         stopping.on_epoch_end(epoch, {"loss": 1.0})
     assert "early stopping" not in caplog.text
     stopping.on_epoch_end(2, {"loss": 1.0})
-    assert "early stopping: loss got no better in 2 epochs" in caplog.text
+    assert "early stopping: loss did not improve in 2 epochs" in caplog.text

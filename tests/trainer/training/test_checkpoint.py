@@ -267,7 +267,7 @@ def run(config: TrainConfig) -> Path:
     return Path(config.job_dir)
 
 
-def prepared(config: TrainConfig) -> job.Job:
+def prepared(config: TrainConfig) -> job.TrainingRun:
     fresh_collectives()
     return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
@@ -292,10 +292,10 @@ def test_initial_checkpoint_gives_its_weights_to_a_run_that_begins_anew(
     begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
     assert begun.progress.step == 0
     _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
-    for name, variable in variables_of(begun.assembly.model).items():
+    for name, variable in variables_of(begun.setup.model).items():
         if name.startswith("model/"):
             np.testing.assert_array_equal(variable, values[name], err_msg=name)
-    optimizers = [v for name, v in variables_of(begun.assembly.model).items() if name.endswith("iteration")]
+    optimizers = [v for name, v in variables_of(begun.setup.model).items() if name.endswith("iteration")]
     assert [int(np.asarray(variable)) for variable in optimizers] == [0] * len(optimizers)
 
 
@@ -303,7 +303,7 @@ def test_initial_checkpoint_gives_its_weights_to_a_run_that_begins_anew(
 def test_initial_model_gives_the_weights_of_saved_templates(
     small_config: Make, trained: dict[str, Path], kind: str
 ) -> None:
-    model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).assembly.model
+    model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).setup.model
     networks = model.templates() if kind == "GAN" else {"model": model}
     for name, network in networks.items():
         saved = keras.models.load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
@@ -322,8 +322,8 @@ def test_its_own_checkpoint_comes_before_the_weights_of_another_run(
     [
         (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
         (["--initial_checkpoint={classifier}"], "it is of another model"),
-        (["--initial_checkpoint={GAN}/samples"], "no checkpoint there: give a job directory"),
-        (["--initial_checkpoint=/nowhere"], "no checkpoint there: give a job directory"),
+        (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
+        (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
         (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
         (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
         (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),

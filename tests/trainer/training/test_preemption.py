@@ -122,7 +122,7 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
             assert process.stdout.readline() == "begins\n"
             time.sleep(0.5)  # into the call
             process.send_signal(signal.SIGTERM)
-            answer = "SIGTERM: saves when the steps in hand are done; once more stops at once, unsaved"
+            answer = "SIGTERM: saves after the running steps; a second signal stops at once without saving"
             assert process.stdout.readline() == f"warning: {answer}\n"  # in the midst of the call
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
@@ -131,7 +131,7 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
             watchdog.cancel()
             process.kill()
     assert process.returncode == 75
-    assert "stopped at once: the same command again goes on from the last checkpoint" in out
+    assert "stopped at once: the same command resumes from the last checkpoint" in out
 
 
 def test_checkpoints_by_the_clock(small_config: Make) -> None:
@@ -230,7 +230,7 @@ def check_same(folder: Path, undisturbed: Path) -> None:
     kept = [whole_checkpoints(one / "checkpoints") for one in (folder, undisturbed)]
     assert [path.name for path in kept[0]] == [path.name for path in kept[1]]
     ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
-    assert [state["owed"] for state in (ours, theirs)] == [False, False]
+    assert [state["pending"] for state in (ours, theirs)] == [False, False]
     assert ours["best"]["step"] == theirs["best"]["step"]
     assert [state["callbacks"].pop("monitor") for state in (ours, theirs)] == ["val_loss"] * 2
     assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
@@ -278,17 +278,17 @@ def test_early_stopping_goes_on_counting_and_stays_stopped(
 ) -> None:
     stopped_at = result_of(undisturbed)["steps"]
     config = small_config(*STOPS)
-    save, saves = job.Job.save, []
+    save, saves = job.TrainingRun.save, []
 
-    def killed_at_the_third(self: job.Job, reporter: Any, **owed: bool) -> None:
-        save(self, reporter, **owed)
+    def killed_at_the_third(self: job.TrainingRun, reporter: Any, **pending: bool) -> None:
+        save(self, reporter, **pending)
         saves.append(self.progress.step)
         if len(saves) == 3 or self.progress.finished:
             self.checkpoints.wait()
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(job.Job, "save", killed_at_the_third)
+        patch.setattr(job.TrainingRun, "save", killed_at_the_third)
         for _ in range(60):
             with pytest.raises(Killed):
                 run(config)
@@ -306,7 +306,9 @@ def test_a_run_that_stopped_early_says_so_and_how_it_goes_on(
     folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
     shutil.copytree(undisturbed, folder)
     run(small_config(*STOPS))
-    assert f"stopped early after {steps} of 240 steps: give more steps and a larger --patience to go on" in caplog.text
+    assert (
+        f"stopped early after {steps} of 240 steps: use more steps and a larger --patience to continue" in caplog.text
+    )
     run(small_config(*STOPS, "--steps=241", "--patience=200"))
     assert result_of(folder)["steps"] == 241
 

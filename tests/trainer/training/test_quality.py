@@ -161,14 +161,14 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         where = on(replicas) if replicas == 1 else None
         fresh_collectives()
         where = where or make_replicas(config)
-        fid = Fid(model, where, Extractor(str(features), "none"), load_dataset(config).train, 50, seed=0)
-        cache = tmp_path / f"{replicas}.npz"
-        found.append(fid(cache))
+        cache, reals = tmp_path / f"{replicas}.npz", load_dataset(config).train
+        fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0, cache)
+        found.append(fid())
         before = cache.stat().st_mtime_ns
-        assert fid(cache) == found[-1]
+        assert fid() == found[-1]
         assert cache.stat().st_mtime_ns == before
         cache.write_bytes(b"damaged")
-        assert fid(cache)["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
+        assert fid()["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
     for other in found[1:]:
         assert other["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
         assert other["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
@@ -273,8 +273,8 @@ def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
     """What came before it at this step, a report here, is told again with it, and stands there once."""
     signals, real_features, left = Signals(monkeypatch), Fid.real_features, []
 
-    def interrupted(self: Fid, cache: Path) -> Any:
-        found = real_features(self, cache)
+    def interrupted(self: Fid) -> Any:
+        found = real_features(self)
         if not left:
             left.append(True)
             signals.come()

@@ -1,0 +1,66 @@
+"""Tests that one module reads what a model offers, and that imports between the rooms of trainer/ run downwards."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import pytest
+
+from trainer.interface import ModelInterface
+
+ROOT = Path(__file__).parents[2] / "trainer"
+FILES = sorted(ROOT.rglob("*.py"))
+ORDER = (
+    "__init__ errors log interface terminal|compat command storage config distribution data models|reporting training "
+    "build|export training_run job check generate task"
+)
+LEVEL = {room: level for level, rooms in enumerate(ORDER.split()) for room in rooms.split("|")}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def upward(room: str, source: str) -> Iterator[str]:
+    """Yields the imports that do not run downwards, also those within functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trainer":
+            names = node.module.split(".")[1:2] or [name.name for name in node.names]
+            yield from (name for name in names if name != room and LEVEL[name] >= LEVEL[room])
+
+
+def test_imports_run_downwards() -> None:
+    found = {str(path): list(upward(room_of(path), path.read_text(encoding="utf-8"))) for path in FILES}
+    assert {path: names for path, names in found.items() if names} == {}
+    assert list(upward("training", "def f():\n    from trainer import job, log\nfrom trainer.models.gan import x")) == [
+        "models", "job",
+    ]  # fmt: skip
+
+
+ASKS_A_MODEL = re.compile(r"\b(?:hasattr|getattr)\((?:\w+\.)*_?(?:model|template|network|generator)\b")
+
+
+def test_only_the_interface_reads_what_a_model_offers() -> None:
+    found = [path.name for path in FILES if ASKS_A_MODEL.search(path.read_text(encoding="utf-8"))]
+    assert found == ["interface.py"]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_attributes_of_a_model_are_its_interface(batches: int) -> None:
+    model = SimpleNamespace(
+        batches_per_step=batches, latent_dim=2, templates=dict, serve=str, sample=abs, averaged_generator=keras.Model
+    )
+    found = ModelInterface.of(model)
+    assert (found.batches_per_step, found.stacked, found.templates, found.serve) == (batches, True, dict, str)
+    assert (found.sampler, found.generator, found.missing_for_fid) == (model, model, ())
+
+
+def test_a_model_may_offer_nothing() -> None:
+    model = keras.Model()
+    found = ModelInterface.of(model)
+    assert (found.batches_per_step, found.stacked, found.templates()) == (1, False, {"model": model})
+    assert (found.serve("as it is"), found.sampler, found.generator, found.optimizer) == ("as it is", None, None, None)
+    assert found.missing_for_fid == ("averaged_generator", "latent_dim")
