@@ -60,8 +60,7 @@ def set_precision_and_seed(config: TrainConfig) -> None:
     keras.utils.set_random_seed(config.seed)
     # Keras numbers unnamed layers over the whole process, and StepDropout draws by its name: count from 0 again.
     naming.reset_uids()
-    # Keras seeds its initializers from Python's global generator, from which other threads may draw meanwhile, such as
-    # retries of requests to Cloud Storage. A separate generator gives the same numbers.
+    # Keras seeds initializers from Python's global generator, from which other threads draw too (retries of requests).
     assert hasattr(seed_generator, "python_random"), "this Keras draws its seeds elsewhere"
     seed_generator.python_random = random.Random(config.seed)  # noqa: S311
     if config.deterministic:

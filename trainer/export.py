@@ -32,9 +32,7 @@ def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) 
         if symbolic_inputs(template):
             _save_h5(template, beside / "model.h5")
         else:
-            log.warning(
-                "model.h5 is not written: HDF5 cannot hold a subclassed model; loading model.keras needs its class"
-            )
+            log.warning("model.h5 is not written: HDF5 cannot hold a subclassed model; model.keras needs its class")
         _save_for_serving(template, interface.serve, image_shape, beside / "saved_model")
 
 
@@ -67,7 +65,7 @@ def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """Returns a copy with the same weights, outside any strategy, with plain batch norm and no 16-bit arithmetic.
+    """Returns a copy outside any strategy, with plain batch norm and without 16-bit arithmetic.
 
     A subclassed model, which Keras cannot clone, is returned as it is.
     """
@@ -112,9 +110,8 @@ def _save_for_serving(
     template: keras.Model, serve: Callable[[Any], Any], image_shape: tuple[int, int, int], folder: Path
 ) -> None:
     images = tf.TensorSpec((None, *image_shape), keras.config.floatx(), name="images")
-    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in symbolic_inputs(template)] or [
-        images
-    ]
+    inputs = symbolic_inputs(template)
+    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in inputs] or [images]
     archive = keras.export.ExportArchive()
     archive.track(template)
     one = len(signature) == 1

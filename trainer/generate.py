@@ -46,10 +46,7 @@ def in_batches(generate: Callable[[Any], Any], noise: Any) -> Any:
 
 
 def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
-    """Loads the generator at `path` as a function noise -> uint8 images; returns it, its latent_dim and noise dtype.
-
-    `path`: a .keras or .h5 file or a SavedModel folder, from `fetch_model`. Raises UserError for anything else.
-    """
+    """Returns the generator at `path` (.keras, .h5, SavedModel) as noise -> uint8 images, its latent_dim and dtype."""
     if (path / "run.json").is_file():
         raise UserError(f"{path}: this run has no model yet: wait until it is done")
     if not path.exists():

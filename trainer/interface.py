@@ -1,11 +1,11 @@
-"""Defines what training needs from a model and what a model may offer; no other module inspects a model's attributes.
+"""Defines what training needs from a model and what a model may offer; no other module inspects its attributes.
 
 A model comes from `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, which runs under the strategy's scope
-and builds the optimizers. The model inherits from keras.Model and from nothing in this package. It has a `train_step`
-(see `Trainable`) and may have the attributes of the other protocols.
+and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `Trainable`; a compiled
+Keras model has one) and may have any attribute of `ModelInterface`.
 
 Rows, random numbers and means come from `trainer.distribution.step.current_step()`. Gradients are applied by an
-optimizer from `trainer.distribution.gradients.sum_and_build`, or by the own optimizer of a compiled model.
+optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own optimizer.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,45 +16,23 @@ import keras
 
 
 class Trainable(Protocol):
-    """Represents what every model must have. A compiled Keras model has it already."""
+    """Describes a model that can be trained."""
 
     def train_step(self, data: Any) -> Mapping[str, Any]:
-        """Trains on this replica's rows and returns scalars by name, which are then summed over all replicas.
+        """Trains on this replica's rows, in replica context within a tf.function; returns scalars by name.
 
         `data`: (images, labels), or images alone if the source has no labels, as `fit` passes them. images: (rows,
-        height, width, channels), 0 to 255 as the source holds them, in floatx; labels: (rows,) int32. A model with
-        `batches_per_step` gets images alone, with one axis more in front (see `ReadsBatches`).
+        height, width, channels), in the source's range (0 to 255), as floatx; labels: (rows,) int32. A model with
+        `batches_per_step` gets images alone, (batches_per_step, rows, height, width, channels).
 
-        Every scalar must already be divided by the GLOBAL batch. The metrics that a compiled Keras model returns are
-        computed over all replicas instead. It runs in replica context, within one tf.function.
+        Scalars must be divided by the GLOBAL batch: they are summed over replicas. For a compiled Keras model, which
+        returns its metrics, these are computed over all replicas instead.
         """
         ...
 
 
-class ReadsBatches(Protocol):
-    """Represents a model whose step reads n global batches: `data` is images, (n, rows, height, width, channels)."""
-
-    batches_per_step: int
-
-
-class HasTemplates(Protocol):
-    """Represents a model that is saved as several networks; by default the model itself is saved, as "model"."""
-
-    def templates(self) -> Mapping[str, keras.Model]:
-        """Returns the networks to save by name, the one called "model" first."""
-        ...
-
-
-class Serves(Protocol):
-    """Represents a model that changes the template's outputs for serving; by default they are served as they are."""
-
-    def serve(self, outputs: Any) -> Any:
-        """Returns what a served model gives for these outputs of the template."""
-        ...
-
-
 class Samples(Protocol):
-    """Represents a model that draws sample grids."""
+    """Describes a model that draws sample grids."""
 
     latent_dim: int
 
@@ -64,7 +42,7 @@ class Samples(Protocol):
 
 
 class Generates(Protocol):
-    """Represents a model that FID and KID can measure."""
+    """Describes a model that FID and KID can measure."""
 
     latent_dim: int
 
@@ -75,16 +53,16 @@ class Generates(Protocol):
 
 @dataclass(frozen=True)
 class ModelInterface:
-    """Holds what one model offers, with defaults for what it leaves out."""
+    """Holds what a model offers, with defaults for what it leaves out."""
 
-    batches_per_step: int
-    stacked: bool  # whether `data` has the axis of ReadsBatches
-    templates: Callable[[], Mapping[str, keras.Model]]
-    serve: Callable[[Any], Any]
-    sampler: Samples | None
-    generator: Generates | None
+    batches_per_step: int  # global batches that one step reads; 1
+    stacked: bool  # whether the model has `batches_per_step`, which changes `data`
+    templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
+    serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged
+    sampler: Samples | None  # the model, if it has `sample`
+    generator: Generates | None  # the model, if nothing is missing for FID
     missing_for_fid: tuple[str, ...]
-    optimizer: Any  # of a compiled model, else None
+    optimizer: Any  # of a compiled model; None
 
     @classmethod
     def of(cls, model: Any) -> "ModelInterface":

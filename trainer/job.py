@@ -59,7 +59,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         result.rollbacks = replicas.from_chief(result.rollbacks)
         while True:
             try:
-                return _attempt(config, command, replicas, job_dir, result, peers)
+                return _attempt(prepare(config, replicas, job_dir, result, peers), command)
             except NotFinite as error:
                 if config.on_nan != "rollback" or result.rollbacks >= _MOST_ROLLBACKS:
                     raise
@@ -73,8 +73,7 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
 
     def write_failure(error: str, code: int) -> None:
         with suppress(UserError):  # if result.json cannot be written either, the first error is the one to report
-            known = job_dir.read_result() if cluster.is_chief else {}
-            if cluster.is_chief and known.get("state") != "done":
+            if cluster.is_chief and (known := job_dir.read_result()).get("state") != "done":
                 job_dir.write_result(result.failed(error, code, known))
         job_dir.mirror.leave()
 
@@ -97,19 +96,10 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
         raise
 
 
-def _attempt(
-    config: TrainConfig,
-    command: Sequence[str],
-    replicas: Replicas,
-    job_dir: JobDir,
-    result: RunResult,
-    peers: Peers | None,
-) -> int:
+def _attempt(job: TrainingRun, command: Sequence[str]) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
-    job = prepare(config, replicas, job_dir, result, peers)
     with closing(job.setup.dataset):
-        ended = replicas.from_chief(_ended_before(job))
-        if ended:
+        if ended := job.setup.replicas.from_chief(_ended_before(job)):
             log.info(ended)
             return DONE
         if job.is_chief:
@@ -152,8 +142,7 @@ def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoi
 
     In this order: this job's newest checkpoint; weights of another run's checkpoint; of a template model; random ones.
     """
-    restored = checkpoints.restore()
-    if restored:
+    if restored := checkpoints.restore():
         log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
     elif config.initial_checkpoint:
         folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
@@ -190,14 +179,13 @@ def _ended_before(job: TrainingRun) -> str | None:
 def _describe(job: TrainingRun, command: Sequence[str]) -> None:
     """Writes run.json, and the list of images that were skipped."""
     setup, job_dir = job.setup, job.job_dir
-    about = describe(job.config, command, job.replicas, setup.schedule, job.progress.total_steps)
+    about = describe(job.config, command, job.setup.replicas, setup.schedule, job.progress.total_steps)
     notes = dict(setup.dataset.notes)
-    skipped = notes.pop("skipped", [])
-    if skipped:
+    if skipped := notes.pop("skipped", []):
         write_whole(job_dir.skipped_file, "\n".join(skipped) + "\n")
         job_dir.mirror.put(job_dir.skipped_file)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, job.replicas.count)
+    about["depends_on_replicas"] = depends_on_replicas(setup.model, job.setup.replicas.count)
     write_json(job_dir.run_file, about)
     job_dir.mirror.put(job_dir.run_file)
 
@@ -222,7 +210,7 @@ def _train_and_export(job: TrainingRun) -> int:
         with suppress(Exception):
             job.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
-            raise out_of_memory(job.config, job.replicas) from error
+            raise out_of_memory(job.config, job.setup.replicas) from error
         raise
     finally:
         reporter.close()

@@ -24,23 +24,20 @@ class _Print(logging.Handler):
         print(self.format(record).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
-class _CloudFormatter(logging.Formatter):
-    """Formats a record as one JSON object: https://cloud.google.com/logging/docs/structured-logging"""
+class _Formatter(logging.Formatter):
+    """Formats a record as plain text, or as JSON: https://cloud.google.com/logging/docs/structured-logging"""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps({"severity": record.levelname, "message": super().format(record)})
-
-
-class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
+        if on_vertex():
+            return json.dumps({"severity": record.levelname, "message": text})
         return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
 
 
 def start_logging() -> None:
     """Sends this package's log to the console, as JSON on Vertex AI and as plain text elsewhere."""
     handler = _Print()
-    handler.setFormatter(_CloudFormatter() if on_vertex() else _PlainFormatter())
+    handler.setFormatter(_Formatter())
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.INFO)

@@ -12,7 +12,6 @@ from trainer.build import TrainingSetup
 from trainer.config.train_config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.peers import Peers
-from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
 from trainer.log import log
 from trainer.reporting.job_directory import JobDir
@@ -47,14 +46,9 @@ class TrainingRun:
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
 
     @property
-    def replicas(self) -> Replicas:
-        """Returns the devices of the run, of all its workers."""
-        return self.setup.replicas
-
-    @property
     def is_chief(self) -> bool:
         """Returns whether this worker writes the files."""
-        return self.replicas.cluster.is_chief
+        return self.setup.replicas.cluster.is_chief
 
     @property
     def pending(self) -> bool:
@@ -89,7 +83,7 @@ class TrainingRun:
         config, model, progress, minutes = self.config, self.setup.model, self.progress, self.config.max_minutes
         save_every = 60 * config.checkpoint_every_minutes if config.checkpoint_every_minutes else None
         budget = 60 * minutes - self.result.wall_seconds if minutes else None
-        control = Control(self.replicas, stop, save_every, budget)
+        control = Control(self.setup.replicas, stop, save_every, budget)
         evaluate = evaluation(model, control.watched(), self.setup.dataset.evaluation)
         callbacks = bind(self.callbacks, model, progress, evaluates=evaluate is not None)
         model.stop_training = False
@@ -114,11 +108,7 @@ class TrainingRun:
         return control
 
     def _hooks(
-        self,
-        reporter: Reporter,
-        callbacks: keras.callbacks.CallbackList,
-        evaluate: Evaluation | None,
-        control: Control,
+        self, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control
     ) -> list[Hook]:
         """Returns all hooks: the first copies the state for a signal to save, so that all others run on resume."""
 

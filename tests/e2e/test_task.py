@@ -1,4 +1,4 @@
-"""The commands that a user types, each in a process of its own."""
+"""Runs the commands of a user, each in a separate process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is saved is the plain template model, for anyone, anywhere."""
+"""Tests that the saved files hold the plain template model, which loads without this package."""
 
 import json
 import subprocess
@@ -157,7 +157,7 @@ def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> N
     assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
 
 
-def test_where_no_image_can_be_written_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("")
     assert generate.main([str(tmp_path / "nothing"), f"--out={tmp_path / 'notes.txt' / 'grid.png'}"]) == 2
     assert f"out={tmp_path / 'notes.txt'}: cannot write there (that is no folder)" in capsys.readouterr().err

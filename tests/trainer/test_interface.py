@@ -35,9 +35,8 @@ def upward(room: str, source: str) -> Iterator[str]:
 def test_imports_run_downwards() -> None:
     found = {str(path): list(upward(room_of(path), path.read_text(encoding="utf-8"))) for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
-    assert list(upward("training", "def f():\n    from trainer import job, log\nfrom trainer.models.gan import x")) == [
-        "models", "job",
-    ]  # fmt: skip
+    wrong = "def f():\n    from trainer import job, log\nfrom trainer.models.gan import x"
+    assert sorted(upward("training", wrong)) == ["job", "models"]
 
 
 ASKS_A_MODEL = re.compile(r"\b(?:hasattr|getattr)\((?:\w+\.)*_?(?:model|template|network|generator)\b")

@@ -1,4 +1,4 @@
-"""Whole jobs in this process: what they write, how they resume, what they do with other people's models."""
+"""Tests whole jobs in this process: what they write, how they resume, what they do with models of users."""
 
 import contextlib
 import dataclasses
@@ -15,30 +15,18 @@ import pytest
 import tensorflow as tf
 
 from tests import models
-from tests.support import fresh_collectives, largest_difference, run_steps, small, weights
+from tests.support import largest_difference, prepared, run_steps, small, weights
+from tests.support import run_job as run
 from trainer import job
 from trainer.config.metric_names import STEP_VALUES
 from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import RunResult
 from trainer.training.checkpoint import whole_checkpoints
 from trainer.training.failures import is_out_of_memory
 
 Make = Callable[..., TrainConfig]
-
-
-def run(config: TrainConfig) -> Path:
-    fresh_collectives()
-    assert job.run(config, ["python", "-m", "trainer.task", "--x=a b"], 0.0) == 0
-    return Path(config.job_dir)
-
-
-def prepared(config: TrainConfig) -> job.TrainingRun:
-    fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
 
 def read(path: Path) -> Any:
@@ -113,7 +101,7 @@ def test_epochs_are_counted_and_timed(small_config: Make) -> None:
     assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
 
 
-def test_the_same_command_goes_on_and_a_finished_run_says_so(
+def test_the_same_command_resumes_and_a_finished_run_reports_it(
     small_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config("--steps=5", "--checkpoint_every_steps=2", "--precision=float64", "--report_every_steps=1")
@@ -173,7 +161,7 @@ def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:
     assert read(folder / "result.json")["final"] == result["final"]
 
 
-def test_a_failure_after_a_finished_run_is_told(small_config: Make) -> None:
+def test_a_failure_after_a_finished_run_is_reported(small_config: Make) -> None:
     folder = run(small_config("--steps=4"))
     with pytest.raises(UserError, match="none is visible"):
         run(small_config("--expect_devices=1"))
@@ -224,7 +212,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
 
 
 @pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
-def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
+def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
     with pytest.raises(UserError) as caught:
         run(config)
@@ -233,10 +221,10 @@ def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
 
 
 def test_out_of_memory_is_known_by_its_text_too() -> None:
-    """With several devices the first error to arrive may be that of a device that waited for the one that failed."""
-    told = tf.errors.InternalError(None, None, "Collective ops is aborted by: OOM when allocating tensor")
+    """Covers several devices: the first error may come from a device that waited for the one that failed."""
+    quoted = tf.errors.InternalError(None, None, "Collective ops is aborted by: OOM when allocating tensor")
     other = tf.errors.InternalError(None, None, "Collective ops is aborted by: something else")
-    assert is_out_of_memory(told)
+    assert is_out_of_memory(quoted)
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(other)
 
@@ -262,7 +250,7 @@ def test_a_classifiers_numbers_do_not_depend_on_replicas() -> None:
         assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
 
 
-def test_callbacks_hear_epochs_and_the_steps_reached(small_config: Make) -> None:
+def test_callbacks_are_called_with_epochs_and_the_steps_reached(small_config: Make) -> None:
     run(small_config(
         "--callbacks=tests.models:listener", "--steps=4", "--global_batch_size=512", "--width=1", "--steps_per_loop=1",
     ))  # fmt: skip
@@ -288,10 +276,7 @@ def test_a_callback_can_stop_the_run(small_config: Make) -> None:
     [
         ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
         ("--callbacks=tests.models", "write it as package.module:function"),
-        (
-            "--callbacks=tests.models:by_schedule",
-            "LearningRateScheduler changes model.optimizer",
-        ),
+        ("--callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
         ("--model=tests.models:not_a_model", "it returned str, not a keras.Model"),
         ("--model=tests.models:nothing", "tests.models has no function nothing"),
     ],
@@ -338,9 +323,7 @@ def test_a_metric_that_is_no_mean_does_not_depend_on_calls_restarts_or_replicas(
     assert epoch("again", "--steps=8") == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_learning_rate_that_a_callback_set_is_that_of_the_run_that_goes_on(
-    small_config: Make, tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(small_config: Make, tmp_path: Path) -> None:
     def final(name: str, *flags: str) -> Any:
         same = ["--model=tests.models:classifier", "--callbacks=tests.models:slow_down", "--global_batch_size=256"]
         folder = run(small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags))

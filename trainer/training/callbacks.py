@@ -34,10 +34,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             try:
                 self._set_monitor_op()
             except ValueError:
-                raise UserError(
-                    f"early_stopping={self.monitor}: it is unknown whether higher or lower is better: use a loss, "
-                    "an accuracy or a Keras metric"
-                ) from None
+                line = "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras metric"
+                raise UserError(f"early_stopping={self.monitor}: {line}") from None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Counts the epochs without improvement."""
@@ -56,26 +54,19 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     found: Any = load_function(path, "callbacks")() if path else []
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {found!r}")
-    stopping = [EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []
-    return [*found, *stopping]
+    return [*found, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
 
 
 _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # older checkpoints have no `monitor`
 
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Returns the state of early stopping for a checkpoint. The user's callbacks start from scratch in every process.
-
-    The learning rate that they have set is saved (trainer.training.state).
-    """
+    """Returns the state of early stopping. Other callbacks have none, but LearningRates stores the rate they set."""
     return {name: getattr(one, name) for one in callbacks if isinstance(one, EarlyStopping) for name in _STATE}
 
 
 def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
-    """Restores what `state_of_callbacks` returned; call it after on_train_begin, which resets the state.
-
-    Early stopping starts from scratch if the resumed run monitors another value.
-    """
+    """Restores early stopping, unless it now monitors another value. on_train_begin, which resets it, comes before."""
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and state.get("monitor", callback.monitor) == callback.monitor:
             for name, value in state.items():
@@ -88,10 +79,7 @@ _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.Redu
 def bind(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, *, evaluates: bool
 ) -> keras.callbacks.CallbackList:
-    """Returns `callbacks` with the model and the length of the run, as `fit` passes them.
-
-    Raises UserError if one needs evaluation or model.optimizer, and this run has none.
-    """
+    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs evaluation or an optimizer in vain."""
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
         if isinstance(callback, _OF_THE_OPTIMIZER) and optimizer is None:

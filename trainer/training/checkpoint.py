@@ -52,13 +52,9 @@ class Checkpoints:
         self.saving_seconds = 0.0  # for which training waited
 
     def restore(self) -> dict[str, Any]:
-        """Restores the newest intact checkpoint on all workers and returns its state, with `step`; {} if none exists.
-
-        Raises UserError if checkpoints exist and none can be read; nothing is overwritten then.
-        """
+        """Restores the newest intact checkpoint on all workers; returns its state with `step`, or {} if none exists."""
         manifest, values = self._newest() if self._replicas.cluster.is_chief else (None, None)
-        manifest = self._replicas.from_chief(manifest)
-        if manifest is None:
+        if (manifest := self._replicas.from_chief(manifest)) is None:
             return {}
         put_back(self._variables, values, self._replicas)
         self._saved = (manifest["step"], has_pending_hooks(manifest["state"]))
@@ -105,11 +101,7 @@ class Checkpoints:
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Waits until the last save is written and raises its failure.
-
-        Raises UserError if the disk or the bucket refuses it; NotFinite for weights with NaN, or UserError if there are
-        several workers.
-        """
+        """Waits until the last save is written; raises UserError if that failed, NotFinite for NaN on one worker."""
         began = time.monotonic()
         if self._writer:
             self._writer.join()
@@ -162,8 +154,7 @@ def has_pending_hooks(state: Mapping[str, Any]) -> bool:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written has another name."""
-    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdecimal()]
-    return sorted(found, key=_step_of)
+    return sorted((one for one in folder.glob("step-*") if one.is_dir() and one.name[5:].isdecimal()), key=_step_of)
 
 
 def _step_of(folder: Path) -> int:
@@ -174,10 +165,9 @@ def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str
     """Writes `folder` atomically: the variables, then the manifest with their sizes and checksums."""
     with tensorflow_writing(folder), whole_folder(folder) as beside:
         with tf.device("CPU:0"):
-            names, tensors = list(values), [tf.identity(value) for value in values.values()]
-            slices = [""] * len(names)
+            tensors, slices = [tf.identity(value) for value in values.values()], [""] * len(values)
             tf.raw_ops.SaveV2(
-                prefix=str(beside / _PREFIX), tensor_names=names, shape_and_slices=slices, tensors=tensors
+                prefix=str(beside / _PREFIX), tensor_names=list(values), shape_and_slices=slices, tensors=tensors
             )
         files = {path.name: _fingerprint(path) for path in sorted(beside.iterdir())}
         for name in files:
@@ -195,12 +185,11 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{_MANIFEST}: {type(error).__name__}") from None
     if not intact:
         raise Damaged(f"{folder.name}/{_MANIFEST} has another checksum")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not isinstance(manifest.get("state"), dict) or not _is_step(manifest.get("step")):
+    files, step = manifest.get("files"), manifest.get("step")
+    known = isinstance(files, dict) and all(Path(name).name == name and isinstance(files[name], dict) for name in files)
+    if not (known and isinstance(manifest.get("state"), dict) and type(step) is int and 0 <= step < 2**63):
         raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
     for name, fingerprint in files.items():
-        if Path(name).name != name or not isinstance(fingerprint, dict):
-            raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
         try:
             found = _fingerprint(folder / name)
         except (OSError, ValueError):
@@ -215,22 +204,13 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
 def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
-    """Loads the networks' weights of another run's checkpoint, for a new run; optimizers start from scratch.
-
-    `path`: one checkpoint, or a folder of them (or its parent), of which the newest is used. Raises UserError if none
-    fits.
-    """
+    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it."""
     candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / "checkpoints"))]
     whole = next((one for one in candidates if (one / _MANIFEST).is_file()), None)
     if whole is None:
-        raise UserError(
-            f"initial_checkpoint={path}: no checkpoint found: use a job directory, or one of its step-… folders"
-        )
+        line = "no checkpoint found: use a job directory, or one of its step-… folders"
+        raise UserError(f"initial_checkpoint={path}: {line}")
     try:
         _, values = read_checkpoint(whole)
     except Damaged as error:

@@ -60,8 +60,7 @@ class Evaluation:
 
 def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Evaluation | None:
     """Returns what evaluates `model`; None without labelled examples, or if it is no classifier with one loss."""
-    if examples is None or not examples.labelled or not model.compiled:
+    if examples is None or not (examples.labelled and model.compiled and has_class_outputs(model)):
         return None
-    if model.loss is None or isinstance(model.loss, (dict, list)):
-        return None
-    return Evaluation(model, replicas, examples) if has_class_outputs(model) else None
+    one_loss = model.loss is not None and not isinstance(model.loss, (dict, list))
+    return Evaluation(model, replicas, examples) if one_loss else None

@@ -9,10 +9,9 @@ from trainer.errors import PlatformFault, UserError
 
 def is_out_of_memory(error: Exception) -> bool:
     """Returns whether memory ran out; another device may raise first, with an error of another type that quotes it."""
-    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
-        return True
     signs = ("OOM when allocating", "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
-    return isinstance(error, tf.errors.OpError) and any(sign in str(error) for sign in signs)
+    quoted = isinstance(error, tf.errors.OpError) and any(sign in str(error) for sign in signs)
+    return quoted or isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))
 
 
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:

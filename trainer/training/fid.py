@@ -11,6 +11,7 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,15 @@ def frechet_distance(one: Features, other: Features) -> float:
     difference = one.mean(axis=0) - other.mean(axis=0)
     first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other))
     # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), which is symmetric: no complex rounding.
-    root = _square_root(first)
+    values, vectors = np.linalg.eigh(first)
+    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     middle = np.linalg.eigvalsh(root @ second @ root)
     trace = np.sqrt(np.clip(middle, 0, None)).sum()
     return float(difference @ difference + np.trace(first) + np.trace(second) - 2 * trace)
 
 
 def kernel_distance(one: Features, other: Features) -> float:
-    """Returns the unbiased squared MMD with the kernel (x . y / features + 1)^3; below 0 is possible.
-
-    Time grows with the square of the number of images; memory does not, as the kernel is summed a few rows at a time.
-    """
+    """Returns the unbiased squared MMD with the kernel (x . y / features + 1)^3, which may be below 0."""
     m, n, scale = len(one), len(other), one.shape[1]
 
     def kernel_sum(products: Features) -> float:
@@ -66,22 +65,23 @@ def kernel_distance(one: Features, other: Features) -> float:
     return within(one) + within(other) - 2 * total(one, other) / (m * n)
 
 
-def _square_root(matrix: Features) -> Features:
-    values, vectors = np.linalg.eigh(matrix)
-    return np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
-
-
 class Extractor:
     """Extracts features of images with a network: `inception`, or a saved classifier's penultimate layer.
 
     They do not depend on the run's precision: inception computes in float32, a classifier as it was saved.
-    `cache_dir`: the folder for files fetched from gs://.
     """
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
         self.name = name
-        with _in_float32():
-            found = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        try:
+            with _in_float32():
+                found = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        except (UserError, PlatformFault):
+            raise
+        except Exception as error:  # Keras raises many types without a network, and for a file of something else
+            own = "a classifier of yours with --fid_features=PATH/model.keras"
+            advice = f"use its weights with --fid_weights=PATH, or {own}" if name == "inception" else f"use {own}"
+            raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
         self.network, self._size, self._channels = found
 
     @property
@@ -116,32 +116,17 @@ def _in_float32() -> Iterator[None]:
 
 
 def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
-    try:
-        shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
-        found = weights if weights == "imagenet" else stage(weights, "fid_weights", cache_dir)
-        inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
-    except (UserError, PlatformFault):
-        raise
-    except Exception as error:  # no network, or a file of another network
-        raise UserError(
-            f"fid_features=inception: cannot get its weights ({reason(error)}): use --fid_weights=PATH "
-            "with their file, or a classifier of yours with --fid_features=PATH/model.keras"
-        ) from error
+    shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
+    found = weights if weights == "imagenet" else stage(weights, "fid_weights", cache_dir)
+    inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
     images = keras.Input(shape)
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
     return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
 
 
 def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
-    try:
-        model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
-        shape, features = model.input_shape, model.layers[-2].output
-    except (UserError, PlatformFault):
-        raise
-    except Exception as error:  # Keras raises many types for a file that is not a model
-        raise UserError(
-            f"fid_features={path}: cannot be loaded as a classifier's model.keras: {reason(error)}"
-        ) from error
+    model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
+    shape, features = model.input_shape, model.layers[-2].output
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise UserError(f"fid_features={path}: its input is {shape}: a classifier of square images is required")
     return keras.Model(model.inputs, features), shape[1], shape[3]
@@ -183,8 +168,8 @@ class Fid:
         order = np.random.default_rng(seed).permutation(reals.count)[: self.samples]
         self._rows = tf.constant(np.resize(np.sort(order), padded), tf.int32)
         self._generator: Any = None
-        self._of_reals = tf.function(self._real_features, autograph=False)
-        self._of_fakes = tf.function(self._fake_features, autograph=False)
+        self._of_reals = tf.function(partial(self._features, self._real_images), autograph=False)
+        self._of_fakes = tf.function(partial(self._features, self._fake_images), autograph=False)
 
     def __call__(self) -> dict[str, float]:
         """Returns {"fid", "kid"} on the chief, {} on the other workers; every worker must call it."""
@@ -227,16 +212,13 @@ class Fid:
         found = [of_all_workers(start) for start in range(0, len(self._noise), batch)]
         return np.concatenate(found)[: self.samples]
 
-    def _real_features(self, start: Any) -> Any:
-        return self._on_replicas(start, lambda rows: self._reals.gather(tf.gather(self._rows, rows))[0])
+    def _real_images(self, rows: Any) -> Any:
+        return self._reals.gather(tf.gather(self._rows, rows))[0]
 
-    def _fake_features(self, start: Any) -> Any:
-        def images(rows: Any) -> Any:
-            return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))
+    def _fake_images(self, rows: Any) -> Any:
+        return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))
 
-        return self._on_replicas(start, images)
-
-    def _on_replicas(self, start: Any, images_of: Callable[[Any], Any]) -> Any:
+    def _features(self, images_of: Callable[[Any], Any], start: Any) -> Any:
         """Returns the features of this worker's rows of the global batch at `start`, computed on all replicas."""
 
         def on_replica() -> Any:

@@ -18,10 +18,7 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Hook:
-    """Runs `act` after every `every` steps (0: never), on request, and, with `at_end`, after the last step.
-
-    The last step is also the one after which a budget is spent.
-    """
+    """Runs `act` every `every` steps (0: never), on request and, with `at_end`, when steps or budget are done."""
 
     every: int
     act: Callable[[Progress], None]

@@ -58,9 +58,7 @@ def _receive(reader: socket.socket, request: StopRequest) -> None:
             if request:
                 leave_at_once()
             request.signal = signal.Signals(number[0]).name
-            log.warning(
-                f"{request.signal}: saves after the running steps; a second signal stops at once without saving"
-            )
+            log.warning(f"{request.signal}: saves after the running steps; a second signal stops at once, unsaved")
 
 
 def leave_at_once() -> None:
@@ -80,10 +78,7 @@ class Interrupted(Exception):
 
 
 class Control:
-    """Decides whether to stop and whether to save, equally on every worker, by the chief's clock.
-
-    `save_every_seconds` and `budget_seconds` (of this process) are None for no such limit.
-    """
+    """Decides whether to stop and whether to save, equally on every worker, by the chief's clock. None: no limit."""
 
     def __init__(
         self,

@@ -28,18 +28,13 @@ def variables_of(model: keras.Model) -> dict[str, Any]:
     for variable in _all(model, metrics):
         if not _is_rate(variable):
             part = WEIGHTS if len(found) < len(model.weights) else "training/"
-            kind = variable.name.split(":")[0].split("_")[
-                -1
-            ]  # such as momentum: Keras counts layers over the whole process
+            kind = variable.name.split(":")[0].split("_")[-1]  # without Keras's count of layers
             found[f"{part}{len(found):04d}/{kind}"] = variable
     return found
 
 
 class LearningRates:
-    """Holds how callbacks changed the learning rates that are numbers, as factors of the rates in the settings.
-
-    They are factors because a rollback lowers the rates in the settings.
-    """
+    """Holds how callbacks changed constant learning rates, as factors: a rollback lowers the rates in the settings."""
 
     def __init__(self, model: keras.Model) -> None:
         self._rates = [variable for variable in _all(model, set()) if _is_rate(variable)]
