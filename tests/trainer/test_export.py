@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, run_steps
-from trainer import generate, job
+from tests.support import fresh_collectives, run_job, run_steps
+from trainer import generate
+from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import noise
 from trainer.errors import UserError
@@ -118,10 +119,7 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
-    from trainer.config.recipe import resolve
-
-    assert job.run(resolve([*flags, f"--job_dir={folder}"]).config, [], 0.0) == 0
-    return folder
+    return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
 
 
 def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -> None:

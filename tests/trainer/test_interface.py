@@ -20,10 +20,6 @@ ORDER = (
 LEVEL = {room: level for level, rooms in enumerate(ORDER.split()) for room in rooms.split("|")}
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
-
-
 def upward(room: str, source: str) -> Iterator[str]:
     """Yields the imports that do not run downwards, also those within functions."""
     for node in ast.walk(ast.parse(source)):
@@ -33,7 +29,7 @@ def upward(room: str, source: str) -> Iterator[str]:
 
 
 def test_imports_run_downwards() -> None:
-    found = {str(path): list(upward(room_of(path), path.read_text(encoding="utf-8"))) for path in FILES}
+    found = {path: list(upward(path.relative_to(ROOT).with_suffix("").parts[0], path.read_text())) for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
     wrong = "def f():\n    from trainer import job, log\nfrom trainer.models.gan import x"
     assert sorted(upward("training", wrong)) == ["job", "models"]
@@ -43,23 +39,21 @@ ASKS_A_MODEL = re.compile(r"\b(?:hasattr|getattr)\((?:\w+\.)*_?(?:model|template
 
 
 def test_only_the_interface_reads_what_a_model_offers() -> None:
-    found = [path.name for path in FILES if ASKS_A_MODEL.search(path.read_text(encoding="utf-8"))]
+    found = [path.name for path in FILES if ASKS_A_MODEL.search(path.read_text())]
     assert found == ["interface.py"]
 
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_the_attributes_of_a_model_are_its_interface(batches: int) -> None:
-    model = SimpleNamespace(
-        batches_per_step=batches, latent_dim=2, templates=dict, serve=str, sample=abs, averaged_generator=keras.Model
-    )
+    given = {"batches_per_step": batches, "templates": dict, "serve": str, "sample": abs, "averaged_generator": list}
+    model = SimpleNamespace(**given, latent_dim=2)
     found = ModelInterface.of(model)
     assert (found.batches_per_step, found.stacked, found.templates, found.serve) == (batches, True, dict, str)
     assert (found.sampler, found.generator, found.missing_for_fid) == (model, model, ())
 
 
 def test_a_model_may_offer_nothing() -> None:
-    model = keras.Model()
-    found = ModelInterface.of(model)
+    found = ModelInterface.of(model := keras.Model())
     assert (found.batches_per_step, found.stacked, found.templates()) == (1, False, {"model": model})
-    assert (found.serve("as it is"), found.sampler, found.generator, found.optimizer) == ("as it is", None, None, None)
+    assert (found.serve(1), found.sampler, found.generator, found.optimizer) == (1, None, None, None)
     assert found.missing_for_fid == ("averaged_generator", "latent_dim")

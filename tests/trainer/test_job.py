@@ -38,9 +38,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["kind"] == kind]
 
 
-def test_a_result_that_cannot_be_written_leaves_no_bar_behind(
-    small_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_result_leaves_no_bar_behind(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Reporter] = []
     close = Reporter.close
     monkeypatch.setattr(Reporter, "close", lambda self: closed.append(self) or close(self))
@@ -101,9 +99,7 @@ def test_epochs_are_counted_and_timed(small_config: Make) -> None:
     assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
 
 
-def test_the_same_command_resumes_and_a_finished_run_reports_it(
-    small_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_resumes_until_the_run_is_done(small_config: Make) -> None:
     config = small_config("--steps=5", "--checkpoint_every_steps=2", "--precision=float64", "--report_every_steps=1")
     run(config)
     more = small_config("--steps=9", "--precision=float64", "--report_every_steps=1")
@@ -124,16 +120,14 @@ def test_the_same_command_resumes_and_a_finished_run_reports_it(
     assert (folder / "result.json").read_text() == before
 
 
-def test_more_replicas_go_on_with_the_same_numbers(small_config: Make) -> None:
+def test_more_replicas_resume_with_the_same_numbers(small_config: Make) -> None:
     run(small_config("--steps=5", "--precision=float64"))
     folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4"))
     _, logs = run_steps(small_config("--steps=9", "--precision=float64"), 9)
     assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    small_config: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
     flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
     folder = run(small_config(*flags, "--steps=6"))
     data = folder / "checkpoints" / "step-00000006" / "variables.data-00000-of-00001"
@@ -143,7 +137,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert resumed.progress.step == 4
     undisturbed, _ = run_steps(config, 4)
     assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
-    run(config)  # goes past the damaged one, and writes it anew
+    run(config)  # skips the damaged one and writes it again
     kept = whole_checkpoints(folder / "checkpoints")
     assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
     for path in kept:
@@ -305,9 +299,7 @@ def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
         thread.join()
 
 
-def test_a_metric_that_is_no_mean_does_not_depend_on_calls_restarts_or_replicas(
-    small_config: Make, tmp_path: Path
-) -> None:
+def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(small_config: Make, tmp_path: Path) -> None:
     def epoch(name: str, *flags: str) -> dict[str, float]:
         same = ["--model=tests.models:measured_by_iou", "--precision=float64", "--global_batch_size=256"]
         folder = run(small_config(*same, f"--job_dir={tmp_path / name}", *flags))

@@ -204,9 +204,7 @@ def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path:
     assert names(tmp_path) == [3]
 
 
-def test_what_is_written_in_the_background_is_the_state_at_the_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_background_writes_the_state_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes weights and state before the writer starts."""
     model, may_write, write = small_model(), threading.Event(), checkpoint.write_checkpoint
 
@@ -230,9 +228,7 @@ def test_what_is_written_in_the_background_is_the_state_at_the_save(
     assert largest_difference(before, weights(model)) == 0.0
 
 
-def test_a_failed_write_is_raised_once_and_the_checkpoint_before_stays_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_is_raised_once_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
@@ -275,7 +271,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000004"])
-def test_initial_checkpoint_gives_its_weights_to_a_new_run(
+def test_initial_checkpoint_sets_the_weights(
     small_config: Make, trained: dict[str, Path], kind: str, where: str
 ) -> None:
     begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
@@ -289,9 +285,7 @@ def test_initial_checkpoint_gives_its_weights_to_a_new_run(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_initial_model_gives_the_weights_of_saved_templates(
-    small_config: Make, trained: dict[str, Path], kind: str
-) -> None:
+def test_initial_model_sets_the_weights_of_templates(small_config: Make, trained: dict[str, Path], kind: str) -> None:
     model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).setup.model
     networks = model.templates() if kind == "GAN" else {"model": model}
     for name, network in networks.items():
@@ -299,9 +293,7 @@ def test_initial_model_gives_the_weights_of_saved_templates(
         assert largest_difference(weights(network), weights(saved)) == 0.0
 
 
-def test_its_own_checkpoint_comes_before_the_weights_of_another_run(
-    small_config: Make, trained: dict[str, Path]
-) -> None:
+def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, trained: dict[str, Path]) -> None:
     run(small_config("--steps=2"))
     assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).progress.step == 2
 

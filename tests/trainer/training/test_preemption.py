@@ -135,9 +135,7 @@ def test_checkpoints_by_the_clock(small_config: Make) -> None:
     assert [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")] == [1, 2, 3]
 
 
-def test_the_budget_counts_over_restarts_and_ends_the_run_as_planned(
-    small_config: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) -> None:
     flags = ("--steps=30", "--steps_per_loop=1", "--max_minutes=5", "--sample_every_steps=0")
     folder = Path(small_config().job_dir)
     folder.mkdir()
@@ -184,9 +182,7 @@ def test_rollback_happens_at_most_twice(small_config: Make) -> None:
         assert (result["state"], result["rollbacks"]) == ("failed", 2)
 
 
-def test_on_vertex_a_restart_that_cannot_help_leaves_before_training(
-    small_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
     with pytest.raises(UserError) as first:
@@ -278,7 +274,7 @@ class Killed(BaseException):
     pass
 
 
-def test_early_stopping_continues_to_count_and_stays_stopped(
+def test_early_stopping_survives_restarts(
     small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped_at = result_of(undisturbed)["steps"]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
-from tests.support import Signals, fresh_collectives, run_steps, small
+from tests.support import Signals, fresh_collectives, run_job, run_steps, small
 from trainer import job
 from trainer.build import set_precision_and_seed
 from trainer.config.recipe import resolve
@@ -202,9 +202,7 @@ def features_in(precision: str, name: str, weights: str) -> tuple[str, np.ndarra
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_features_do_not_depend_on_the_precision_of_the_run(
-    precision: str, features: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
         """Replaces InceptionV3, which is slow to build."""
         layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
@@ -253,9 +251,7 @@ def fid_config(features: Path, folder: Path) -> TrainConfig:
 @pytest.fixture(scope="module")
 def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs a GAN that measures FID."""
-    config = fid_config(features, tmp_path_factory.mktemp("measured") / "job")
-    assert job.run(config, [], 0.0) == DONE
-    return Path(config.job_dir)
+    return run_job(fid_config(features, tmp_path_factory.mktemp("measured") / "job"))
 
 
 def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path, measured: Path) -> None:
