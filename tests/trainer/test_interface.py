@@ -14,7 +14,7 @@ from trainer.interface import ModelInterface
 ROOT = Path(__file__).parents[2] / "trainer"
 FILES = sorted(ROOT.rglob("*.py"))
 ORDER = (
-    "__init__ errors log interface terminal|compat command storage config distribution data models|reporting training "
+    "__init__ errors log interface terminal|compat command storage config distribution data reporting models|training "
     "build|export training_run job check generate task"
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER.split()) for room in rooms.split("|")}
