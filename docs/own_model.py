@@ -4,7 +4,7 @@
     python -m trainer.task --model=docs.own_model:build --data=docs.own_model:rings --image_size=16 \
         --learning_rate=1e-3 --steps=300 --job_dir=runs/rings
 
-The contract is written at the top of trainer/models/__init__.py. `build` and `rings` may live in any package that
+The contract is in trainer/interface.py. `build` and `rings` may live in any package that
 Python can import where the job starts.
 """
 

@@ -1,4 +1,4 @@
-"""The interruption drill: one run, killed again and again at random moments and started anew with the same command."""
+"""Runs the interruption drill: one run, killed repeatedly at random moments and restarted with the same command."""
 
 import json
 import random
@@ -22,23 +22,23 @@ RUN = [
     "--checkpoint_every_steps=5", "--report_every_steps=3", "--sample_every_steps=50", "--tensorboard=false",
 ]  # fmt: skip
 MOMENTS = ("starting, SIGKILL", "starting, SIGTERM", "training, SIGKILL", "training, SIGTERM", "saving, SIGKILL")
-_LONGEST_SECONDS = 600.0  # of anything that is waited for
+_LONGEST_SECONDS = 600.0  # of any wait
 
 
 def start(flags: Sequence[str], count: int, log: Path) -> list[subprocess.Popen[bytes]]:
-    """The processes of one run, the chief first; all write to `log`."""
+    """Starts the processes of one run, the chief first; all write to `log`."""
     addresses = free_addresses(count) if count > 1 else []
     return [workers.start(addresses, index, flags, log) for index in range(count)]
 
 
 def finish(flags: Sequence[str], log: Path, count: int = 1) -> None:
-    """Runs to the end, undisturbed, in `count` processes."""
+    """Runs to the end, without a kill, in `count` processes."""
     assert workers.end(start(flags, count, log), _LONGEST_SECONDS) == [0] * count, log.read_text()
 
 
 @dataclass
 class Drill:
-    """One run in `folder` and what was done to it. `workers`, `replicas` of each: one number a life, in turn."""
+    """Holds one run in `folder` and its kills. `workers` and `replicas` of each: one number a start, in turn."""
 
     folder: Path
     steps: int
@@ -53,10 +53,10 @@ class Drill:
         self._random = random.Random(self.seed)
 
     def run(self, kills: Sequence[str]) -> None:
-        """Kills the run at each of these moments (see MOMENTS), then lets it come to its end."""
+        """Kills the run at each of these moments (see MOMENTS), then lets it finish."""
         for number, moment in enumerate(kills):
             gap = 2 * (self.steps - self.reached) // (len(kills) - number + 1)
-            self._one_life(moment, self.reached + self._random.randint(0, gap))
+            self._run_until_killed(moment, self.reached + self._random.randint(0, gap))
         finish(self._flags(len(kills)), self.log, self._count(len(kills)))
 
     @property
@@ -65,7 +65,7 @@ class Drill:
 
     @property
     def reached(self) -> int:
-        """The last step that was reported."""
+        """Returns the last reported step."""
         return max((line["step"] for line in stats(self.folder)), default=0)
 
     def _count(self, life: int) -> int:
@@ -76,7 +76,7 @@ class Drill:
         job = [f"--job_dir={self.folder}", f"--steps={self.steps}", f"--replicas={replicas}"]
         return [*RUN, *job, *self.flags]
 
-    def _one_life(self, moment: str, step: int) -> None:
+    def _run_until_killed(self, moment: str, step: int) -> None:
         log_before = self.log.stat().st_size if self.log.exists() else 0
         life = sum(self.kills.values())
         processes = start(self._flags(life), self._count(life), self.log)
@@ -92,24 +92,24 @@ class Drill:
                 process.wait()
         self.kills[moment] += 1
         self.left_half_written += any(self.folder.glob("checkpoints/.step-*"))
-        # Before Python has come to our first line, SIGTERM kills too.
+        # Before the first line of task.py runs, SIGTERM kills too.
         codes = {-number} if number == signal.SIGKILL else {75, -number} if moment.startswith("starting") else {75}
         for process, code in zip(processes, ended, strict=True):
             assert code in (codes if process is victim else {75}), self.log.read_text()[log_before:]
 
     def _await_moment(self, moment: str, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
-        """Returns at a random moment of the kind that is asked for."""
+        """Waits for a random moment of this kind."""
         if moment.startswith("starting"):
             time.sleep(self._random.uniform(0.0, 5.0))
             return
 
-        def goes_on() -> bool:
+        def running() -> bool:
             return all(process.poll() is None for process in processes)
 
-        restored = self.reached  # what is reported past it is of this life: before that, SIGTERM finds it starting
-        _until(lambda: self.reached >= max(step, restored + 1) or not goes_on())
+        restored = self.reached  # later reports come from this start: before them, SIGTERM finds it starting
+        _until(lambda: self.reached >= max(step, restored + 1) or not running())
         if moment.startswith("saving"):
-            _until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not goes_on())
+            _until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not running())
             time.sleep(self._random.uniform(0.0, 0.004))
         else:
             time.sleep(self._random.uniform(0.0, 0.06))
@@ -123,23 +123,23 @@ def _until(happened: Callable[[], bool]) -> None:
 
 
 def stats(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of stats.jsonl."""
+    """Returns the complete lines of stats.jsonl."""
     path = folder / "stats.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def numbers(folder: Path) -> list[tuple[Any, ...]]:
-    """What must be equal in stats.jsonl: kind, step and epoch of each line."""
+    """Returns what must be equal in stats.jsonl: kind, step and epoch of each line."""
     return [(line["kind"], line["step"], line["epoch"]) for line in stats(folder)]
 
 
 def losses(folder: Path) -> list[float]:
-    """Every loss and metric of stats.jsonl, in order."""
+    """Returns every loss and metric of stats.jsonl, in order."""
     return [value for line in stats(folder) for kind in ("losses", "metrics") for value in line[kind].values()]
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    """Every variable of the newest checkpoint: networks, averages, optimizers, random state."""
+    """Returns every variable of the newest checkpoint: networks, averages, optimizers, random state."""
     _, values = read_checkpoint(whole_checkpoints(folder / "checkpoints")[-1])
     return {name: np.asarray(value) for name, value in values.items()}

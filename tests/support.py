@@ -1,6 +1,7 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,20 +19,37 @@ from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
+from trainer.errors import DONE
+from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.progress import StepLogs
+from trainer.reporting.result import RunResult
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
+from trainer.training_run import TrainingRun
 
 
 def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
-    """A fresh model after `steps` steps in one call, and what the call returned."""
+    """Returns a fresh model after `steps` steps in one call, and what the call returned."""
     fresh_collectives()
-    assembly = build_setup(config, make_replicas(config))
-    return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, steps)
+    setup = build_setup(config, make_replicas(config))
+    return setup.model, setup.step_runner()(setup.rows_from(0), 0, steps)
+
+
+def run_job(config: TrainConfig) -> Path:
+    """Runs a whole job in this process; returns its job directory."""
+    fresh_collectives()
+    assert job.run(config, ["python", "-m", "trainer.task", "--x=a b"], time.monotonic()) == DONE
+    return Path(config.job_dir)
+
+
+def prepared(config: TrainConfig) -> TrainingRun:
+    """Returns a job just before it trains."""
+    fresh_collectives()
+    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
 
 class Signals:
-    """Signals that come when a test says so, to the run that is under way."""
+    """Sends signals to the current run when a test requests it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._stop = StopRequest()
@@ -43,24 +61,24 @@ class Signals:
         yield self._stop
 
     def come(self) -> None:
-        """What SIGTERM does."""
+        """Does what SIGTERM does."""
         self._stop.signal = "SIGTERM"
 
 
 def weights(model: keras.Model) -> dict[str, Any]:
-    """Every weight tensor by its place in the model."""
+    """Returns every weight tensor by its position in the model."""
     return {f"{i} {tuple(variable.shape)}": np.asarray(variable) for i, variable in enumerate(model.weights)}
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any], smallest_norm: float = 1e-30) -> float:
-    """The largest L2 difference of any tensor, relative to its norm or, where that is smaller, to `smallest_norm`."""
+    """Returns the largest L2 difference of any tensor, relative to its norm (at least `smallest_norm`)."""
     assert one.keys() == other.keys()
     norms = {name: max(float(np.linalg.norm(one[name])), smallest_norm) for name in one}
     return max(float(np.linalg.norm(one[name] - other[name])) / norms[name] for name in one)
 
 
 def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
-    """From here on every global batch, and the noise drawn for it, has its rows in another order."""
+    """Changes the order of the rows of every later global batch, and of the noise drawn for it."""
     order = np.random.default_rng(seed).permutation(rows)
     draw, take = StepContext._draw, StepRunner._rows_of
     monkeypatch.setattr(StepContext, "_draw", lambda self, *given: tf.gather(draw(self, *given), order))
@@ -75,13 +93,13 @@ def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
 
 
 def small(*flags: str) -> TrainConfig:
-    """Settings of a WGAN-GP that runs fifty steps in seconds."""
+    """Returns settings of a WGAN-GP that runs fifty steps in seconds."""
     base = ["--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16", "--critic_steps=2"]
     return resolve([*base, "--steps=50", *flags]).config
 
 
 def real_data(name: str) -> Path:
-    """A folder of the real data that TRAINER_TEST_DATA names; skips the test where it is not set."""
+    """Returns a folder of the real data in TRAINER_TEST_DATA; skips the test if that is not set."""
     root = os.environ.get("TRAINER_TEST_DATA")
     if not root:
         pytest.skip("TRAINER_TEST_DATA names no folder with mnist/, fashion-mnist/, grocery-store/, nasty-images/")

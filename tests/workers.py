@@ -15,7 +15,7 @@ LIMIT_SECONDS = 240
 
 
 def start(addresses: Sequence[str], index: int, flags: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    """Worker `index` of the cluster, or the one process of a job without a cluster; its output goes to `log`."""
+    """Starts worker `index` of the cluster, or the process of a job without a cluster; its output goes to `log`."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if addresses:
         task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
@@ -27,7 +27,7 @@ def start(addresses: Sequence[str], index: int, flags: Sequence[str], log: Path)
 
 
 def end(processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_SECONDS) -> list[int]:
-    """Waits `seconds` for each and returns the exit codes; whatever hangs is killed, and fails the test by its code."""
+    """Waits `seconds` for each and returns the exit codes; a hanging one is killed and fails the test by its code."""
     try:
         for process in processes:
             process.wait(seconds)

@@ -1,4 +1,4 @@
-"""Data, schedule and model of a run, put together: what training, the check and the benchmarks drive alike."""
+"""Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
 import random
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, closed_on_failure
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas
+from trainer.interface import ModelInterface
 from trainer.models import build_model
 from trainer.training.steps import StepRunner
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What trains, on what, in which order."""
+    """Holds the model, its data and the order of the data."""
 
     config: TrainConfig
     replicas: Replicas
@@ -30,11 +31,11 @@ class TrainingSetup:
     schedule: Schedule
 
     def rows_from(self, first_step: int) -> Any:
-        """This worker's rows of every step from `first_step` on: the iterator that `step_runner` takes."""
+        """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on."""
         return iter(batches(self.dataset.train, self.schedule, self.replicas, first_step))
 
     def step_runner(self) -> StepRunner:
-        """What runs steps of the model on all replicas."""
+        """Returns the function that runs steps of the model on all replicas."""
         return StepRunner(self.model, self.replicas, self.config.seed, augmentation(self.config))
 
 
@@ -44,24 +45,22 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     dataset = load_dataset(config)
     with closed_on_failure(dataset.close), replicas.strategy.scope():
         model = build_model(config, dataset)
-    per_step = getattr(model, "batches_per_step", 1)
+    per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
     return TrainingSetup(config, replicas, dataset, model, schedule)
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the arithmetic of every layer made from here on, the seed of its first weights, and how names are counted.
+    """Sets the precision of new layers, the seed of their initial weights, and restarts the count of layer names.
 
-    `config.deterministic` holds for the process: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    `config.deterministic` applies to the whole process: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
     """
     keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
-    # A layer without a name is named by how many were made before it: of this model alone, as in a new process.
-    # StepDropout draws by its name.
+    # Keras numbers unnamed layers over the whole process, and StepDropout draws by its name: count from 0 again.
     naming.reset_uids()
-    # Keras seeds its initializers from Python's global generator, from which any thread may draw meanwhile: those that
-    # repeat requests to Cloud Storage do. The same numbers come from a generator of its own.
+    # Keras seeds initializers from Python's global generator, from which other threads draw too (retries of requests).
     assert hasattr(seed_generator, "python_random"), "this Keras draws its seeds elsewhere"
     seed_generator.python_random = random.Random(config.seed)  # noqa: S311
     if config.deterministic:

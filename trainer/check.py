@@ -1,6 +1,6 @@
-"""Do a model's steps depend on the number of replicas? `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
+"""Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
 
-Runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses.
+It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from trainer.errors import DONE, USER_MUST_CHANGE
 from trainer.log import log
 
 STEPS = 5
-TOLERANCE = 1e-10  # relative L2 norm of a weight tensor: float64 rounding stays far below
+TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Says whether the steps agree; returns the exit code."""
+    """Reports whether the steps agree; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _check(given), "begins anew")
+    return run_command(lambda: _check(given), "starts from scratch")
 
 
 def _check(given: Sequence[str]) -> int:
@@ -43,12 +43,12 @@ def _check(given: Sequence[str]) -> int:
 
 
 def compare(config: TrainConfig) -> list[str]:
-    """What differs between one and two replicas, and what to change; an empty list where nothing does."""
+    """Returns what differs between one and two replicas and what to change; an empty list if nothing differs."""
     import numpy as np
 
     (alone, logs), (together, logs_of_two) = (_steps(config, replicas) for replicas in (1, 2))
     differences = [
-        # A weight that has no say (a bias before batch norm) stays near 0: there, against the size of an update.
+        # A weight without effect (a bias before batch norm) stays near 0: compare it with the size of an update.
         float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), config.learning_rate))
         for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
@@ -65,7 +65,7 @@ def compare(config: TrainConfig) -> list[str]:
 
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
-    """The model after a few steps, and what they returned."""
+    """Returns the model after a few steps, and what they returned."""
     from trainer.build import build_setup
     from trainer.data.dataset import failures_of_reading
     from trainer.distribution.strategy import make_replicas
@@ -73,13 +73,13 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     config = dataclasses.replace(
         config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile=False
     )
-    assembly = build_setup(config, make_replicas(config))
-    with closing(assembly.dataset), failures_of_reading():
-        return assembly.model, assembly.step_runner()(assembly.rows_from(0), 0, STEPS)
+    setup = build_setup(config, make_replicas(config))
+    with closing(setup.dataset), failures_of_reading():
+        return setup.model, setup.step_runner()(setup.rows_from(0), 0, STEPS)
 
 
 def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
-    """What usually makes steps depend on replicas, as far as it can be seen in this model."""
+    """Yields the likely reasons why the steps of this model depend on replicas."""
     from trainer.models import depends_on_replicas
 
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]

@@ -1,4 +1,4 @@
-"""How a command starts and ends: TensorFlow without its greeting; what it raises is one line, and an exit code."""
+"""Starts and ends a command: loads TensorFlow quietly, turns what is raised into one line and an exit code."""
 
 import os
 import shutil
@@ -12,9 +12,9 @@ from trainer.log import log, start_logging
 
 
 def run_command(work: Callable[[], int], again: str) -> int:
-    """The exit code that `work` returns, or that of what it raises, which is told.
+    """Runs `work` and returns its exit code, or logs what it raises and returns the exit code for that.
 
-    `again`: what the same command does when it is given again, as "goes on from the last checkpoint".
+    `again`: what a second run of the same command does, such as "resumes from the last checkpoint".
     """
     start_logging()
     try:
@@ -23,22 +23,22 @@ def run_command(work: Callable[[], int], again: str) -> int:
         log.error("%s", error)
         return error.exit_code
     except PlatformFault as error:
-        log.error("%s: the same command again %s", error, again)
+        log.error("%s: the same command %s", error, again)
         return error.exit_code
     except KeyboardInterrupt:
-        log.warning(f"stopped at once: the same command again {again}")
+        log.warning(f"stopped at once: the same command {again}")
         return INTERRUPTED
     except Exception:
-        log.exception("a fault of ours or of the platform, not of your settings")
+        log.exception("a fault of this program or of the platform, not of your settings")
         return FAULT
 
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Hides what C++ code prints to stderr within the block; shows it after all when the block raises.
+    """Hides what C++ code prints to stderr within the block, and shows it if the block raises.
 
-    TensorFlow 2.21 prints device and oneDNN notices while it is imported, before it looks at TF_CPP_MIN_LOG_LEVEL.
-    A user who sets that variable sees everything.
+    TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads TF_CPP_MIN_LOG_LEVEL. If the
+    user sets that variable, nothing is hidden.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         yield

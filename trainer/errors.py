@@ -1,20 +1,20 @@
-"""The exit codes of a job, and the exceptions that are told in one line."""
+"""Defines the exit codes of a job and the exceptions that are reported in one line."""
 
 DONE = 0
-FAULT = 1  # a fault of ours or of the platform
+FAULT = 1  # a fault of this program or of the platform
 USER_MUST_CHANGE = 2  # config, data or machine
-INTERRUPTED = 75  # state saved: the same command again goes on
+INTERRUPTED = 75  # state saved: the same command resumes
 
 _LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
 
 
 def reason(error: BaseException) -> str:
-    """What a library says in `error`, to stand in a line of ours: at most 300 characters; its type where it is mute."""
+    """Returns the error's text on one line, at most 300 characters, or its type if it has no text."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class _OneLine(Exception):
-    """An error whose text is one line, whatever names and values stand in it."""
+    """Makes the text of an error one line, whatever names and values are in it."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -23,13 +23,13 @@ class _OneLine(Exception):
 
 
 class UserError(_OneLine):
-    """Something the user must change. Its text is one line: what was given, the rule, what to do next."""
+    """Reports in one line what the user must change: what was given, the rule, what to do."""
 
     exit_code = USER_MUST_CHANGE
 
 
 class UnknownData(UserError):
-    """`data` is no source's name, and no path that is here."""
+    """Reports that `data` is neither the name of a source nor an existing path."""
 
     def __init__(self, text: str, data: str) -> None:
         super().__init__(text)
@@ -37,10 +37,18 @@ class UnknownData(UserError):
 
 
 class PlatformFault(_OneLine):
-    """A fault of the platform that the same command may outlive. Its text is one line."""
+    """Reports in one line a fault of the platform that a retry of the same command may not meet."""
 
     exit_code = FAULT
 
 
 class NotFinite(UserError):
-    """A loss or a weight is NaN or infinite."""
+    """Reports that a loss or a weight is NaN or infinite."""
+
+    @classmethod
+    def at(cls, step: int, names: str) -> "NotFinite":
+        """Returns the error for these values, after `step` steps."""
+        return cls(
+            f"step {step}: {names} is NaN or infinite: lower learning_rate or try --precision=float32, with another "
+            "--job_dir; earlier files are kept"
+        )

@@ -1,4 +1,4 @@
-"""The template model: the plain Keras model, free of strategy and of this package, in three formats."""
+"""Exports the template model: a plain Keras model without strategy and without this package, in three formats."""
 
 import contextlib
 import io
@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer.errors import UserError, reason
+from trainer.interface import ModelInterface, symbolic_inputs
 from trainer.log import log
 from trainer.models.layers import refresh_normalization
 from trainer.storage import whole_folder
@@ -18,33 +19,33 @@ from trainer.storage.tensorflow_errors import tensorflow_writing
 
 
 def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) -> None:
-    """Writes `folder` whole: model.keras, model.h5, saved_model/, and what else `model.templates()` names (.keras).
+    """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
 
-    `image_shape`: (height, width, channels) that a subclassed model takes; Keras cannot save such a one as HDF5.
+    `image_shape`: (height, width, channels), the input of a subclassed model, which Keras cannot save as HDF5.
     """
-    templates = model.templates() if hasattr(model, "templates") else {"model": model}
+    interface = ModelInterface.of(model)
+    templates = interface.templates()
     with whole_folder(folder) as beside:
         for name, trained in templates.items():
             plain_copy(trained).save(beside / f"{name}.keras")
         template = plain_copy(templates["model"])
-        if _inputs(template):
+        if symbolic_inputs(template):
             _save_h5(template, beside / "model.h5")
         else:
-            log.warning("model.h5 is not written: Keras takes no subclassed model there; model.keras needs its class")
-        serve = getattr(model, "serve", lambda outputs: outputs)
-        _save_for_serving(template, serve, image_shape, beside / "saved_model")
+            log.warning("model.h5 is not written: HDF5 cannot hold a subclassed model; model.keras needs its class")
+        _save_for_serving(template, interface.serve, image_shape, beside / "saved_model")
 
 
 def load_template_weights(model: keras.Model, path: Path) -> None:
-    """Gives the networks of `model` the weights of saved template models; call it under the strategy's scope.
+    """Sets the weights of the model's networks from saved template models; call it under the strategy's scope.
 
-    `path`: the model.keras that `export` wrote; a GAN's other networks are read from the files beside it, where they
-    are there, and its generator begins as its average. UserError where the weights do not fit.
+    `path`: the model.keras that `export` wrote; a GAN's other networks are read from the files beside it, if they
+    exist, and its generator starts as its average. Raises UserError if the weights do not fit.
     """
-    templates = model.templates() if hasattr(model, "templates") else {"model": model}
+    templates = ModelInterface.of(model).templates()
     weights = _weights_of(path)
     if _shapes(weights) != _shapes(templates["model"].weights):
-        raise UserError(f"initial_model={path}: its weights do not fit this model: give the settings it was made with")
+        raise UserError(f"initial_model={path}: its weights do not fit this model: use the settings of its run")
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
         own = _weights_of(beside) if name != "model" and beside.exists() else weights
@@ -55,7 +56,7 @@ def load_template_weights(model: keras.Model, path: Path) -> None:
 def _weights_of(path: Path) -> list[Any]:
     try:
         return list(keras.models.load_model(path, compile=False, safe_mode=True).get_weights())
-    except Exception as error:  # whatever Keras makes of a file that is not a model
+    except Exception as error:  # Keras raises many types for a file that is not a model
         raise UserError(f"initial_model={path}: cannot be loaded as a model.keras: {reason(error)}") from error
 
 
@@ -64,11 +65,11 @@ def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """A copy with the same weights, outside any strategy, with plain batch norm and no 16-bit arithmetic.
+    """Returns a copy outside any strategy, with plain batch norm and without 16-bit arithmetic.
 
-    A subclassed model, which Keras cannot take apart, is returned as it is.
+    A subclassed model, which Keras cannot clone, is returned as it is.
     """
-    compiled, model.compiled = model.compiled, False  # a template is no one's training state
+    compiled, model.compiled = model.compiled, False  # a template needs no training state
     try:
         copy = keras.models.clone_model(model, clone_function=_plain_layer)
     except ValueError:
@@ -83,7 +84,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
 def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, keras.Model):
         return plain_copy(layer)
-    if hasattr(layer, "plain"):  # one of ours, which needs the step that it runs in
+    if hasattr(layer, "plain"):  # a layer of this package that depends on the running step
         layer = layer.plain()
     config = layer.get_config()
     if "synchronized" in config:
@@ -94,9 +95,9 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
-    # HDF5 crashes where the disk fills up: the room, for the weights and what it writes around them, is proved first.
+    # HDF5 crashes on a full disk: first write as many bytes as the weights and the metadata need.
     path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
-    absl = logging.getLogger("absl")  # Keras calls the format legacy at each save: we write it beside the newer ones
+    absl = logging.getLogger("absl")  # Keras warns at each save that the format is legacy
     level = absl.level
     absl.setLevel(logging.ERROR)
     try:
@@ -105,19 +106,15 @@ def _save_h5(template: keras.Model, path: Path) -> None:
         absl.setLevel(level)
 
 
-def _inputs(template: keras.Model) -> list[Any]:
-    """The symbolic inputs; none of a subclassed model."""
-    return getattr(template, "inputs", None) or []
-
-
 def _save_for_serving(
     template: keras.Model, serve: Callable[[Any], Any], image_shape: tuple[int, int, int], folder: Path
 ) -> None:
     images = tf.TensorSpec((None, *image_shape), keras.config.floatx(), name="images")
-    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in _inputs(template)] or [images]
+    inputs = symbolic_inputs(template)
+    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in inputs] or [images]
     archive = keras.export.ExportArchive()
     archive.track(template)
     one = len(signature) == 1
     archive.add_endpoint("serve", lambda *given: serve(template(given[0] if one else list(given))), signature)
-    with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # it prints what it wrote
+    with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))

@@ -1,4 +1,4 @@
-"""Log lines: plain text at the desk, errors on stderr; JSON with a severity on stdout where Cloud Logging reads it."""
+"""Formats log lines: plain text with errors on stderr locally, JSON with a severity on stdout for Cloud Logging."""
 
 import json
 import logging
@@ -10,37 +10,34 @@ log = logging.getLogger("trainer")
 
 
 def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process runs in a Vertex AI training container."""
+    """Returns whether this process runs in a Vertex AI training container."""
     return "CLOUD_ML_JOB_ID" in environment
 
 
 class _Print(logging.Handler):
-    """Prints to whatever sys.stdout and sys.stderr are now, so that a progress bar can stay below the lines."""
+    """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         to_stderr = record.levelno >= logging.ERROR and not on_vertex()
         stream = sys.stderr if to_stderr else sys.stdout
-        encoding = getattr(stream, "encoding", None) or "utf-8"  # in which a file's name need not be writable
+        encoding = getattr(stream, "encoding", None) or "utf-8"  # it may lack characters of a file name
         print(self.format(record).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
-class _CloudFormatter(logging.Formatter):
-    """One JSON object a line: https://cloud.google.com/logging/docs/structured-logging"""
+class _Formatter(logging.Formatter):
+    """Formats a record as plain text, or as JSON: https://cloud.google.com/logging/docs/structured-logging"""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps({"severity": record.levelname, "message": super().format(record)})
-
-
-class _DeskFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
+        if on_vertex():
+            return json.dumps({"severity": record.levelname, "message": text})
         return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
 
 
 def start_logging() -> None:
-    """Sends this package's log to the console, in the form that its reader wants."""
+    """Sends this package's log to the console, as JSON on Vertex AI and as plain text elsewhere."""
     handler = _Print()
-    handler.setFormatter(_CloudFormatter() if on_vertex() else _DeskFormatter())
+    handler.setFormatter(_Formatter())
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.INFO)

@@ -1,8 +1,8 @@
-"""The entry point of a training job: `python -m trainer.task --recipe=NAME --job_dir=FOLDER [--setting=value …]`."""
+"""Runs a training job: `python -m trainer.task --recipe=NAME --job_dir=FOLDER [--setting=value …]`."""
 
 import time
 
-_BEGAN = time.monotonic()  # before the slow imports: they are part of the job's time
+_BEGAN = time.monotonic()  # before the slow imports, which count as time of the job
 
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -19,8 +19,8 @@ from trainer.storage.preflight import preflight  # noqa: E402
 def main(arguments: Sequence[str] | None = None) -> int:
     """Resolves the settings, then prints them or runs the job. Returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until training begins, as Ctrl-C: nothing to save yet
-    return run_command(lambda: _run(given), "goes on from the last checkpoint")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until training begins
+    return run_command(lambda: _run(given), "resumes from the last checkpoint")
 
 
 def _run(given: Sequence[str]) -> int:
@@ -28,11 +28,11 @@ def _run(given: Sequence[str]) -> int:
     if request.print_config:
         print(to_yaml(request.config), end="")
         return DONE
-    is_chief = read_cluster().is_chief  # the others write nothing
+    is_chief = read_cluster().is_chief  # only the chief writes
     preflight(request.config.inputs, outputs(request.config) if is_chief else {})
-    job_dir = open_job_dir(request.config, make=is_chief)  # refuses what can be refused before TensorFlow
+    job_dir = open_job_dir(request.config, make=is_chief)  # finds mistakes before TensorFlow is loaded
     with quiet_start():
-        from trainer import job  # TensorFlow from here on
+        from trainer import job  # imports TensorFlow
     return job.run(request.config, [sys.executable, "-m", "trainer.task", *given], _BEGAN, job_dir)
 
 

@@ -1,4 +1,4 @@
-"""Killed anywhere, any number of times, a run ends with the numbers of one that nobody touched.
+"""Tests that a run killed anywhere, any number of times, ends with the numbers of an undisturbed one.
 
 `TRAINER_DRILL_KILLS=200 python -m pytest tests/e2e/test_interruption.py -m slow -k many -s` is the longer drill.
 """
@@ -18,14 +18,14 @@ SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 
 
 def undisturbed(drill: Drill) -> Path:
-    """The same run without a kill."""
+    """Runs the same without a kill."""
     control = Drill(drill.folder.with_name("control"), drill.steps, 0, drill.workers, drill.replicas, drill.flags)
     control.run([])
     return control.folder
 
 
 def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
-    """Weights, optimizers and lines of stats.jsonl; `tolerance`: relative L2 of each tensor, 0 for bit for bit."""
+    """Compares weights, optimizers and stats.jsonl; `tolerance`: relative L2 of each tensor, 0 for bit for bit."""
     ours, theirs = last_state(one), last_state(other)
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():

@@ -1,4 +1,4 @@
-"""The commands that a user types, each in a process of its own."""
+"""Runs the commands of a user, each in a separate process."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_a_run_on_two_replicas_prints_its_decisions_and_nothing_else(tmp_path: P
         assert re.fullmatch(pattern, line), line
     again = run(*SMALL, f"--job_dir={tmp_path}", "--replicas=2", "--report_every_steps=3")
     assert again.returncode == 0
-    assert "finished already: 6 steps are done, 6 were asked for" in again.stdout
+    assert "finished already: 6 of 6 steps are done" in again.stdout
 
 
 def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_generate_makes_a_picture_from_a_job(tmp_path: Path) -> None:
     missing = run(str(tmp_path / "none"), module="trainer.generate")
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
-    assert "no such model" in missing.stderr
+    assert "model not found" in missing.stderr
     for flag in ("--cout=4", "--count=0", "--seed=-1", "--out=grid.jpg"):
         wrong = run(str(tmp_path), flag, module="trainer.generate")
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)

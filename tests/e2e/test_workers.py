@@ -1,4 +1,4 @@
-"""Several worker processes: the numbers of one, one writer, and no one who waits for the dead."""
+"""Tests several worker processes: they give the numbers of one, one of them writes, and none waits for a lost one."""
 
 import json
 import signal
@@ -31,15 +31,16 @@ def state(job_dir: Path) -> dict[str, Any]:
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Relative to each tensor's norm, or to that of an update where it is smaller.
+    """Returns the largest difference relative to each tensor's norm, or to that of an update if it is smaller.
 
-    Left out is what is zero but for rounding: the last bias of a critic has no gradient, and Adam magnifies its noise.
+    It leaves out tensors that are zero but for rounding: the last bias of a critic has no gradient, and Adam magnifies
+    its noise.
     """
     assert one.keys() == other.keys()
     norms = {name: float(np.linalg.norm(one[name])) for name in one}
-    there = [name for name in one if max(norms[name], float(np.linalg.norm(other[name]))) > 1e-8]
-    assert len(there) > len(one) / 2
-    return max(float(np.linalg.norm(one[name] - other[name])) / max(norms[name], 1e-3) for name in there)
+    compared = [name for name in one if max(norms[name], float(np.linalg.norm(other[name]))) > 1e-8]
+    assert len(compared) > len(one) / 2
+    return max(float(np.linalg.norm(one[name] - other[name])) / max(norms[name], 1e-3) for name in compared)
 
 
 def trained(where: Path, count: int, flags: list[str]) -> Path:
@@ -63,7 +64,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Path]:
-    """A run of each model in one process."""
+    """Holds a run of each model in one process."""
     return {}
 
 
@@ -74,7 +75,7 @@ def run_alone(alone: dict[str, Path], model: str, flags: list[str], root: Path) 
 
 
 def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) -> None:
-    """Bit for bit, on each of its devices; `folder` is what tests.models:write_variables filled."""
+    """Compares bit for bit, on each device; tests.models:write_variables has filled `folder`."""
     assert len(list(folder.iterdir())) == count
     for worker in range(count):
         held = np.load(folder / f"{worker}.npz")
@@ -99,7 +100,7 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weights, on every worker; losses; evaluation; FID."""
+    """Compares weights on every worker, losses, evaluation and FID."""
     count, flags = CLUSTERS[cluster]
     (tmp_path / "variables").mkdir()
     monkeypatch.setenv("TRAINER_TEST_VARIABLES", str(tmp_path / "variables"))
@@ -121,7 +122,7 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
 
 @pytest.mark.slow
 def test_in_float32_workers_differ_by_rounding_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the kernels alone: the critic's last bias has no gradient, and Adam makes much of its rounding."""
+    """Compares kernels only: the critic's last bias has no gradient, and Adam magnifies its rounding."""
     one, several = (trained(tmp_path / f"{count}", count, [*COMMON, *MODELS["wgan_gp"]]) for count in (1, 2))
     ours, theirs = (
         {name: value for name, value in state(folder).items() if name.endswith("/kernel")} for folder in (one, several)
@@ -144,11 +145,11 @@ def wait_for_step(job_dir: Path, step: int) -> None:
             lines = (job_dir / "stats.jsonl").read_text().splitlines()
             if lines and json.loads(lines[-1])["step"] >= step:
                 return
-    raise AssertionError("the run got nowhere")
+    raise AssertionError("the run did not reach the step")
 
 
 def interrupted(tmp_path: Path, victim: int, number: int) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of two workers of which one gets a signal in the midst of the run."""
+    """Returns exit codes and outputs of two workers, one of which gets a signal during the run."""
     addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
     processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]

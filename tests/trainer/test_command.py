@@ -1,4 +1,4 @@
-"""How commands end: exit codes, and one line."""
+"""Tests how commands end: exit codes and one line."""
 
 import pytest
 
@@ -9,23 +9,27 @@ from trainer.errors import PlatformFault, UserError
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "told"),
+    ("raised", "code", "line"),
     [
         (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
-        (PlatformFault("no answer"), 1, "error: no answer: the same command again begins anew\n"),
-        (KeyboardInterrupt(), 75, "warning: stopped at once: the same command again begins anew\n"),
-        (ZeroDivisionError("x"), 1, "error: a fault of ours or of the platform, not of your settings\nTraceback "),
+        (PlatformFault("no answer"), 1, "error: no answer: the same command starts from scratch\n"),
+        (KeyboardInterrupt(), 75, "warning: stopped at once: the same command starts from scratch\n"),
+        (
+            ZeroDivisionError("x"),
+            1,
+            "error: a fault of this program or of the platform, not of your settings\nTraceback ",
+        ),
     ],
 )
 def test_what_is_raised_becomes_a_line_and_an_exit_code(
-    raised: BaseException, code: int, told: str, capsys: pytest.CaptureFixture[str]
+    raised: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work() -> int:
         raise raised
 
-    assert run_command(work, "begins anew") == code
+    assert run_command(work, "starts from scratch") == code
     found = capsys.readouterr()
-    assert (found.out + found.err).startswith(told)
+    assert (found.out + found.err).startswith(line)
 
 
 @pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])

@@ -1,4 +1,4 @@
-"""What is saved is the plain template model, for anyone, anywhere."""
+"""Tests that the saved files hold the plain template model, which loads without this package."""
 
 import json
 import subprocess
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, run_steps
-from trainer import generate, job
+from tests.support import fresh_collectives, run_job, run_steps
+from trainer import generate
+from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import noise
 from trainer.errors import UserError
@@ -118,10 +119,7 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
-    from trainer.config.recipe import resolve
-
-    assert job.run(resolve([*flags, f"--job_dir={folder}"]).config, [], 0.0) == 0
-    return folder
+    return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
 
 
 def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> N
     assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
 
 
-def test_where_no_image_can_be_written_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("")
     assert generate.main([str(tmp_path / "nothing"), f"--out={tmp_path / 'notes.txt' / 'grid.png'}"]) == 2
     assert f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)" in capsys.readouterr().err
@@ -166,8 +164,8 @@ def test_where_no_image_can_be_written_is_said_first(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("nothing", "no such model"),
-        ("model/critic.keras", "a generator takes noise and gives images"),
+        ("nothing", "model not found"),
+        ("model/critic.keras", "a generator must map noise to images"),
         ("stats.jsonl", "not a generator that can be loaded"),
         ("samples", "not a generator that can be loaded"),
     ],

@@ -1,4 +1,4 @@
-"""Whole jobs in this process: what they write, how they resume, what they do with other people's models."""
+"""Tests whole jobs in this process: what they write, how they resume, what they do with models of users."""
 
 import contextlib
 import dataclasses
@@ -15,29 +15,18 @@ import pytest
 import tensorflow as tf
 
 from tests import models
-from tests.support import fresh_collectives, largest_difference, run_steps, small, weights
+from tests.support import largest_difference, prepared, run_steps, small, weights
+from tests.support import run_job as run
 from trainer import job
 from trainer.config.metric_names import STEP_METRICS
 from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import RunResult
 from trainer.training.checkpoint import whole_checkpoints
+from trainer.training.failures import is_out_of_memory
 
 Make = Callable[..., TrainConfig]
-
-
-def run(config: TrainConfig) -> Path:
-    fresh_collectives()
-    assert job.run(config, ["python", "-m", "trainer.task", "--x=a b"], 0.0) == 0
-    return Path(config.job_dir)
-
-
-def prepared(config: TrainConfig) -> job.Job:
-    fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
 
 
 def read(path: Path) -> Any:
@@ -49,9 +38,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["kind"] == kind]
 
 
-def test_a_result_that_cannot_be_written_leaves_no_bar_behind(
-    small_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_result_leaves_no_bar_behind(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Reporter] = []
     close = Reporter.close
     monkeypatch.setattr(Reporter, "close", lambda self: closed.append(self) or close(self))
@@ -112,9 +99,7 @@ def test_epochs_are_counted_and_timed(small_config: Make) -> None:
     assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
 
 
-def test_the_same_command_goes_on_and_a_finished_run_says_so(
-    small_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_resumes_until_the_run_is_done(small_config: Make) -> None:
     config = small_config("--steps=5", "--checkpoint_every_steps=2", "--precision=float64", "--report_every_steps=1")
     run(config)
     more = small_config("--steps=9", "--precision=float64", "--report_every_steps=1")
@@ -128,23 +113,21 @@ def test_the_same_command_goes_on_and_a_finished_run_says_so(
     resumed = prepared(more)
     assert resumed.progress.step == 9
     undisturbed.averaged_generator()  # as sampling does: it takes over the batch statistics
-    assert largest_difference(weights(undisturbed), weights(resumed.assembly.model)) < 1e-12
+    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
 
     before = (folder / "result.json").read_text()
     run(more)
     assert (folder / "result.json").read_text() == before
 
 
-def test_more_replicas_go_on_with_the_same_numbers(small_config: Make) -> None:
+def test_more_replicas_resume_with_the_same_numbers(small_config: Make) -> None:
     run(small_config("--steps=5", "--precision=float64"))
     folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4"))
     _, logs = run_steps(small_config("--steps=9", "--precision=float64"), 9)
     assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    small_config: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
     flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
     folder = run(small_config(*flags, "--steps=6"))
     data = folder / "checkpoints" / "step-00000006" / "variables.data-00000-of-00001"
@@ -153,8 +136,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     resumed = prepared(config)
     assert resumed.progress.step == 4
     undisturbed, _ = run_steps(config, 4)
-    assert largest_difference(weights(undisturbed), weights(resumed.assembly.model)) < 1e-12
-    run(config)  # goes past the damaged one, and writes it anew
+    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
+    run(config)  # skips the damaged one and writes it again
     kept = whole_checkpoints(folder / "checkpoints")
     assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
     for path in kept:
@@ -172,7 +155,7 @@ def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:
     assert read(folder / "result.json")["final"] == result["final"]
 
 
-def test_a_failure_after_a_finished_run_is_told(small_config: Make) -> None:
+def test_a_failure_after_a_finished_run_is_reported(small_config: Make) -> None:
     folder = run(small_config("--steps=4"))
     with pytest.raises(UserError, match="none is visible"):
         run(small_config("--expect_devices=1"))
@@ -223,7 +206,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
 
 
 @pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
-def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
+def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
     with pytest.raises(UserError) as caught:
         run(config)
@@ -232,12 +215,12 @@ def test_out_of_memory_says_what_to_lower(small_config: Make) -> None:
 
 
 def test_out_of_memory_is_known_by_its_text_too() -> None:
-    """With several devices the first error to arrive may be that of a device that waited for the one that failed."""
-    told = tf.errors.InternalError(None, None, "Collective ops is aborted by: OOM when allocating tensor")
+    """Covers several devices: the first error may come from a device that waited for the one that failed."""
+    quoted = tf.errors.InternalError(None, None, "Collective ops is aborted by: OOM when allocating tensor")
     other = tf.errors.InternalError(None, None, "Collective ops is aborted by: something else")
-    assert job.is_out_of_memory(told)
-    assert job.is_out_of_memory(MemoryError())
-    assert not job.is_out_of_memory(other)
+    assert is_out_of_memory(quoted)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(other)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -261,7 +244,7 @@ def test_a_classifiers_numbers_do_not_depend_on_replicas() -> None:
         assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
 
 
-def test_callbacks_hear_epochs_and_the_steps_reached(small_config: Make) -> None:
+def test_callbacks_are_called_with_epochs_and_the_steps_reached(small_config: Make) -> None:
     run(small_config(
         "--callbacks=tests.models:listener", "--steps=4", "--global_batch_size=512", "--width=1", "--steps_per_loop=1",
     ))  # fmt: skip
@@ -287,10 +270,7 @@ def test_a_callback_can_stop_the_run(small_config: Make) -> None:
     [
         ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
         ("--callbacks=tests.models", "write it as package.module:function"),
-        (
-            "--callbacks=tests.models:by_schedule",
-            "LearningRateScheduler changes model.optimizer",
-        ),
+        ("--callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
         ("--model=tests.models:not_a_model", "it returned str, not a keras.Model"),
         ("--model=tests.models:nothing", "tests.models has no function nothing"),
     ],
@@ -319,9 +299,7 @@ def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
         thread.join()
 
 
-def test_a_metric_that_is_no_mean_does_not_depend_on_calls_restarts_or_replicas(
-    small_config: Make, tmp_path: Path
-) -> None:
+def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(small_config: Make, tmp_path: Path) -> None:
     def epoch(name: str, *flags: str) -> dict[str, float]:
         same = ["--model=tests.models:measured_by_iou", "--precision=float64", "--global_batch_size=256"]
         folder = run(small_config(*same, f"--job_dir={tmp_path / name}", *flags))
@@ -337,9 +315,7 @@ def test_a_metric_that_is_no_mean_does_not_depend_on_calls_restarts_or_replicas(
     assert epoch("again", "--steps=8") == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_learning_rate_that_a_callback_set_is_that_of_the_run_that_goes_on(
-    small_config: Make, tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(small_config: Make, tmp_path: Path) -> None:
     def final(name: str, *flags: str) -> Any:
         same = ["--model=tests.models:classifier", "--callbacks=tests.models:slow_down", "--global_batch_size=256"]
         folder = run(small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags))

@@ -1,24 +1,4 @@
-"""One file per model. What the loop asks of a model is written here, and nowhere else.
-
-A model is made by `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, called under the strategy's scope,
-its optimizers built there. The loop then calls the Keras `train_step(data)` in replica context, in one tf.function.
-
-- `data` is what `fit` would give, for this replica's rows: (images, labels), or images where the source has no labels.
-  A model with the attribute `batches_per_step = n` gets images alone, (n, rows, height, width, channels): n global
-  batches a step. Pixels arrive as the source holds them (0 to 255 for every source here), cast to floatx.
-- `train_step` returns a dict of scalars, already divided by the GLOBAL batch: the loop sums them over replicas. A
-  compiled Keras model returns its metrics instead, and the loop reads those over all replicas.
-- Randomness, rows and means come from `trainer.distribution.step.current_step()`; gradients are applied by
-  an optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own.
-
-Optional, used where they are there:
-- `templates() -> dict[name, keras.Model]`: what is saved, the one named "model" first (default: the model itself);
-- `serve(outputs)`: the template's outputs as a served model should give them (default: as they are);
-- `sample(noise) -> uint8 (count, height, width, channels)` and `latent_dim`: sample grids from fixed noise,
-  (count, latent_dim) in floatx;
-- `averaged_generator() -> keras.Model` and `latent_dim`: FID and KID, of images in [-1, 1] that this network makes of
-  (rows, latent_dim) noise. It is the same network at each call, with its weights of now.
-"""
+"""Builds the model that `config.model` names. One file holds one model; the contract is in trainer/interface.py."""
 
 import keras
 import tensorflow as tf

@@ -9,6 +9,7 @@ import keras
 from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import encode_png, grid, noise
+from trainer.interface import Samples
 from trainer.log import log
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
@@ -137,7 +138,7 @@ class Reporter:
         if self._tensorboard:
             self._tensorboard.scalars(progress.step, found)
 
-    def sample(self, model: keras.Model, progress: Progress) -> None:
+    def sample(self, model: Samples, progress: Progress) -> None:
         """Writes a grid of images from noise that is the same at every step."""
         if not self._job_dir:
             return

@@ -1,1 +1,1 @@
-"""The loop that drives any model with a Keras train_step; it imports no model."""
+"""Trains any model that has a Keras train_step; imports no model."""

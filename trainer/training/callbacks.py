@@ -1,4 +1,4 @@
-"""Keras callbacks of the user's own, under our loop: epoch hooks as in `fit`, batch hooks once a call to the device."""
+"""Runs the user's Keras callbacks in this loop: epoch hooks as in `fit`, batch hooks once a call to the device."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,15 @@ from trainer.config.metric_names import EVALUATION_METRICS, check_known
 from trainer.config.train_config import TrainConfig
 from trainer.config.user_code import load_function
 from trainer.errors import UserError
+from trainer.interface import ModelInterface
 from trainer.log import log
 from trainer.reporting.progress import Progress, is_loss
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras's own, which says what it does, and refuses a value that no epoch has, or that has no better side.
+    """Extends Keras's callback: it logs when it stops, and refuses a value that no epoch has or that has no direction.
 
-    A loss is to fall and an accuracy to rise; of any other value Keras asks the model's metric of that name.
+    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's metric of that name.
     """
 
     def __init__(self, monitor: str, patience: int) -> None:
@@ -26,55 +27,46 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         self.evaluates = False  # whether epochs have val_loss and val_accuracy
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Refuses, after the first call to the device, what no epoch can be compared by."""
+        """Raises UserError, after the first call to the device, if epochs cannot be compared by `monitor`."""
         known = {*(logs or {}), *(EVALUATION_METRICS if self.evaluates else ())}
         check_known("early_stopping", self.monitor, "an epoch has", known)
         if self.monitor_op is None:
             try:
                 self._set_monitor_op()
             except ValueError:
-                raise UserError(
-                    f"early_stopping={self.monitor}: it is not known whether more of it is better: take a loss, an "
-                    "accuracy or a metric of Keras"
-                ) from None
+                line = "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras metric"
+                raise UserError(f"early_stopping={self.monitor}: {line}") from None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Counts the epochs without improvement."""
         super().on_epoch_end(epoch, logs)
         if self.stopped_epoch == epoch > 0:
-            log.info(f"early stopping: {self.monitor} got no better in {self.patience} epochs")
+            log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
 
     def _is_improvement(self, value: float, best: float | None) -> bool:
-        """NaN never is: nothing would be better than it."""
+        """Returns False for NaN: no later value would compare as better."""
         return not math.isnan(value) and bool(super()._is_improvement(value, best))
 
 
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
-    """The callbacks that `config.callbacks` (package.module:function) returns, and early stopping."""
+    """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping."""
     path = config.callbacks
     found: Any = load_function(path, "callbacks")() if path else []
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
-        raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, it returned {found!r}")
-    stopping = [EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else []
-    return [*found, *stopping]
+        raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {found!r}")
+    return [*found, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
 
 
-_STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # before `monitor` was kept, the others alone
+_STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # older checkpoints have no `monitor`
 
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """What a checkpoint keeps of early stopping; callbacks of the user's own begin anew with every process.
-
-    What they made of the learning rate is kept (trainer.training.state).
-    """
+    """Returns the state of early stopping. Other callbacks have none, but LearningRates stores the rate they set."""
     return {name: getattr(one, name) for one in callbacks if isinstance(one, EarlyStopping) for name in _STATE}
 
 
 def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
-    """Goes on from what `state_of_callbacks` gave; called after on_train_begin, which begins anew.
-
-    Early stopping stays at its beginning where the run that goes on watches another value.
-    """
+    """Restores early stopping, unless it now monitors another value. on_train_begin, which resets it, comes before."""
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and state.get("monitor", callback.monitor) == callback.monitor:
             for name, value in state.items():
@@ -87,22 +79,20 @@ _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.Redu
 def bind(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, *, evaluates: bool
 ) -> keras.callbacks.CallbackList:
-    """`callbacks` with the model and the length of the run, as `fit` gives it to them.
-
-    UserError where one waits for a value of evaluation, and there is none, or for an optimizer of a model without.
-    """
+    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs evaluation or an optimizer in vain."""
+    optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
-        if isinstance(callback, _OF_THE_OPTIMIZER) and getattr(model, "optimizer", None) is None:
+        if isinstance(callback, _OF_THE_OPTIMIZER) and optimizer is None:
             raise UserError(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
-                "one: take --learning_rate_schedule and --warmup_steps, or a callback that knows its optimizers"
+                "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
             )
         if isinstance(callback, EarlyStopping):
             callback.evaluates = evaluates
             if callback.monitor in EVALUATION_METRICS and not evaluates:
                 raise UserError(
-                    f"early_stopping={callback.monitor}: nothing is evaluated: give labelled examples for it, or hold "
-                    "some back with --evaluation_fraction=0.1, or drop early_stopping"
+                    f"early_stopping={callback.monitor}: nothing is evaluated: use data with labelled evaluation "
+                    "examples, or --evaluation_fraction=0.1, or drop early_stopping"
                 )
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(

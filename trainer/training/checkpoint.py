@@ -1,9 +1,9 @@
-"""Checkpoints: everything that a run goes on from, each a folder that appears whole.
+"""Saves and restores checkpoints: all that a run resumes from, each a folder that is written atomically.
 
-    step-00000500/manifest.json           sizes and SHA-256 of the files, its own too; the state beside the variables
-    step-00000500/variables.index, .data  TensorFlow's own format (tf.train.load_checkpoint reads it)
+    step-00000500/manifest.json           sizes and SHA-256 of the files and of itself; the state beside the variables
+    step-00000500/variables.index, .data  in TensorFlow's format (tf.train.load_checkpoint reads it)
 
-Training waits for a snapshot only; a thread writes it. Only the chief reads and writes.
+Training waits only for a snapshot, which a thread writes. Only the chief reads and writes.
 """
 
 import hashlib
@@ -34,34 +34,30 @@ _PREFIX = "variables"
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what its manifest says; the text names the file."""
+    """Reports a checkpoint that differs from its manifest; the text names the file."""
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of `model` in `folder`, and the best one; `mirror` hears of each."""
+    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; passes each to `mirror`."""
 
     def __init__(
         self, model: keras.Model, replicas: Replicas, folder: Path, keep: int, mirror: Mirror | None = None
     ) -> None:
         self._variables, self._replicas = variables_of(model), replicas
         self._folder, self._keep, self._mirror = folder, keep, mirror or Mirror()
-        self._saved = (-1, False)  # the newest step that is kept or being written, and whether something is owed there
+        self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
-        self.restored: str | None = None  # what restore() read
-        self.saving_seconds = 0.0  # that training waited
+        self.restored: str | None = None  # the address that restore() read
+        self.saving_seconds = 0.0  # for which training waited
 
     def restore(self) -> dict[str, Any]:
-        """Puts the newest whole checkpoint back on all workers and returns its state, with `step`; {} for none.
-
-        UserError where there are some and none can be read: nothing is overwritten then.
-        """
+        """Restores the newest intact checkpoint on all workers; returns its state with `step`, or {} if none exists."""
         manifest, values = self._newest() if self._replicas.cluster.is_chief else (None, None)
-        manifest = self._replicas.from_chief(manifest)
-        if manifest is None:
+        if (manifest := self._replicas.from_chief(manifest)) is None:
             return {}
         put_back(self._variables, values, self._replicas)
-        self._saved = (manifest["step"], bool(manifest["state"].get("owed")))
+        self._saved = (manifest["step"], has_pending_hooks(manifest["state"]))
         return {**manifest["state"], "step": manifest["step"]}
 
     def _newest(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -80,25 +76,23 @@ class Checkpoints:
         if damaged:
             raise UserError(
                 f"{self._mirror.where(self._folder)}: none of its checkpoints can be read ({damaged[0]}): nothing is "
-                "overwritten; mend them, or give another --job_dir"
+                "overwritten; repair them, or use another --job_dir"
             )
         return None, None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Takes the state after `step` steps, and writes it in the background.
+        """Takes a snapshot after `step` steps and writes it in the background; raises like `wait` for the last write.
 
-        Once only for the same step; again where its ["owed"] was true, and what was owed is done.
-
-        `state`: what goes beside the variables; its ["best"]["step"], where there is one, is kept too. Raises as `wait`
-        does where an earlier write failed.
+        A step is written only once, or again when its pending hooks have run. `state` is stored beside the variables;
+        the checkpoint of its ["best"]["step"] is kept as well.
         """
-        saved = (step, bool(state.get("owed")))
+        saved = (step, has_pending_hooks(state))
         if saved == self._saved or not self._replicas.cluster.is_chief:
             return
         self.wait()
         began = time.monotonic()
         self._saved = saved
-        # Text now: the background must not see what the next steps make of the state. Arrays are what metrics counted.
+        # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "state": state}, default=np.ndarray.tolist)
         self._writer = threading.Thread(
             target=self._write, args=(step, snapshot(self._variables), manifest), name="checkpoint", daemon=True
@@ -107,11 +101,7 @@ class Checkpoints:
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Returns when what was saved is kept; raises what hindered it.
-
-        UserError where the disk or the bucket refuses it; for weights with NaN NotFinite, or UserError with several
-        workers.
-        """
+        """Waits until the last save is written; raises UserError if that failed, NotFinite for NaN on one worker."""
         began = time.monotonic()
         if self._writer:
             self._writer.join()
@@ -128,20 +118,19 @@ class Checkpoints:
             write_checkpoint(folder, values, json.loads(manifest))
             self._mirror.put(folder)
             self._prune(step, json.loads(manifest)["state"])
-        except Exception as error:  # told by the next save or wait, in the thread that trains
+        except Exception as error:  # raised by the next save or wait, in the training thread
             self._error = error
 
     def _refuse_not_finite(self, step: int, values: Mapping[str, Any]) -> None:
-        """A state with NaN is no state to go on from: the one before stays the newest."""
+        """Refuses a state with NaN, so that the checkpoint before stays the newest."""
         for name, value in values.items():
             if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
-                line = f"step {step}: {name} is NaN or infinite: lower learning_rate or try --precision=float32, with "
-                line += "another --job_dir; what was written before is kept"
-                # Only the chief looks: the other workers would not go back with it.
-                raise UserError(line) if self._replicas.cluster.several else NotFinite(line)
+                error = NotFinite.at(step, name)
+                # Only the chief checks, so the other workers would not roll back with it.
+                raise UserError(str(error)) if self._replicas.cluster.several else error
 
     def _prune(self, step: int, state: Mapping[str, Any]) -> None:
-        """Leaves the newest up to `step` and the best. Those of later steps are damaged: restore() passed them by."""
+        """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""
         whole = whole_checkpoints(self._folder)
         best = (state.get("best") or {}).get("step")
         kept = [folder for folder in whole if _step_of(folder) <= step][-self._keep :]
@@ -153,15 +142,19 @@ class Checkpoints:
 
     @property
     def latest(self) -> str | None:
-        """Where the newest checkpoint is kept."""
+        """Returns the address of the newest checkpoint."""
         kept = whole_checkpoints(self._folder)
         return self._mirror.where(kept[-1]) if kept else None
 
 
+def has_pending_hooks(state: Mapping[str, Any]) -> bool:
+    """Returns whether a signal came before the hooks of the saved step ran; older checkpoints call this "owed"."""
+    return bool(state.get("pending", state.get("owed")))
+
+
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoint folders in `folder`, oldest first. What a kill left half written has another name."""
-    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdecimal()]
-    return sorted(found, key=_step_of)
+    """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written has another name."""
+    return sorted((one for one in folder.glob("step-*") if one.is_dir() and one.name[5:].isdecimal()), key=_step_of)
 
 
 def _step_of(folder: Path) -> int:
@@ -169,13 +162,12 @@ def _step_of(folder: Path) -> int:
 
 
 def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> None:
-    """Writes `folder` whole: the variables, then the manifest with their sizes and checksums."""
+    """Writes `folder` atomically: the variables, then the manifest with their sizes and checksums."""
     with tensorflow_writing(folder), whole_folder(folder) as beside:
         with tf.device("CPU:0"):
-            names, tensors = list(values), [tf.identity(value) for value in values.values()]
-            slices = [""] * len(names)
+            tensors, slices = [tf.identity(value) for value in values.values()], [""] * len(values)
             tf.raw_ops.SaveV2(
-                prefix=str(beside / _PREFIX), tensor_names=names, shape_and_slices=slices, tensors=tensors
+                prefix=str(beside / _PREFIX), tensor_names=list(values), shape_and_slices=slices, tensors=tensors
             )
         files = {path.name: _fingerprint(path) for path in sorted(beside.iterdir())}
         for name in files:
@@ -185,20 +177,19 @@ def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest and the variables by name, checked against it; Damaged, naming the file, where they do not fit."""
+    """Returns the manifest and the variables by name; raises Damaged, naming the file, if they do not match."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
-        sealed = manifest.pop("sha256") == _digest(manifest)
+        intact = manifest.pop("sha256") == _digest(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{folder.name}/{_MANIFEST}: {type(error).__name__}") from None
-    if not sealed:
+    if not intact:
         raise Damaged(f"{folder.name}/{_MANIFEST} has another checksum")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not isinstance(manifest.get("state"), dict) or not _is_step(manifest.get("step")):
+    files, step = manifest.get("files"), manifest.get("step")
+    known = isinstance(files, dict) and all(Path(name).name == name and isinstance(files[name], dict) for name in files)
+    if not (known and isinstance(manifest.get("state"), dict) and type(step) is int and 0 <= step < 2**63):
         raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
     for name, fingerprint in files.items():
-        if Path(name).name != name or not isinstance(fingerprint, dict):
-            raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
         try:
             found = _fingerprint(folder / name)
         except (OSError, ValueError):
@@ -213,29 +204,21 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
 def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
-    """The networks' weights of another run's checkpoint, for a run that begins anew; optimizers begin anew too.
-
-    `path`: one checkpoint, or a folder of them (also one level up), whose newest is taken. UserError where none fits.
-    """
+    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it."""
     candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / "checkpoints"))]
     whole = next((one for one in candidates if (one / _MANIFEST).is_file()), None)
     if whole is None:
-        raise UserError(
-            f"initial_checkpoint={path}: no checkpoint there: give a job directory, or one of its step-… folders"
-        )
+        line = "no checkpoint found: use a job directory, or one of its step-… folders"
+        raise UserError(f"initial_checkpoint={path}: {line}")
     try:
         _, values = read_checkpoint(whole)
     except Damaged as error:
-        raise UserError(f"initial_checkpoint={path}: damaged ({error}): give another one") from None
+        raise UserError(f"initial_checkpoint={path}: damaged ({error}): use another one") from None
     wanted = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
-    there = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
-    check_fits(wanted, {name: value.shape for name, value in there.items()}, f"initial_checkpoint={path}")
-    put_back(wanted, there, replicas)
+    saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
+    check_fits(wanted, {name: value.shape for name, value in saved.items()}, f"initial_checkpoint={path}")
+    put_back(wanted, saved, replicas)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A classifier's loss and accuracy on the evaluation examples: each counted once, on any number of replicas."""
+"""Measures a classifier's loss and accuracy on the evaluation examples, each counted once on any number of replicas."""
 
 import math
 import time
@@ -10,35 +10,36 @@ import tensorflow as tf
 
 from trainer.data.dataset import Examples
 from trainer.distribution.strategy import Replicas
+from trainer.interface import has_class_outputs
 from trainer.training.loop import CallSize
 
 
 class Evaluation:
-    """Evaluates `model`, a compiled classifier that gives (rows, classes), on `examples`."""
+    """Evaluates `model`, a compiled classifier with outputs (rows, classes), on `examples`."""
 
     def __init__(self, model: keras.Model, replicas: Replicas, examples: Examples) -> None:
         self.model, self.replicas, self.examples = model, replicas, examples
-        loss = keras.losses.get(model.loss)  # of a name that is a function: it gives one value a row already
+        loss = keras.losses.get(model.loss)  # a function, if given by such a name: it returns one value a row
         self._loss = loss.call if isinstance(loss, keras.losses.Loss) else loss
         self._call_size = CallSize(most_steps=0)
         self._run = tf.function(self._sums)
         self._on_replica = tf.autograph.experimental.do_not_convert(self._replica_sums)
 
     def __call__(self) -> dict[str, float]:
-        """{"val_loss", "val_accuracy"}: means over the examples, as Keras names them."""
-        # Some batches a call: between calls workers meet, and hear of a signal.
+        """Returns {"val_loss", "val_accuracy"}, means over the examples, under Keras's names."""
+        # A few batches a call: between calls workers synchronise, and a signal can interrupt.
         batches, done = math.ceil(self.examples.count / self.replicas.global_batch_size), 0
-        total, found = np.zeros(2), [0.0, 0.0]  # sum of losses, correct answers: of this worker, of all
+        total, found = np.zeros(2), [0.0, 0.0]  # sums of losses and correct answers: of this worker, of all
         while done < batches:
             count, began = self._call_size(batches - done), time.monotonic()
             total = self._run(tf.constant(done), tf.constant(done + count), tf.constant(total)).numpy()
             *found, seconds = self.replicas.sum_over_workers([*total, time.monotonic() - began]).tolist()
-            self._call_size.learn(count, seconds / self.replicas.cluster.workers)  # alike on all workers
+            self._call_size.learn(count, seconds / self.replicas.cluster.workers)  # equal on all workers
             done += count
         return {"val_loss": found[0] / self.examples.count, "val_accuracy": found[1] / self.examples.count}
 
     def _sums(self, first: Any, end: Any, total: Any) -> Any:
-        """`total` and the sums of this worker's rows of these batches; what fills up the last one weighs nothing."""
+        """Adds the sums of this worker's rows of these batches to `total`; the padding of the last batch counts 0."""
         strategy, batch = self.replicas.strategy, self.replicas.global_batch_size
         for i in tf.range(first, end):
             sums = strategy.run(self._on_replica, args=(i * batch,))
@@ -58,11 +59,8 @@ class Evaluation:
 
 
 def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Evaluation | None:
-    """What evaluates `model`; None where there are no labelled examples, or no classifier with one loss."""
-    if examples is None or not examples.labelled or not model.compiled:
+    """Returns what evaluates `model`; None without labelled examples, or if it is no classifier with one loss."""
+    if examples is None or not (examples.labelled and model.compiled and has_class_outputs(model)):
         return None
-    if model.loss is None or isinstance(model.loss, (dict, list)):
-        return None
-    shape = getattr(model, "output_shape", None)
-    one_output_a_class = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1
-    return Evaluation(model, replicas, examples) if one_output_a_class else None
+    one_loss = model.loss is not None and not isinstance(model.loss, (dict, list))
+    return Evaluation(model, replicas, examples) if one_loss else None

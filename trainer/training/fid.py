@@ -1,4 +1,4 @@
-"""How far generated images are from real ones: FID and KID.
+"""Measures how far generated images are from real ones: FID and KID.
 
 FID: Heusel et al. 2017, https://arxiv.org/abs/1706.08500, the Frechet distance of two Gaussians fitted to features.
 KID: Binkowski et al. 2018, https://arxiv.org/abs/1801.01401, the unbiased squared maximum mean discrepancy with a cubic
@@ -11,6 +11,7 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +20,35 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Examples
 from trainer.data.images import noise, to_uint8
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
+from trainer.interface import Generates, ModelInterface
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
 
 Features = npt.NDArray[np.float64]  # (images, features)
 
 _INCEPTION_SIZE = 299
-_KERNEL_ROWS = 256  # of the kernel's matrix that are in memory at a time, with 50,000 images some 0.3 GB
+_KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB with 50,000 images
 
 
 def frechet_distance(one: Features, other: Features) -> float:
-    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features with at least two images each."""
+    """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two images each."""
     difference = one.mean(axis=0) - other.mean(axis=0)
     first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other))
-    # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), whose matrix is symmetric: no complex rounding.
-    root = _square_root(first)
+    # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), which is symmetric: no complex rounding.
+    values, vectors = np.linalg.eigh(first)
+    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     middle = np.linalg.eigvalsh(root @ second @ root)
     trace = np.sqrt(np.clip(middle, 0, None)).sum()
     return float(difference @ difference + np.trace(first) + np.trace(second) - 2 * trace)
 
 
 def kernel_distance(one: Features, other: Features) -> float:
-    """The unbiased squared MMD with the kernel (x . y / features + 1)^3; may be below 0 for equal distributions.
-
-    Time grows with the square of the images, memory does not: the kernel is summed a few rows at a time.
-    """
+    """Returns the unbiased squared MMD with the kernel (x . y / features + 1)^3, which may be below 0."""
     m, n, scale = len(one), len(other), one.shape[1]
 
     def kernel_sum(products: Features) -> float:
@@ -64,34 +65,35 @@ def kernel_distance(one: Features, other: Features) -> float:
     return within(one) + within(other) - 2 * total(one, other) / (m * n)
 
 
-def _square_root(matrix: Features) -> Features:
-    values, vectors = np.linalg.eigh(matrix)
-    return np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
-
-
 class Extractor:
-    """Features of images by a network: `inception`, or a saved classifier's penultimate layer.
+    """Extracts features of images with a network: `inception`, or a saved classifier's penultimate layer.
 
     They do not depend on the run's precision: inception computes in float32, a classifier as it was saved.
-    `cache_dir`: keeps what lies at gs://.
     """
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
         self.name = name
-        with _in_float32():
-            found = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        try:
+            with _in_float32():
+                found = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        except (UserError, PlatformFault):
+            raise
+        except Exception as error:  # Keras raises many types without a network, and for a file of something else
+            own = "a classifier of yours with --fid_features=PATH/model.keras"
+            advice = f"use its weights with --fid_weights=PATH, or {own}" if name == "inception" else f"use {own}"
+            raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
         self.network, self._size, self._channels = found
 
     @property
     def identity(self) -> str:
-        """Changes with the network's weights."""
+        """Returns a digest of the name and the network's weights."""
         digest = hashlib.sha256(self.name.encode())
         for weight in self.network.get_weights():
             digest.update(weight.tobytes())
         return digest.hexdigest()[:16]
 
     def __call__(self, images: Any) -> Any:
-        """(rows, height, width, channels) grey levels in [0, 255] -> (rows, features) float32."""
+        """Maps (rows, height, width, channels) grey levels in [0, 255] to (rows, features) float32."""
         images = tf.cast(images, tf.float32)
         if images.shape[-1] != self._channels:
             images = tf.repeat(images, 3, axis=-1) if self._channels == 3 else tf.image.rgb_to_grayscale(images)
@@ -102,7 +104,7 @@ class Extractor:
 
 @contextmanager
 def _in_float32() -> Iterator[None]:
-    """Layers that are made within compute in float32, whatever the precision of the run."""
+    """Makes layers built within the block compute in float32, whatever the precision of the run."""
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     try:
         keras.config.set_floatx("float32")
@@ -114,39 +116,24 @@ def _in_float32() -> Iterator[None]:
 
 
 def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
-    try:
-        shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
-        found = weights if weights == "imagenet" else stage(weights, "fid_weights", cache_dir)
-        inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
-    except (UserError, PlatformFault):
-        raise
-    except Exception as error:  # no network, or a file of another network
-        raise UserError(
-            f"fid_features=inception: its weights cannot be had ({reason(error)}): give their file with "
-            "--fid_weights=PATH, or a classifier of yours with --fid_features=PATH/model.keras"
-        ) from error
+    shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
+    found = weights if weights == "imagenet" else stage(weights, "fid_weights", cache_dir)
+    inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
     images = keras.Input(shape)
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
     return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
 
 
 def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
-    try:
-        model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
-        shape, features = model.input_shape, model.layers[-2].output
-    except (UserError, PlatformFault):
-        raise
-    except Exception as error:  # whatever Keras makes of a file that is not a model
-        raise UserError(
-            f"fid_features={path}: cannot be loaded as a classifier's model.keras: {reason(error)}"
-        ) from error
+    model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
+    shape, features = model.input_shape, model.layers[-2].output
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
-        raise UserError(f"fid_features={path}: it takes {shape}: a classifier of square images is needed")
+        raise UserError(f"fid_features={path}: its input is {shape}: a classifier of square images is required")
     return keras.Model(model.inputs, features), shape[1], shape[3]
 
 
-def _kept(cache: Path, key: str) -> Features | None:
-    """The features in `cache`; None where there are none, or others, or damaged ones."""
+def _cached(cache: Path, key: str) -> Features | None:
+    """Returns the features in `cache`; None if the file is missing, damaged or for another key."""
     try:
         with np.load(cache, allow_pickle=False) as content:
             return np.asarray(content["features"], np.float64) if str(content["key"]) == key else None
@@ -155,60 +142,65 @@ def _kept(cache: Path, key: str) -> Features | None:
 
 
 class Fid:
-    """FID and KID of a GAN against as many real examples, drawn by the seed. Features of the real ones are kept.
+    """Measures FID and KID of a generator against as many real examples, drawn by the seed.
 
-    All features of both are held in float64 on the host: 0.8 GB each for 50,000 images and inception.
+    The file `cache` holds the features of the real examples. All features of both are in memory on the host in float64:
+    0.8 GB each for 50,000 images and inception.
     """
 
     def __init__(
-        self, model: keras.Model, replicas: Replicas, extractor: Extractor, reals: Examples, samples: int, seed: int
+        self,
+        model: Generates,
+        replicas: Replicas,
+        extractor: Extractor,
+        reals: Examples,
+        samples: int,
+        seed: int,
+        cache: Path,
     ) -> None:
         self._model, self._replicas, self._extractor, self._reals = model, replicas, extractor, reals
-        self.samples, self._seed = min(samples, reals.count), seed
+        self.samples, self._seed, self._cache = min(samples, reals.count), seed, cache
         if self.samples < 2:
-            raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are needed")
+            raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are required")
         batch = replicas.global_batch_size
         padded = math.ceil(self.samples / batch) * batch
         self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
         order = np.random.default_rng(seed).permutation(reals.count)[: self.samples]
         self._rows = tf.constant(np.resize(np.sort(order), padded), tf.int32)
         self._generator: Any = None
-        self._of_reals = tf.function(self._real_features, autograph=False)
-        self._of_fakes = tf.function(self._fake_features, autograph=False)
+        self._of_reals = tf.function(partial(self._features, self._real_images), autograph=False)
+        self._of_fakes = tf.function(partial(self._features, self._fake_images), autograph=False)
 
-    def __call__(self, cache: Path) -> dict[str, float]:
-        """{"fid", "kid"} now on the chief, {} on the other workers; every worker must call it.
-
-        `cache`: the file that keeps the features of the real examples.
-        """
-        self._generator = self._model.averaged_generator()  # the same network each time, its weights of now
-        reals, fakes = self.real_features(cache), self._collect(self._of_fakes)
+    def __call__(self) -> dict[str, float]:
+        """Returns {"fid", "kid"} on the chief, {} on the other workers; every worker must call it."""
+        self._generator = self._model.averaged_generator()
+        reals, fakes = self.real_features(), self._collect(self._of_fakes)
         if reals is None:
             return {}
         return {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
 
-    def real_features(self, cache: Path) -> Features | None:
-        """Features of the real examples, (samples, features); None on a worker that is not the chief."""
+    def real_features(self) -> Features | None:
+        """Returns the (samples, features) of the real examples; None on a worker that is not the chief."""
         key, chief = self._key(), self._replicas.cluster.is_chief
-        kept = _kept(cache, key) if chief else None
-        if self._replicas.sum_over_workers([kept is not None])[0]:
-            return kept
+        cached = _cached(self._cache, key) if chief else None
+        if self._replicas.sum_over_workers([cached is not None])[0]:
+            return cached
         features = self._collect(self._of_reals)
         if not chief:
             return None
         content = io.BytesIO()
         np.savez(content, key=np.array(key), features=features)
-        write_whole(cache, content.getvalue())
+        write_whole(self._cache, content.getvalue())
         return features
 
     def _key(self) -> str:
-        """Changes with the network, and with the data as far as their count and the first chosen batch of them tell."""
+        """Returns a digest of the network and the data, of which it reads the count and the first chosen batch."""
         some = self._reals.gather(self._rows[: self._replicas.global_batch_size])[0].numpy().tobytes()
         data = f"float32 {self._extractor.identity} {self._reals.count} {self.samples} {self._seed}".encode() + some
         return hashlib.sha256(data).hexdigest()
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
-        """Features of all samples, a global batch at a time; what fills up the last batch is left out."""
+        """Returns the features of all samples, computed a global batch at a time, without padding."""
         batch, first = self._replicas.global_batch_size, self._replicas.first_row
 
         def of_all_workers(start: int) -> Features:
@@ -220,17 +212,14 @@ class Fid:
         found = [of_all_workers(start) for start in range(0, len(self._noise), batch)]
         return np.concatenate(found)[: self.samples]
 
-    def _real_features(self, start: Any) -> Any:
-        return self._on_replicas(start, lambda rows: self._reals.gather(tf.gather(self._rows, rows))[0])
+    def _real_images(self, rows: Any) -> Any:
+        return self._reals.gather(tf.gather(self._rows, rows))[0]
 
-    def _fake_features(self, start: Any) -> Any:
-        def images(rows: Any) -> Any:
-            return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))
+    def _fake_images(self, rows: Any) -> Any:
+        return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))
 
-        return self._on_replicas(start, images)
-
-    def _on_replicas(self, start: Any, images_of: Callable[[Any], Any]) -> Any:
-        """Features of this worker's rows of the global batch that begins at `start`, each replica doing its own."""
+    def _features(self, images_of: Callable[[Any], Any], start: Any) -> Any:
+        """Returns the features of this worker's rows of the global batch at `start`, computed on all replicas."""
 
         def on_replica() -> Any:
             replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self._replicas.rows
@@ -239,3 +228,18 @@ class Fid:
         strategy = self._replicas.strategy
         found = strategy.run(tf.autograph.experimental.do_not_convert(on_replica))
         return tf.concat(strategy.experimental_local_results(found), axis=0)
+
+
+def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas, folder: Path) -> Fid:
+    """Returns what measures FID and KID, with its cache in `folder`; raises UserError if the model has no generator."""
+    interface = ModelInterface.of(model)
+    if interface.generator is None:
+        raise UserError(
+            f"fid_every_steps={config.fid_every_steps}: {config.model} has no "
+            f"{' and no '.join(interface.missing_for_fid)}: FID needs a generator of images: drop the flag, or add "
+            "what trainer/interface.py describes"
+        )
+    with replicas.strategy.scope():
+        extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
+    cache = folder / f".fid-{extractor.identity}.npz"
+    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache)

@@ -1,6 +1,6 @@
-"""The variables of a run by name, taken out in an instant and put back: networks, averages, optimizers, random state.
+"""Names, copies and restores the variables of a run: networks, averages, optimizers, random state.
 
-TensorFlow's own object graph leaves out the state of Keras's SeedGenerators and says nothing, so the names are ours.
+TensorFlow's object graph silently leaves out the state of Keras's SeedGenerators, so the names are defined here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,30 +14,27 @@ import tensorflow as tf
 from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
 
-WEIGHTS = "model/"  # the prefix of what a network holds; the rest is "training/"
+WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 
 
 def variables_of(model: keras.Model) -> dict[str, Any]:
-    """Every variable that training changes, by a name that no strategy or number of replicas alters.
+    """Returns every variable that training changes, by a name that does not depend on strategy or replicas.
 
-    Left out: metrics, which begin anew with every call to the device (trainer.reporting.progress adds them up),
-    and learning rates, which the settings give and LearningRates follows.
+    Left out are metrics, which are reset at every call to the device (trainer.reporting.progress adds them up), and
+    learning rates, which come from the settings (see LearningRates).
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     found: dict[str, Any] = {}
     for variable in _all(model, metrics):
         if not _is_rate(variable):
             part = WEIGHTS if len(found) < len(model.weights) else "training/"
-            kind = variable.name.split(":")[0].split("_")[-1]  # as momentum: Keras counts layers over the whole process
+            kind = variable.name.split(":")[0].split("_")[-1]  # without Keras's count of layers
             found[f"{part}{len(found):04d}/{kind}"] = variable
     return found
 
 
 class LearningRates:
-    """What callbacks made of the rates that are numbers, as shares of those that the settings give now.
-
-    Shares, because a rollback to an older checkpoint lowers what the settings give.
-    """
+    """Holds how callbacks changed constant learning rates, as factors: a rollback lowers the rates in the settings."""
 
     def __init__(self, model: keras.Model) -> None:
         self._rates = [variable for variable in _all(model, set()) if _is_rate(variable)]
@@ -47,13 +44,13 @@ class LearningRates:
         return [float(keras.ops.convert_to_numpy(rate)) for rate in self._rates]
 
     def state(self) -> list[float]:
-        """A share for each rate; 1 where no callback changed it."""
+        """Returns a factor for each rate; 1 if no callback changed it."""
         return [now / given if given else 1.0 for now, given in zip(self._now(), self._given, strict=True)]
 
-    def resume(self, shares: Sequence[float]) -> None:
-        """Goes on from what `state()` gave."""
-        for rate, given, share in zip(self._rates, self._given, shares, strict=True):
-            rate.assign(given * float(share))
+    def resume(self, factors: Sequence[float]) -> None:
+        """Restores what `state()` returned."""
+        for rate, given, factor in zip(self._rates, self._given, factors, strict=True):
+            rate.assign(given * float(factor))
 
 
 def _is_rate(variable: Any) -> bool:
@@ -61,7 +58,7 @@ def _is_rate(variable: Any) -> bool:
 
 
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
-    """The model's weights first, then random state, then what optimizers and the model's attributes hold."""
+    """Yields the model's weights, then random state, then variables of optimizers and of the model's attributes."""
     for variable in (*model.weights, *model.variables, *_reachable(model)):
         if id(variable) not in seen:
             seen.add(id(variable))
@@ -77,12 +74,12 @@ def _reachable(model: keras.Model) -> Iterator[Any]:
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The values now, as tensors that later steps leave alone (TensorFlow copies a buffer that is still held)."""
+    """Returns the current values as tensors that later steps do not change (TensorFlow copies a buffer in use)."""
     return {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
 
 
 def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas) -> None:
-    """Gives every variable its value on all replicas of all workers. Only the chief needs `values`."""
+    """Sets every variable to its value on all replicas of all workers. Only the chief needs `values`."""
     with replicas.strategy.scope():
         for name, variable in variables.items():
             value = values[name] if values is not None else np.zeros(variable.shape)
@@ -92,7 +89,7 @@ def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]
 
 
 def check_fits(variables: Mapping[str, Any], shapes: Mapping[str, Any], origin: str) -> None:
-    """UserError where the saved names and shapes are not those of this model."""
+    """Raises UserError if the saved names and shapes are not those of this model."""
     ours = {name: list(variable.shape) for name, variable in variables.items()}
     theirs = {name: list(shapes[name]) for name in shapes}
     differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]

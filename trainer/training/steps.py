@@ -1,4 +1,4 @@
-"""Many steps in one call to the device: the tf.function that runs a model's train_step on every replica."""
+"""Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
+from trainer.interface import ModelInterface
 from trainer.reporting.progress import Counts, StepLogs
 
 
@@ -23,15 +24,16 @@ class StepRunner:
         augment: Callable[[Any, StepContext], Any] | None = None,
     ) -> None:
         self.model, self.replicas, self.seed, self.augment = model, replicas, seed, augment
+        self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
-        # Keras itself leaves train_step as it is: a model that needs AutoGraph would not work in `fit` either.
+        # Keras runs train_step without AutoGraph too: a model that needs it would not work in `fit` either.
         self._step = tf.autograph.experimental.do_not_convert(self._replica_step)
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
-        """Runs `count` steps from `first_step`, counted from 0, and returns their scalars, summed over all workers.
+        """Runs `count` steps from `first_step` (counted from 0) and returns their scalars, summed over all workers.
 
-        Nothing is read back before the last step is done. Every worker must call it, with the same numbers.
+        Nothing is read back before the last step is done. Every worker must call it with the same arguments.
         """
         self.model.reset_metrics()
         steps = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64))
@@ -43,7 +45,7 @@ class StepRunner:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def _results(self, counts: Counts) -> dict[str, float]:
-        """Of Keras metrics by name, where their variables hold `counts`."""
+        """Returns the results of Keras metrics by name, for variables that hold `counts`."""
         if not counts:
             return {}
         held = [(one, tf.cast(count, one.dtype)) for one, count in zip(self._counters(), counts, strict=True)]
@@ -62,7 +64,7 @@ class StepRunner:
         return rows.stack()
 
     def _replica_step(self, batch: Any, step: Any) -> Any:
-        """One step on this replica's part of `batch`; its scalars as one vector, in the order of self._names."""
+        """Runs one step on this replica's part of `batch`; returns its scalars, in the order of self._names."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         rows = self.replicas.rows
         context = StepContext(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
@@ -72,22 +74,20 @@ class StepRunner:
         return tf.stack([tf.cast(logs[name], tf.float64) for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
-        images, *labels = batch
-        several = hasattr(self.model, "batches_per_step")
-        # Taken on the host, so that only this replica's uint8 rows travel to its device.
-        with tf.device("CPU:0"):
-            local = replica - self.replicas.first
-            mine = [part[local] if several else part[local, 0] for part in (images, *labels)]
-        pixels = tf.cast(mine[0], keras.config.floatx())
-        return pixels if several or not labels else (pixels, mine[1])
+        """Returns the `data` of trainer.interface.Trainable."""
+        stacked, local = self._interface.stacked, replica - self.replicas.first
+        with tf.device("CPU:0"):  # slice on the host: only this replica's uint8 rows are copied to its device
+            images, *labels = [part[local] if stacked else part[local, 0] for part in batch]
+        pixels = tf.cast(images, keras.config.floatx())
+        return pixels if stacked or not labels else (pixels, labels[0])
 
     def _augmented(self, data: Any, step: StepContext) -> Any:
-        """`data` with its images changed at random; each global batch of a step gets draws of its own."""
+        """Returns `data` with its images changed at random; each global batch of a step has separate draws."""
         if self.augment is None:
             return data
         if isinstance(data, tuple):
             return (self.augment(data[0], step), *data[1:])
-        if not hasattr(self.model, "batches_per_step"):
+        if not self._interface.stacked:
             return self.augment(data, step)
-        batches = range(self.model.batches_per_step)
+        batches = range(self._interface.batches_per_step)
         return tf.stack([self.augment(data[i], step.within(f"batch {i}")) for i in batches])

@@ -314,7 +314,7 @@ def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..
     ("value", "line"),
     [
         ("val_los", "early_stopping=val_los: an epoch has .*loss; did you mean"),
-        ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* hold some back with --evaluation_fraction=0.1"),
+        ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* or --evaluation_fraction=0.1"),
     ],
 )
 def test_early_stopping_by_what_no_epoch_has_is_refused(
@@ -356,7 +356,7 @@ def test_check_tells_a_fault_of_the_platform_in_one_line(
 
     monkeypatch.setattr(check_module, "resolve", fault)
     assert check_module.main([]) == 1
-    line = "error: gs://b/x: Cloud Storage does not answer: the same command again begins anew\n"
+    line = "error: gs://b/x: Cloud Storage does not answer: the same command starts from scratch\n"
     assert capsys.readouterr().err == line
 
 

@@ -77,7 +77,7 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     proxy.faults.append(Fault(503, "POST", "train-00003", times=10**9))
     command = [remote, bucket.url("there"), "--image_size=16"]
     assert main([*command, f"--cache_dir={tmp_path}/one"]) == 1
-    assert "the same command again resumes after the last complete shard" in capsys.readouterr().err
+    assert "the same command resumes after the last complete shard" in capsys.readouterr().err
     proxy.heal()
     assert "there/index.json" not in bucket.names()
     before = len(proxy.requests)

@@ -19,7 +19,7 @@ from trainer.data.prepare import prepare
 from trainer.data.sources import beside_data, load_dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
-from trainer.training.hooks import _fid
+from trainer.training.fid import make_fid
 
 
 def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:
@@ -145,6 +145,7 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     settings = small(f"--{setting}={bucket.url('c/network')}", f"--cache_dir={tmp_path / 'cache'}")
     replicas = make_replicas(settings)
     with pytest.raises(UserError):
-        _fid(build_setup(settings, replicas), tmp_path, replicas)
+        setup = build_setup(settings, replicas)
+        make_fid(settings, setup.model, setup.dataset.train, replicas, tmp_path)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()

@@ -1,4 +1,4 @@
-"""What is better: the best checkpoint and early stopping compare only what compares."""
+"""Tests that the best checkpoint and early stopping only compare comparable values."""
 
 import json
 from typing import Any
@@ -14,11 +14,11 @@ from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_o
 from trainer.training.hooks import Best
 
 NAN = float("nan")
-OWN = "--model=tests.models:classifier"  # of a named model it is known before what it measures
+OWN = "--model=tests.models:classifier"  # the values of a named model are checked earlier
 
 
 def kept(state: dict[str, Any]) -> dict[str, Any]:
-    """As a checkpoint gives it back."""
+    """Returns the state as a checkpoint restores it."""
     return json.loads(json.dumps(finite(state)))  # type: ignore[no-any-return]
 
 
@@ -32,7 +32,7 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
         ((), {"fid": 10.0}, ("--fid_samples=50",), {"fid": 90.0}),
     ],
 )
-def test_the_best_of_another_measure_begins_anew(
+def test_the_best_of_another_measure_starts_from_scratch(
     flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]
 ) -> None:
     before, changed = Best(small(OWN, *flags)), Best(small(OWN, *others))
@@ -65,7 +65,7 @@ def test_the_best_of_a_checkpoint_that_does_not_name_the_features_is_compared() 
 
 
 def classifier() -> keras.Model:
-    """Compiled, and called once, so that its metrics are there."""
+    """Returns a compiled model, called once so that its metrics exist."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile(loss="binary_crossentropy", metrics=["acc", "mse", keras.metrics.AUC(name="auc")], run_eagerly=True)
     model.train_on_batch(np.zeros((2, 2)), np.array([[0.0], [1.0]]))
@@ -101,7 +101,7 @@ def test_early_stopping_knows_which_way_is_better(monitor: str, rises: bool) -> 
 
 def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -> None:
     stopping = began("wasserstein_distance", keras.Model())
-    with pytest.raises(UserError, match="it is not known whether more of it is better: take a loss"):
+    with pytest.raises(UserError, match="it is unknown whether higher or lower is better: use a loss"):
         stopping.on_train_batch_end(1, {"wasserstein_distance": 1.0})
 
 
@@ -112,13 +112,13 @@ def test_nan_is_no_improvement_and_anything_improves_on_it(values: list[float], 
     assert stops_after(began("loss", keras.Model()), values) == last
 
 
-@pytest.mark.parametrize(("monitor", "goes_on"), [("loss", True), ("accuracy", False)])
-def test_early_stopping_begins_anew_where_it_watches_another_value(monitor: str, goes_on: bool) -> None:
+@pytest.mark.parametrize(("monitor", "continues"), [("loss", True), ("accuracy", False)])
+def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, continues: bool) -> None:
     before, after = began("loss", keras.Model(), patience=9), began(monitor, keras.Model(), patience=9)
     stops_after(before, [2.0, 1.0, 3.0])
     state = kept(state_of_callbacks([before]))
     restore_callbacks([after], state)
-    assert (after.wait, after.best) == ((1, 1.0) if goes_on else (0, None))
+    assert (after.wait, after.best) == ((1, 1.0) if continues else (0, None))
     assert after.monitor == monitor
 
 
@@ -139,4 +139,4 @@ def test_early_stopping_does_not_claim_what_another_callback_stopped(
         stopping.on_epoch_end(epoch, {"loss": 1.0})
     assert "early stopping" not in caplog.text
     stopping.on_epoch_end(2, {"loss": 1.0})
-    assert "early stopping: loss got no better in 2 epochs" in caplog.text
+    assert "early stopping: loss did not improve in 2 epochs" in caplog.text

@@ -1,4 +1,4 @@
-"""Checkpoints: what they hold, what is kept, and what happens when one is damaged or cannot be written."""
+"""Tests what checkpoints hold, which are kept, and what happens if one is damaged or cannot be written."""
 
 import json
 import shutil
@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, largest_difference, weights
-from trainer import job
+from tests.support import fresh_collectives, largest_difference, prepared, weights
+from tests.support import run_job as run
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import NotFinite, UserError
 from trainer.log import log
-from trainer.reporting.job_directory import open_job_dir
-from trainer.reporting.result import RunResult
 from trainer.training import checkpoint
-from trainer.training.checkpoint import Checkpoints, Damaged, read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import Checkpoints, Damaged, has_pending_hooks, read_checkpoint, whole_checkpoints
 from trainer.training.state import variables_of
 
 Make = Callable[..., TrainConfig]
@@ -30,7 +28,7 @@ FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
 
 
 def small_model(seed: int = 1) -> keras.Model:
-    """Weights, random state (Dropout) and an optimizer with momentum."""
+    """Returns a model with weights, random state (Dropout) and an optimizer with momentum."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -66,10 +64,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was logged as a warning."""
-    heard: list[str] = []
-    monkeypatch.setattr(log, "warning", heard.append)
-    return heard
+    """Collects the logged warnings."""
+    logged: list[str] = []
+    monkeypatch.setattr(log, "warning", logged.append)
+    return logged
 
 
 def truncate(path: Path) -> None:
@@ -115,7 +113,7 @@ def test_no_bit_of_a_manifest_can_change_unnoticed(tmp_path: Path) -> None:
     assert noticed > len(whole) // 2
 
 
-def test_none_usable_is_the_users_to_mend_and_nothing_is_overwritten(tmp_path: Path, lines: list[str]) -> None:
+def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path, lines: list[str]) -> None:
     model = small_model()
     save(checkpoints_of(model, tmp_path), model, 2, 4)
     for folder in whole_checkpoints(tmp_path):
@@ -137,7 +135,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint_and_is_swept_away(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005"]
 
 
-def test_nothing_there_is_a_start_from_scratch(tmp_path: Path) -> None:
+def test_an_empty_folder_is_a_start_from_scratch(tmp_path: Path) -> None:
     assert checkpoints_of(small_model(), tmp_path / "none").restore() == {}
 
 
@@ -191,27 +189,27 @@ def test_the_same_step_is_written_once(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_a_step_at_which_something_was_owed_is_written_again_when_that_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["pending", "owed"])  # as older versions call it
+def test_a_step_with_pending_hooks_is_written_again_when_they_have_run(tmp_path: Path, key: str) -> None:
     model = small_model()
-    save(checkpoints_of(model, tmp_path), model, 3, owed=True)
+    save(checkpoints_of(model, tmp_path), model, 3, **{key: True})
     checkpoints = checkpoints_of(model, tmp_path)
-    assert checkpoints.restore()["owed"] is True
+    assert has_pending_hooks(checkpoints.restore())
     before = contents(tmp_path)
-    save(checkpoints, model, 3, owed=True)
+    save(checkpoints, model, 3, pending=True)
     assert contents(tmp_path) == before
-    save(checkpoints, model, 3, owed=False)
-    assert checkpoints_of(model, tmp_path).restore()["owed"] is False
+    save(checkpoints, model, 3, pending=False)
+    restored = checkpoints_of(model, tmp_path).restore()
+    assert (restored["pending"], has_pending_hooks(restored)) == (False, False)
     assert names(tmp_path) == [3]
 
 
-def test_what_is_written_in_the_background_is_the_state_at_the_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps and state go on while the writer has not even begun."""
-    model, go_on, write = small_model(), threading.Event(), checkpoint.write_checkpoint
+def test_the_background_writes_the_state_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes weights and state before the writer starts."""
+    model, may_write, write = small_model(), threading.Event(), checkpoint.write_checkpoint
 
     def late(*given: Any) -> None:
-        go_on.wait(30)
+        may_write.wait(30)
         write(*given)
 
     monkeypatch.setattr(checkpoint, "write_checkpoint", late)
@@ -223,16 +221,14 @@ def test_what_is_written_in_the_background_is_the_state_at_the_save(
     state["list"].append(2)
     for _ in range(3):
         step()
-    go_on.set()
+    may_write.set()
     checkpoints.wait()
     assert largest_difference(before, weights(model)) > 0.1
     assert checkpoints_of(model, tmp_path).restore() == {"list": [1], "step": 1}
     assert largest_difference(before, weights(model)) == 0.0
 
 
-def test_a_write_that_fails_is_told_once_and_the_one_before_stays_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_is_raised_once_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     checkpoints = checkpoints_of(model, tmp_path)
     save(checkpoints, model, 1)
@@ -261,24 +257,13 @@ def test_a_state_with_nan_is_not_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == [1]
 
 
-def run(config: TrainConfig) -> Path:
-    fresh_collectives()
-    assert job.run(config, ["test"], 0.0) == 0
-    return Path(config.job_dir)
-
-
-def prepared(config: TrainConfig) -> job.Job:
-    fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
-
-
 MLP = ("--model=mlp", "--global_batch_size=64")
 KINDS = {"GAN": (), "classifier": MLP}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A finished run of each kind."""
+    """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
     make = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
     return {kind: run(resolve([*make, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
@@ -286,33 +271,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000004"])
-def test_initial_checkpoint_gives_its_weights_to_a_run_that_begins_anew(
+def test_initial_checkpoint_sets_the_weights(
     small_config: Make, trained: dict[str, Path], kind: str, where: str
 ) -> None:
     begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
     assert begun.progress.step == 0
     _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
-    for name, variable in variables_of(begun.assembly.model).items():
+    for name, variable in variables_of(begun.setup.model).items():
         if name.startswith("model/"):
             np.testing.assert_array_equal(variable, values[name], err_msg=name)
-    optimizers = [v for name, v in variables_of(begun.assembly.model).items() if name.endswith("iteration")]
+    optimizers = [v for name, v in variables_of(begun.setup.model).items() if name.endswith("iteration")]
     assert [int(np.asarray(variable)) for variable in optimizers] == [0] * len(optimizers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_initial_model_gives_the_weights_of_saved_templates(
-    small_config: Make, trained: dict[str, Path], kind: str
-) -> None:
-    model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).assembly.model
+def test_initial_model_sets_the_weights_of_templates(small_config: Make, trained: dict[str, Path], kind: str) -> None:
+    model = prepared(small_config(*KINDS[kind], f"--initial_model={trained[kind]}/model/model.keras")).setup.model
     networks = model.templates() if kind == "GAN" else {"model": model}
     for name, network in networks.items():
         saved = keras.models.load_model(trained[kind] / "model" / f"{name}.keras", compile=False)
         assert largest_difference(weights(network), weights(saved)) == 0.0
 
 
-def test_its_own_checkpoint_comes_before_the_weights_of_another_run(
-    small_config: Make, trained: dict[str, Path]
-) -> None:
+def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, trained: dict[str, Path]) -> None:
     run(small_config("--steps=2"))
     assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).progress.step == 2
 
@@ -322,8 +303,8 @@ def test_its_own_checkpoint_comes_before_the_weights_of_another_run(
     [
         (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
         (["--initial_checkpoint={classifier}"], "it is of another model"),
-        (["--initial_checkpoint={GAN}/samples"], "no checkpoint there: give a job directory"),
-        (["--initial_checkpoint=/nowhere"], "no checkpoint there: give a job directory"),
+        (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
+        (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
         (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
         (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
         (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),

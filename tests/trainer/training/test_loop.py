@@ -37,17 +37,12 @@ class Steps:
 
 
 def run(
-    steps: Steps,
-    total: int,
-    events: list[Hook],
-    first: int = 0,
-    most_steps: int = 0,
-    control: Control | None = None,
+    steps: Steps, total: int, hooks: list[Hook], first: int = 0, most_steps: int = 0, control: Control | None = None
 ) -> Progress:
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
     control = Control(make_replicas(TrainConfig()), StopRequest()) if control is None else control
-    train(steps, None, progress, events, callbacks, lambda progress, logs: None, CallSize(most_steps), control)
+    train(steps, None, progress, hooks, callbacks, lambda progress, logs: None, CallSize(most_steps), control)
     return progress
 
 
@@ -55,11 +50,11 @@ def at(seen: list[int]) -> Callable[[Progress], None]:
     return lambda progress: seen.append(progress.step)
 
 
-def test_events_come_at_their_steps_and_at_the_end() -> None:
+def test_hooks_run_at_their_steps_and_at_the_end() -> None:
     seven, four, end, epochs = [], [], [], []
-    events = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end)), Hook(10, at(epochs), at_end=False)]
+    hooks = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end)), Hook(10, at(epochs), at_end=False)]
     steps = Steps()
-    run(steps, 25, events)
+    run(steps, 25, hooks)
     assert (seven, four, end, epochs) == ([7, 14, 21, 25], [4, 8, 12, 16, 20, 24, 25], [25], [10, 20])
     assert [first for first, _ in steps.calls] == np.cumsum([0] + [count for _, count in steps.calls])[:-1].tolist()
     assert sum(count for _, count in steps.calls) == 25
@@ -107,7 +102,7 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
 
 
-def test_stop_training_ends_the_run_with_the_last_events_once() -> None:
+def test_stop_training_ends_the_run_with_the_last_hooks_once() -> None:
     every, end = [], []
     progress = run(Steps(stop_at=4), 100, [Hook(2, at(every)), Hook(0, at(end))], most_steps=1)
     assert (progress.step, progress.finished) == (4, True)

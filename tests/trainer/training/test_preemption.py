@@ -1,4 +1,4 @@
-"""What ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
+"""Tests what ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
 
 import json
 import os
@@ -16,7 +16,8 @@ import pytest
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
-from tests.support import Signals, fresh_collectives
+from tests.support import Signals
+from tests.support import run_job as run
 from tests.workers import ROOT
 from trainer import job
 from trainer.config.recipe import resolve
@@ -25,7 +26,7 @@ from trainer.distribution.strategy import make_replicas
 from trainer.errors import INTERRUPTED, UserError
 from trainer.reporting.job_directory import write_json
 from trainer.training import preemption
-from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import read_checkpoint, whole_checkpoints, write_checkpoint
 from trainer.training.evaluation import Evaluation
 from trainer.training.preemption import Control, StopRequest, stop_on_signals
 from trainer.training.steps import StepRunner
@@ -38,12 +39,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def run(config: TrainConfig) -> Path:
-    fresh_collectives()
-    assert job.run(config, ["test"], time.monotonic()) == 0
-    return Path(config.job_dir)
 
 
 def result_of(folder: Path) -> dict[str, Any]:
@@ -112,7 +107,7 @@ with stop_on_signals():
 
 
 def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
-    """Python runs no handler while a call lasts, so that both would be one."""
+    """Covers a long call, during which Python runs no handler and would see one signal."""
     command = [sys.executable, "-c", LONG_CALL]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         watchdog = threading.Timer(60, process.kill)
@@ -122,8 +117,8 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
             assert process.stdout.readline() == "begins\n"
             time.sleep(0.5)  # into the call
             process.send_signal(signal.SIGTERM)
-            answer = "SIGTERM: saves when the steps in hand are done; once more stops at once, unsaved"
-            assert process.stdout.readline() == f"warning: {answer}\n"  # in the midst of the call
+            line = "SIGTERM: saves after the running steps; a second signal stops at once, unsaved"
+            assert process.stdout.readline() == f"warning: {line}\n"  # in the midst of the call
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             out, _ = process.communicate(timeout=30)
@@ -131,7 +126,7 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
             watchdog.cancel()
             process.kill()
     assert process.returncode == 75
-    assert "stopped at once: the same command again goes on from the last checkpoint" in out
+    assert "stopped at once: the same command resumes from the last checkpoint" in out
 
 
 def test_checkpoints_by_the_clock(small_config: Make) -> None:
@@ -140,9 +135,7 @@ def test_checkpoints_by_the_clock(small_config: Make) -> None:
     assert [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")] == [1, 2, 3]
 
 
-def test_the_budget_counts_over_restarts_and_ends_the_run_as_planned(
-    small_config: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) -> None:
     flags = ("--steps=30", "--steps_per_loop=1", "--max_minutes=5", "--sample_every_steps=0")
     folder = Path(small_config().job_dir)
     folder.mkdir()
@@ -170,7 +163,7 @@ def test_nan_stops_and_the_last_good_checkpoint_is_kept(small_config: Make) -> N
     assert [path.name for path in whole_checkpoints(Path(config.job_dir) / "checkpoints")][-1] == "step-00000002"
 
 
-def test_rollback_halves_the_rate_and_a_restart_goes_on_with_it(small_config: Make) -> None:
+def test_rollback_halves_the_rate_also_after_a_restart(small_config: Make) -> None:
     flags = (*DIVERGES, "--learning_rate=0.1", "--on_nan=rollback", "--report_every_steps=1")
     folder = run(small_config(*flags, "--steps=6"))
     assert (result_of(folder)["state"], result_of(folder)["rollbacks"]) == ("done", 2)
@@ -182,16 +175,14 @@ def test_rollback_halves_the_rate_and_a_restart_goes_on_with_it(small_config: Ma
 
 def test_rollback_happens_at_most_twice(small_config: Make) -> None:
     config = small_config(*DIVERGES, "--learning_rate=0.2", "--on_nan=rollback", "--steps=6")
-    for _ in range(2):  # nor does the same command again begin anew
+    for _ in range(2):  # nor does the same command start from scratch
         with pytest.raises(UserError, match="step 3: loss is NaN"):
             run(config)
         result = result_of(Path(config.job_dir))
         assert (result["state"], result["rollbacks"]) == ("failed", 2)
 
 
-def test_on_vertex_a_restart_that_cannot_help_leaves_before_training(
-    small_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
     with pytest.raises(UserError) as first:
@@ -216,7 +207,7 @@ STOPS = (
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that stops early."""
+    """Runs a job that stops early."""
     folder = run(resolve([*SMALL, *STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"]).config)
     assert 12 <= result_of(folder)["steps"] < 200
     return folder
@@ -230,10 +221,18 @@ def check_same(folder: Path, undisturbed: Path) -> None:
     kept = [whole_checkpoints(one / "checkpoints") for one in (folder, undisturbed)]
     assert [path.name for path in kept[0]] == [path.name for path in kept[1]]
     ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
-    assert [state["owed"] for state in (ours, theirs)] == [False, False]
+    assert [state["pending"] for state in (ours, theirs)] == [False, False]
     assert ours["best"]["step"] == theirs["best"]["step"]
     assert [state["callbacks"].pop("monitor") for state in (ours, theirs)] == ["val_loss"] * 2
     assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
+
+
+def write_as_older_versions(folder: Path) -> None:
+    """Replaces a checkpoint by one in which pending hooks are "owed"."""
+    manifest, values = read_checkpoint(folder)
+    assert manifest["state"].pop("pending") is True
+    manifest["state"]["owed"] = True
+    write_checkpoint(folder, values, {"step": manifest["step"], "state": manifest["state"]})
 
 
 def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
@@ -261,9 +260,11 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
     monkeypatch.setattr(StepRunner, "__call__", called)
     monkeypatch.setattr(Evaluation, "__call__", measured)
     config = small_config(*STOPS, "--steps_per_loop=1")
+    folder = Path(config.job_dir)
     for step in (3, 4, 8, stopped_at):
         assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
-        folder = Path(config.job_dir)
+        if step in (4, 8):
+            write_as_older_versions(whole_checkpoints(folder / "checkpoints")[-1])
         assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
         assert step not in [number[1] for number in numbers(folder)]
     check_same(run(config), undisturbed)
@@ -273,22 +274,22 @@ class Killed(BaseException):
     pass
 
 
-def test_early_stopping_goes_on_counting_and_stays_stopped(
+def test_early_stopping_survives_restarts(
     small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped_at = result_of(undisturbed)["steps"]
     config = small_config(*STOPS)
-    save, saves = job.Job.save, []
+    save, saves = job.TrainingRun.save, []
 
-    def killed_at_the_third(self: job.Job, reporter: Any, **owed: bool) -> None:
-        save(self, reporter, **owed)
+    def killed_at_the_third(self: job.TrainingRun, reporter: Any, **pending: bool) -> None:
+        save(self, reporter, **pending)
         saves.append(self.progress.step)
         if len(saves) == 3 or self.progress.finished:
             self.checkpoints.wait()
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(job.Job, "save", killed_at_the_third)
+        patch.setattr(job.TrainingRun, "save", killed_at_the_third)
         for _ in range(60):
             with pytest.raises(Killed):
                 run(config)
@@ -298,7 +299,7 @@ def test_early_stopping_goes_on_counting_and_stays_stopped(
     check_same(run(config), undisturbed)
 
 
-def test_a_run_that_stopped_early_says_so_and_how_it_goes_on(
+def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
     small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
@@ -306,7 +307,9 @@ def test_a_run_that_stopped_early_says_so_and_how_it_goes_on(
     folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
     shutil.copytree(undisturbed, folder)
     run(small_config(*STOPS))
-    assert f"stopped early after {steps} of 240 steps: give more steps and a larger --patience to go on" in caplog.text
+    assert (
+        f"stopped early after {steps} of 240 steps: use more steps and a larger --patience to continue" in caplog.text
+    )
     run(small_config(*STOPS, "--steps=241", "--patience=200"))
     assert result_of(folder)["steps"] == 241
 

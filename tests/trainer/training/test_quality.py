@@ -1,4 +1,4 @@
-"""Evaluation counts each example once; FID and KID are what their formulas say."""
+"""Tests that evaluation counts each example once, and that FID and KID follow their formulas."""
 
 import json
 import tracemalloc
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
-from tests.support import Signals, fresh_collectives, run_steps, small
+from tests.support import Signals, fresh_collectives, run_job, run_steps, small
 from trainer import job
 from trainer.build import set_precision_and_seed
 from trainer.config.recipe import resolve
@@ -89,12 +89,12 @@ def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000, size
     ("one", "other", "expected"), [((0, 1), (0, 1), 0.0), ((0, 1), (2, 1), 12.0), ((0, 1), (0, 3), 12.0)]
 )
 def test_fid_of_gaussians_is_known(one: tuple[float, float], other: tuple[float, float], expected: float) -> None:
-    """Isotropic in 3 dimensions: 3 (m1 - m2)^2 + 3 (s1 - s2)^2."""
+    """Uses isotropic ones in 3 dimensions: 3 (m1 - m2)^2 + 3 (s1 - s2)^2."""
     assert frechet_distance(gaussian(*one, seed=1), gaussian(*other, seed=2)) == pytest.approx(expected, abs=1e-8)
 
 
 def test_fid_with_correlated_features() -> None:
-    """Commuting covariances: the sum of (sqrt a_i - sqrt b_i)^2 over shared eigenvectors."""
+    """Uses commuting covariances: FID is the sum of (sqrt a_i - sqrt b_i)^2 over shared eigenvectors."""
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
     one, other = (
         gaussian(0, 1, seed) @ np.diag(np.sqrt(spread)) @ turn for seed, spread in ((1, [1, 4, 9]), (2, [4, 4, 1]))
@@ -142,7 +142,7 @@ def test_kid_of_equal_distributions_is_zero_on_average() -> None:
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of 16-pixel digits."""
+    """Saves a classifier of 16-pixel digits."""
     path = tmp_path_factory.mktemp("classifier") / "model.keras"
     keras.utils.set_random_seed(1)
     images = keras.Input((16, 16, 1))
@@ -161,14 +161,14 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         where = on(replicas) if replicas == 1 else None
         fresh_collectives()
         where = where or make_replicas(config)
-        fid = Fid(model, where, Extractor(str(features), "none"), load_dataset(config).train, 50, seed=0)
-        cache = tmp_path / f"{replicas}.npz"
-        found.append(fid(cache))
+        cache, reals = tmp_path / f"{replicas}.npz", load_dataset(config).train
+        fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0, cache)
+        found.append(fid())
         before = cache.stat().st_mtime_ns
-        assert fid(cache) == found[-1]
+        assert fid() == found[-1]
         assert cache.stat().st_mtime_ns == before
         cache.write_bytes(b"damaged")
-        assert fid(cache)["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
+        assert fid()["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
     for other in found[1:]:
         assert other["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
         assert other["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
@@ -192,7 +192,7 @@ PRECISIONS = ["mixed_bfloat16", "mixed_float16", "float64"]
 
 
 def features_in(precision: str, name: str, weights: str) -> tuple[str, np.ndarray]:  # type: ignore[type-arg]
-    """Of the network its identity, and the features of an image, in a run of that precision."""
+    """Returns the network's identity and the features of an image, in a run of that precision."""
     set_precision_and_seed(TrainConfig(precision=precision))
     images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
     extract = Extractor(name, weights)
@@ -202,11 +202,9 @@ def features_in(precision: str, name: str, weights: str) -> tuple[str, np.ndarra
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_features_do_not_depend_on_the_precision_of_the_run(
-    precision: str, features: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
-        """In place of InceptionV3, which takes long to build."""
+        """Replaces InceptionV3, which is slow to build."""
         layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
         return keras.Sequential([keras.Input(input_shape), *layers])
 
@@ -220,11 +218,11 @@ def test_features_do_not_depend_on_the_precision_of_the_run(
 @pytest.mark.parametrize("name", ["nothing.keras", "text.keras"])
 def test_features_that_are_no_classifier_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.keras").write_text("no model")
-    with pytest.raises(UserError, match=r"cannot be loaded as a classifier's model\.keras"):
+    with pytest.raises(UserError, match=r"cannot be loaded \(.*: use a classifier of yours"):
         Extractor(str(tmp_path / name), "none")
 
 
-def test_inception_without_weights_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inception_without_weights_reports_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(**given: object) -> None:
         raise OSError("Name or service not known")
 
@@ -252,10 +250,8 @@ def fid_config(features: Path, folder: Path) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GAN's run that measures FID."""
-    config = fid_config(features, tmp_path_factory.mktemp("measured") / "job")
-    assert job.run(config, [], 0.0) == DONE
-    return Path(config.job_dir)
+    """Runs a GAN that measures FID."""
+    return run_job(fid_config(features, tmp_path_factory.mktemp("measured") / "job"))
 
 
 def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path, measured: Path) -> None:
@@ -270,11 +266,11 @@ def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], feature
 def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
     features: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came before it at this step, a report here, is told again with it, and stands there once."""
+    """Checks that hooks before it at this step, such as the report, run again and leave one line."""
     signals, real_features, left = Signals(monkeypatch), Fid.real_features, []
 
-    def interrupted(self: Fid, cache: Path) -> Any:
-        found = real_features(self, cache)
+    def interrupted(self: Fid) -> Any:
+        found = real_features(self)
         if not left:
             left.append(True)
             signals.come()

@@ -1,0 +1,91 @@
+"""Defines what training needs from a model and what a model may offer; no other module inspects its attributes.
+
+A model comes from `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, which runs under the strategy's scope
+and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `Trainable`; a compiled
+Keras model has one) and may have any attribute of `ModelInterface`.
+
+Rows, random numbers and means come from `trainer.distribution.step.current_step()`. Gradients are applied by an
+optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own optimizer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+
+
+class Trainable(Protocol):
+    """Describes a model that can be trained."""
+
+    def train_step(self, data: Any) -> Mapping[str, Any]:
+        """Trains on this replica's rows, in replica context within a tf.function; returns scalars by name.
+
+        `data`: (images, labels), or images alone if the source has no labels, as `fit` passes them. images: (rows,
+        height, width, channels), in the source's range (0 to 255), as floatx; labels: (rows,) int32. A model with
+        `batches_per_step` gets images alone, (batches_per_step, rows, height, width, channels).
+
+        Scalars must be divided by the GLOBAL batch: they are summed over replicas. For a compiled Keras model, which
+        returns its metrics, these are computed over all replicas instead.
+        """
+        ...
+
+
+class Samples(Protocol):
+    """Describes a model that draws sample grids."""
+
+    latent_dim: int
+
+    def sample(self, noise: Any) -> Any:
+        """Returns (count, height, width, channels) uint8 images for (count, latent_dim) noise in floatx."""
+        ...
+
+
+class Generates(Protocol):
+    """Describes a model that FID and KID can measure."""
+
+    latent_dim: int
+
+    def averaged_generator(self) -> keras.Model:
+        """Returns the same network at each call, with its current weights: (rows, latent_dim) -> images in [-1, 1]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelInterface:
+    """Holds what a model offers, with defaults for what it leaves out."""
+
+    batches_per_step: int  # global batches that one step reads; 1
+    stacked: bool  # whether the model has `batches_per_step`, which changes `data`
+    templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
+    serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged
+    sampler: Samples | None  # the model, if it has `sample`
+    generator: Generates | None  # the model, if nothing is missing for FID
+    missing_for_fid: tuple[str, ...]
+    optimizer: Any  # of a compiled model; None
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelInterface":
+        """Reads the attributes of `model`."""
+        missing = tuple(name for name in ("averaged_generator", "latent_dim") if not hasattr(model, name))
+        return cls(
+            batches_per_step=getattr(model, "batches_per_step", 1),
+            stacked=hasattr(model, "batches_per_step"),
+            templates=getattr(model, "templates", lambda: {"model": model}),
+            serve=getattr(model, "serve", lambda outputs: outputs),
+            sampler=model if hasattr(model, "sample") else None,
+            generator=None if missing else model,
+            missing_for_fid=missing,
+            optimizer=getattr(model, "optimizer", None),
+        )
+
+
+def symbolic_inputs(model: keras.Model) -> list[Any]:
+    """Returns the symbolic inputs; none for a subclassed model."""
+    return getattr(model, "inputs", None) or []
+
+
+def has_class_outputs(model: keras.Model) -> bool:
+    """Returns whether the model has one output of shape (rows, classes), with at least two classes."""
+    shape = getattr(model, "output_shape", None)
+    return isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1
