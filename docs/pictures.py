@@ -1,4 +1,4 @@
-"""The pictures of the README, from runs of the project:
+"""Draws the pictures of the README from runs of the project:
 
     python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/digits
     python -m trainer.task --recipe=wgan_gp_fashion --data=FOLDER --job_dir=runs/clothes
@@ -20,15 +20,15 @@ from PIL import Image
 
 from deploy.report import figures
 from deploy.report.collection import collect
-from deploy.report.rows import measure
 from deploy.report.run_reader import read_run
+from deploy.report.summary import summarize
 
 IMAGES = Path(__file__).parent / "images"
 SHOWN = ("Loss", "Speed-up")
 
 
 def samples(job_dir: Path, out: Path) -> None:
-    """The newest sample grid, its upper half."""
+    """Writes the upper half of the newest sample grid."""
     newest = read_run(job_dir).sample
     assert newest, f"{job_dir} has no samples/"
     with Image.open(newest) as grid:
@@ -36,9 +36,9 @@ def samples(job_dir: Path, out: Path) -> None:
 
 
 def comparison(folder: Path, out: Path) -> None:
-    """Two figures of a comparison's report, in the light colours of its page."""
+    """Draws two figures of a comparison's report, in the light colours of its page."""
     collection = collect([str(folder)])
-    drawn = [drawing for drawing in figures.drawings(collection, measure(collection)) if drawing[0].startswith(SHOWN)]
+    drawn = [drawing for drawing in figures.drawings(collection, summarize(collection)) if drawing[0].startswith(SHOWN)]
     with matplotlib.rc_context({**figures.STYLE, "figure.facecolor": "white"}):
         canvas = Figure(figsize=(9, 2.9), layout="constrained")
         for axes, (title, _, plot) in zip(canvas.subplots(1, len(drawn)), drawn, strict=True):
@@ -49,7 +49,7 @@ def comparison(folder: Path, out: Path) -> None:
 
 
 def _colour(canvas: Figure) -> None:
-    """Real colours for the placeholders that stand for CSS variables of the page."""
+    """Replaces placeholders of the page's CSS variables by colours."""
     page = (Path(figures.__file__).parent / "report.html").read_text(encoding="utf-8")
     light = page.partition("@media")[0]
     real = {f"#0102{number}": value for number, value in re.findall(r"--c(\d\d): *(#[0-9a-f]{6})", light)}
@@ -57,7 +57,7 @@ def _colour(canvas: Figure) -> None:
     for artist in canvas.findobj():
         for name in ("color", "facecolor", "edgecolor"):
             getter, setter = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
-            with suppress(ValueError, TypeError, IndexError):  # it has none
+            with suppress(ValueError, TypeError, IndexError):  # the artist has no colour
                 if getter and setter:
                     _replace(getter(), setter, real)
 

@@ -12,6 +12,7 @@ from trainer.errors import DONE, UserError, reason
 from trainer.log import log
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
+from trainer.storage.run_layout import RUN_INFO
 
 _ROWS = 256  # images that are made at a time
 
@@ -50,7 +51,7 @@ def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
 
     `path`: a .keras or .h5 file, or a SavedModel folder, as `fetch_model` finds it. UserError where it is none.
     """
-    if (path / "run.json").is_file():
+    if (path / RUN_INFO).is_file():
         raise UserError(f"{path}: this run has no model yet: let it come to its end")
     if not path.exists():
         raise UserError(f"{path}: no such model: give a .keras or .h5 file, a SavedModel folder or a job directory")

@@ -22,14 +22,14 @@ from trainer.export import export, load_template_weights
 from trainer.log import log
 from trainer.models import depends_on_replicas
 from trainer.models.layers import refresh_normalization
-from trainer.reporting.job_directory import JobDir, open_job_dir, write_json
+from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.run_info import describe, versions
-from trainer.reporting.stats import drop_past, last_reported_step
-from trainer.storage import write_whole
+from trainer.reporting.run_files import Result, drop_stats_after, last_reported_step
+from trainer.reporting.run_info import run_info, versions
 from trainer.storage.initial import fetch_checkpoint, fetch_model
+from trainer.storage.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.training.callbacks import bind, load_callbacks, restore_callbacks, state_of_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.evaluation import Evaluation, evaluation
@@ -109,8 +109,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     if cluster.note:
         log.warning(cluster.note)
     job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
-    before = job_dir.read_result() if cluster.is_chief else {}
-    account = RunResult.of(config, before, began)
+    before: Result = job_dir.read_result() if cluster.is_chief else {}
+    account = RunResult.from_previous(config, before, began)
     job_dir.mirror.begin(job_dir.logs)
     with closing(job_dir.mirror), _peers(config, cluster, job_dir, account) as peers:
         refuse_hopeless_restart(config, before)  # here, where the other workers hear of it
@@ -135,7 +135,7 @@ def _peers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, account: RunR
         with suppress(UserError):  # where result.json cannot be written either, the first error is the one to tell
             known = job_dir.read_result() if cluster.is_chief else {}
             if cluster.is_chief and known.get("state") != "done":
-                job_dir.write_result(account.failed(error, code, known))
+                job_dir.write_result(account.failure(error, code, known))
         job_dir.mirror.leave()
 
     peers = None
@@ -200,7 +200,7 @@ def prepare(
             with _understood(checkpoints):
                 progress.resume(restored)
                 best.resume(restored["best"])
-        account.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
+        account.resume(progress, last_reported_step(job_dir.root) if replicas.cluster.is_chief else 0)
         rates = LearningRates(assembly.model)
         return Job(config, job_dir, account, peers, assembly, callbacks, rates, checkpoints, progress, restored, best)
 
@@ -268,22 +268,20 @@ def _ended_before(job: Job) -> str | None:
 def _describe(job: Job, command: Sequence[str]) -> None:
     """Writes run.json, and the list of images that were left out."""
     assembly, dataset = job.assembly, job.assembly.dataset
-    about = describe(job.config, command, job.replicas, assembly.schedule, job.progress.total_steps)
+    about = run_info(job.config, command, job.replicas, assembly.schedule, job.progress.total_steps)
     notes = dict(dataset.notes)
     skipped = notes.pop("skipped", [])
     if skipped:
-        write_whole(job.job_dir.skipped_file, "\n".join(skipped) + "\n")
-        job.job_dir.mirror.put(job.job_dir.skipped_file)
+        job.job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(dataset.class_names), "skipped": len(skipped), **notes}
     about["depends_on_replicas"] = depends_on_replicas(assembly.model, job.replicas.count)
-    write_json(job.job_dir.run_file, about)
-    job.job_dir.mirror.put(job.job_dir.run_file)
+    job.job_dir.write(RUN_INFO, about)
 
 
 def _train_and_export(job: Job) -> int:
     progress = job.progress
     if job.is_chief and job.owed:
-        drop_past(job.job_dir.stats_file, progress.step - 1)  # as far as it was told, it is told again
+        drop_stats_after(job.job_dir.root, progress.step - 1)  # as far as it was told, it is told again
     reporter = Reporter(job.config, job.job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
     try:
         job.write_result("running", reporter)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from deploy.report.collection import Collection
-from deploy.report.rows import Row, measure
 from deploy.report.run_reader import Run
+from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import counted_devices, figures
 from deploy.report.timing import timed
 from deploy.spec.tier import TierFacts
@@ -61,7 +61,7 @@ def estimate(
 
     `speeds`: by tier, how many times as fast one of its devices is as one of the short run, where that was given.
     """
-    rows = {row.tier: row for row in measure(measured)}
+    rows = {row.tier: row for row in summarize(measured)}
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
@@ -96,7 +96,7 @@ _ALWAYS = (
 )
 
 
-def _source(run: Run, row: Row) -> str:
+def _source(run: Run, row: TierSummary) -> str:
     devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
     return f"the short run of {row.tier} is {run.folder}: {row.steps} steps on {devices}"
 
@@ -145,7 +145,7 @@ def _same_training(run: Run, config: TrainConfig) -> None:
 _UNNAMED = ("CPU", "GPU")  # all that is known of some devices
 
 
-def _is_of(tier: TierFacts, row: Row) -> bool:
+def _is_of(tier: TierFacts, row: TierSummary) -> bool:
     """Whether the row was taken on real devices of the tier's kind; of a GPU the tier's own name may say so."""
     if row.simulated:
         return False
@@ -154,7 +154,7 @@ def _is_of(tier: TierFacts, row: Row) -> bool:
     return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
 
 
-def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis | None:
+def _basis(tier: TierFacts, rows: Sequence[TierSummary], given: float | None) -> Basis | None:
     """What the estimate of a tier rests on; None where no row tells of it.
 
     Several simulated devices tell of nothing, for they share one machine.
@@ -169,7 +169,7 @@ def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis |
     return _beyond(tier, alike) or (_shared(tier, alike[0]) if alike else None)
 
 
-def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
+def _beyond(tier: TierFacts, alike: Iterable[TierSummary]) -> Basis | None:
     """For more devices of one machine than two measured tiers have: by the larger of them.
 
     The step takes a / N + b: the bandwidth of a ring all-reduce is of that form too. At most b doubles, or nothing is
@@ -196,7 +196,7 @@ def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
     return Basis((many.tier, few.tier), factor, f"{words} (the runs of {few.tier} and {many.tier})")
 
 
-def _shared(tier: TierFacts, row: Row, given: float | None = None) -> Basis:
+def _shared(tier: TierFacts, row: TierSummary, given: float | None = None) -> Basis:
     """By the number of devices, from no gain to ideal sharing; each `given` times as fast as one of the row's."""
     speed, ratio = given or 1.0, tier.devices / row.devices
     low, high = sorted((1 / ratio, 1.0))
@@ -216,7 +216,7 @@ def _steps(run: Run, config: TrainConfig) -> int:
     return (config.epochs or 1) * run.steps_per_epoch
 
 
-def _seconds(run: Run, row: Row, steps: int, factor: Interval) -> Interval:
+def _seconds(run: Run, row: TierSummary, steps: int, factor: Interval) -> Interval:
     """Start-up, all steps, and the rest of the short run (saving, evaluating), which may grow with the steps."""
     assert row.step_seconds is not None, "only measured rows come here"
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))

@@ -15,6 +15,7 @@ from trainer.config.recipe import resolve
 from trainer.config.train_config import DATA_SOURCES, said_kind
 from trainer.errors import INTERRUPTED, UserError
 from trainer.storage import expanded
+from trainer.storage.run_layout import RESULT
 
 
 class LocalRunner:
@@ -47,7 +48,7 @@ class LocalRunner:
     def run(self, tier: TierFacts, flags: Sequence[str], job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""
         if not is_begun(job_dir):
-            (job_dir / "result.json").unlink(missing_ok=True)  # the time of what came to nothing is not the run's
+            (job_dir / RESULT).unlink(missing_ok=True)  # the time of what came to nothing is not the run's
         given = [*flags, f"--job_dir={job_dir.absolute()}"]
         attempt = f"compare-{tier.name}-{new_submission()}"  # of its own: it is no restart by Vertex AI
         workers = local_workers(self._tiers[tier.name], given, job_dir.absolute(), attempt)

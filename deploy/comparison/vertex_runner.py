@@ -16,7 +16,6 @@ from pathlib import Path
 
 from deploy.cli.job_flags import new_submission, read_job
 from deploy.report.collection import fetched
-from deploy.report.json_values import read_json
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job
 from deploy.spec.tier import Tier, TierFacts
@@ -29,7 +28,10 @@ from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.submission import attempt_label, check_buckets, create, ship
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
+from trainer.reporting.json_files import read_json
+from trainer.reporting.run_files import record_failure
 from trainer.storage import Address, parse, write_whole
+from trainer.storage.run_layout import RESULT
 
 PIECE_S = 1.0  # how long a sleep may keep `stop` waiting
 
@@ -144,7 +146,7 @@ class VertexRunner:
     def _send(self, tier: TierFacts, flags: Sequence[str], job_dir: Path, before: _Sent | None) -> tuple[_Sent, str]:
         """A new job, into the output of the one before, and its name."""
         self._check_stop()
-        (job_dir / "result.json").unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
+        (job_dir / RESULT).unlink(missing_ok=True)  # of the attempt before: what lies in the bucket counts
         into = [f"--job_dir={before.output}"] if before else []
         with self._shipping:  # what one has built and sent, the others find
             self._check_stop()  # they may have waited here for minutes
@@ -160,7 +162,7 @@ class VertexRunner:
         except Lost:
             raise  # the same command looks for the job again
         except ApiError as error:
-            _keep_error(job_dir, f"not submitted: {meaning(error, job.gcp)}")
+            record_failure(job_dir, f"not submitted: {meaning(error, job.gcp)}")
             raise
 
     def _follow(self, sent: _Sent, name: str, say: Say) -> JobStatus:
@@ -208,21 +210,15 @@ def _fetch(sent: _Sent, status: JobStatus, job_dir: Path, say: Say) -> None:
     """
     try:
         found = fetched(sent.output, "output")
-        shutil.copytree(found, job_dir, ignore=shutil.ignore_patterns("result.json"), dirs_exist_ok=True)
-        if (found / "result.json").is_file():
-            write_whole(job_dir / "result.json", (found / "result.json").read_bytes())
+        shutil.copytree(found, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
+        if (found / RESULT).is_file():
+            write_whole(job_dir / RESULT, (found / RESULT).read_bytes())
     except UserError as error:
         if status.state == "SUCCEEDED":
             raise
         say(f"not fetched: {error}")
     if status.state != "SUCCEEDED":
         say(failure(status))
-        _keep_error(job_dir, failure(status) or status.state)
-    elif not (job_dir / "result.json").is_file():
+        record_failure(job_dir, failure(status) or status.state)
+    elif not (job_dir / RESULT).is_file():
         raise UserError(f"{sent.output} has no result.json, though the job succeeded: remove {job_dir} to run it anew")
-
-
-def _keep_error(job_dir: Path, error: str) -> None:
-    result, _ = read_json(job_dir / "result.json")
-    if not result.get("error"):
-        write_whole(job_dir / "result.json", json.dumps({**result, "state": "failed", "error": error}, indent=2) + "\n")

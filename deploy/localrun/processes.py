@@ -16,6 +16,8 @@ from typing import IO, Any
 
 from deploy.localrun.workers import Worker
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
+from trainer.reporting.run_files import last_reported_step
+from trainer.storage.run_layout import CHECKPOINTS, step_of
 
 LEAVE_SECONDS = 20.0  # that the others have when one is lost, or all when the job is to end
 _POLL_SECONDS = 0.05
@@ -151,9 +153,9 @@ class LocalJob:
 
     def _lose(self, running: Sequence[_Process]) -> None:
         """Kills the worker that is to be lost, once."""
-        if self.loss and reported_step(self.job_dir) >= self.loss.step:
+        if self.loss and last_reported_step(self.job_dir) >= self.loss.step:
             one = running[self.loss.worker]
-            self._say(one.worker.name, f"killed at step {reported_step(self.job_dir)}, as --kill asks")
+            self._say(one.worker.name, f"killed at step {last_reported_step(self.job_dir)}, as --kill asks")
             one.process.kill()
             self.loss = None
 
@@ -201,18 +203,10 @@ def plain(line: str) -> str:
     return line.rstrip("\n")
 
 
-def reported_step(job_dir: Path) -> int:
-    """The newest step in the run's stats.jsonl; 0 for none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        last = (job_dir / "stats.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        return int(json.loads(last).get("step", 0))
-    return 0
-
-
 def kept_step(job_dir: Path) -> int | None:
     """The step of the newest checkpoint, each a folder that appears whole; None for none."""
-    names = [path.name.removeprefix("step-") for path in (job_dir / "checkpoints").glob("step-*")]
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    steps = [step_of(path.name) for path in (job_dir / CHECKPOINTS).glob("*")]
+    return max((step for step in steps if step >= 0), default=None)
 
 
 def _status(code: int | None) -> int:

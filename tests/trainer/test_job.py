@@ -37,7 +37,7 @@ def run(config: TrainConfig) -> Path:
 
 def prepared(config: TrainConfig) -> job.Job:
     fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
+    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.from_previous(config, {}, 0.0))
 
 
 def read(path: Path) -> Any:
@@ -57,7 +57,7 @@ def test_a_result_that_cannot_be_written_leaves_no_bar_behind(
     monkeypatch.setattr(Reporter, "close", lambda self: closed.append(self) or close(self))
     config = small_config()
     job_dir = open_job_dir(config)
-    job_dir.result_file.mkdir()
+    (job_dir.root / "result.json").mkdir()
     monkeypatch.setattr(type(job_dir), "read_result", lambda self: {})
     with pytest.raises(UserError, match=r"result\.json cannot be written"):
         job.run(config, [], 0.0, job_dir)
@@ -206,7 +206,7 @@ def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> 
 def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
     folder = run(small_config())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"holds another run \(seed: 0 there, 1 here\)"):
+    with pytest.raises(UserError, match=r"contains another run \(seed: 0 before, 1 now\)"):
         run(small_config("--seed=1"))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -1,15 +1,15 @@
-"""What people read while a run goes: a status line a report, or a progress bar on a terminal."""
+"""Shows the progress of a run on the console: a status line for each report, or a progress bar on a terminal."""
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from trainer.log import on_vertex
 from trainer.reporting.progress import Progress
+from trainer.reporting.run_files import StatsEntry
 
 
-def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
-    """One line for people: step, losses and metrics, speed, memory, time left."""
+def status_line(entry: StatsEntry, progress: Progress) -> str:
+    """Returns step, losses and metrics, speed, memory and time left on one line."""
     parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
@@ -23,14 +23,14 @@ def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
 
 
 def clock(seconds: float) -> str:
-    """75 -> 1:15"""
+    """Formats a duration: 75 becomes 1:15."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Bar:
-    """A progress bar on a terminal; nothing elsewhere."""
+    """Draws a progress bar if the output is a terminal."""
 
     def __init__(self, progress: Progress) -> None:
         self.shown = sys.stdout.isatty() and not on_vertex()
@@ -56,6 +56,6 @@ class Bar:
         self._bar.update(self._task, completed=progress.step, total=progress.total_steps, description="  ".join(parts))
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Stops the bar and leaves it on the screen."""
         if self.shown:
             self._bar.stop()

@@ -14,10 +14,10 @@ from trainer.errors import PlatformFault
 from trainer.log import log
 from trainer.storage.address import Address
 from trainer.storage.gcs import Remote, connect
+from trainer.storage.run_layout import RUN_FILES
 from trainer.storage.uploader import Uploader
 
 MANIFEST = "manifest.json"  # a folder with this file is whole where it is there: sent last, deleted first
-RUN_FILES = ("run.json", "stats.jsonl", "result.json")
 LEAVING_SECONDS = 10.0  # of the 15 that a machine has when it is taken away: the checkpoint had the others
 _FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # each time, an event file is sent as a whole

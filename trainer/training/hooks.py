@@ -94,8 +94,8 @@ def make_hooks(
 
         return act
 
-    reporter.measures = measures(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
-    check_known("best_metric", config.best_metric, "this run measures", reporter.measures)
+    reporter.metric_names = measures(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
+    check_known("best_metric", config.best_metric, "this run measures", reporter.metric_names)
     events = [Hook(steps_per_epoch, measured(reporter.evaluated, evaluate))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     events.append(Hook(steps_per_epoch, end_epoch, at_end=False))
@@ -105,7 +105,7 @@ def make_hooks(
         tell = partial(reporter.quality, features=config.fid_features, samples=fid.samples)
         events.append(Hook(config.fid_every_steps, measured(tell, partial(fid, cache))))
     if hasattr(model, "sample"):
-        events.append(Hook(config.sample_every_steps, lambda progress: reporter.sample(model, progress)))
+        events.append(Hook(config.sample_every_steps, partial(reporter.sample, model.sample, model.latent_dim)))
     return [*events, save]
 
 

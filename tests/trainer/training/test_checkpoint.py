@@ -269,7 +269,7 @@ def run(config: TrainConfig) -> Path:
 
 def prepared(config: TrainConfig) -> job.Job:
     fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
+    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.from_previous(config, {}, 0.0))
 
 
 MLP = ("--model=mlp", "--global_batch_size=64")
