@@ -22,7 +22,6 @@ _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each beco
 _LOOKS: list[dict[str, Any]] = [
     {"color": f"#0102{number:02x}", "linestyle": dashes} for dashes in ("-", "--", ":") for number in range(16, 24)
 ]
-_BINS = 30
 _WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
@@ -175,7 +174,7 @@ def _histogram(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _
     low = min(map(min, filter(None, values.values())))
     high = max(1.01 * low, *(value for found in values.values() for value in found))
     wide = high > _WIDE * low
-    bins = list((np.geomspace if wide else np.linspace)(low, high, _BINS + 1))
+    bins = list((np.geomspace if wide else np.linspace)(low, high, 31))
     for name, found in values.items():
         colour = looks[name]["color"]
         axes.hist(found, bins, histtype="stepfilled", label=_label(name), facecolor=to_rgba(colour, 0.25),

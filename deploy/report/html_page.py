@@ -2,12 +2,12 @@
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
 from deploy.report.collection import Collection, collect
-from deploy.report.figures import Figure, draw
+from deploy.report.figures import draw
 from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
@@ -43,6 +43,7 @@ def to_html(
 ) -> str:
     """Returns one HTML page that needs no other file."""
     simulated = [row.tier for row in rows if row.simulated]
+    grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
     mark = f'<p class="simulated">Simulated devices: {html.escape(", ".join(simulated))}</p>' if simulated else ""
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
@@ -51,8 +52,8 @@ def to_html(
         verdict=_items(sentences),
         table=_table(rows),
         notes=_items(remarks),
-        figures=_figures(draw(collection, rows)),
-        samples=_samples(collection),
+        figures=_section("Figures", (_figure(each.title, each.caption, each.svg) for each in draw(collection, rows))),
+        samples=_section("Samples from the same noise", (_sample(*grid) for grid in grids), "figures samples"),
         commands=_commands(collection),
     )
 
@@ -92,16 +93,9 @@ def _cell(text: str) -> str:
     return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
 
 
-def _figures(figures: Sequence[Figure]) -> str:
-    drawn = "\n".join(_figure(figure.title, figure.caption, figure.svg) for figure in figures)
-    return f'<h2>Figures</h2>\n<div class="figures">\n{drawn}\n</div>' if drawn else ""
-
-
-def _samples(collection: Collection) -> str:
-    """Returns the newest sample grid of each tier's first run."""
-    grids = [(tier.name, tier.runs[0].sample) for tier in collection.tiers if tier.runs]
-    drawn = "\n".join(_sample(name, path) for name, path in grids if path)
-    return f'<h2>Samples from the same noise</h2>\n<div class="figures samples">\n{drawn}\n</div>' if drawn else ""
+def _section(title: str, drawn: Iterable[str], classes: str = "figures") -> str:
+    figures = "\n".join(drawn)
+    return f'<h2>{title}</h2>\n<div class="{classes}">\n{figures}\n</div>' if figures else ""
 
 
 def _sample(name: str, picture: Path) -> str:

@@ -80,6 +80,7 @@ def read_run(folder: Path) -> Run:
     reports, epochs = _lines(entries, "report"), _lines(entries, "epoch")
     cluster, data, final = mapping(info, "cluster"), mapping(info, "data"), mapping(result, "final")
     config, steps = mapping(info, "config"), whole(result.get("steps"))
+    no_report = "is damaged" if (folder / STATS).is_file() else "is missing"
     return Run(
         folder=folder,
         state=str(result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing")),
@@ -105,15 +106,9 @@ def read_run(folder: Path) -> Run:
         tensorflow=str(mapping(info, "versions").get("tensorflow", "")),
         reports=reports,
         epochs=epochs,
-        no_stats="" if reports or epochs else _no_stats(folder / STATS, stats_problem),
+        no_stats="" if reports or epochs else f"{STATS} {no_report if stats_problem else 'contains no report'}",
         problems=tuple(filter(None, (info_problem, result_problem, stats_problem))),
     )
-
-
-def _no_stats(file: Path, problem: str) -> str:
-    if not problem:
-        return f"{STATS} contains no report"
-    return f"{STATS} is {'damaged' if file.is_file() else 'missing'}"
 
 
 def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:

@@ -152,7 +152,9 @@ def _no_speed(row: TierSummary) -> bool:
 
 def _with_reasons(row: TierSummary, runs: Sequence[Run], base: TierSummary, no_cost: str) -> TierSummary:
     """Adds the reason of each missing value."""
-    not_done = _not_done(runs)
+    not_done = runs[-1].ending if runs else "it was not run"
+    if any(run.state == "done" for run in runs):
+        not_done = ""
     no_stats = next((run.no_stats for run in runs if run.no_stats), "")
     not_timed = not_done or no_stats or "fewer than two reports were timed: lower report_every_steps"
     no_speed = not_done or f"{row.tier if _no_speed(row) else base.tier} has no finished run with images/s"
@@ -188,26 +190,15 @@ def _no_efficiency(row: TierSummary, base: TierSummary) -> str:
     return f"its devices are of another kind than those of {base.tier}"
 
 
-def _not_done(runs: Sequence[Run]) -> str:
-    """Returns how the last run ended if none is done; "" if one is."""
-    if any(run.state == "done" for run in runs):
-        return ""
-    return runs[-1].ending if runs else "it was not run"
-
-
 def _simulated(group: TierRuns, local: bool) -> str:
     """Describes which machines or devices were not real; "" if all were."""
-    tier, on_cpu = group.tier, _on_cpu(group)
+    tier, devices = group.tier, [device for run in group.runs for device in run.devices]
+    on_cpu = devices and all(device.startswith("CPU") for device in devices)
     if on_cpu and (any(run.simulated for run in group.runs) or (tier and tier.accelerators)):
         return f"{tier.accelerator_type if tier else 'accelerators'} simulated on a CPU"
     if on_cpu and _devices(group) > _workers(group):
         return "logical devices of one CPU"
     return "all workers on one machine" if local and _workers(group) > 1 else ""
-
-
-def _on_cpu(group: TierRuns) -> bool:
-    devices = [device for run in group.runs for device in run.devices]
-    return bool(devices) and all(device.startswith("CPU") for device in devices)
 
 
 def _kind(group: TierRuns, local: bool) -> str:

@@ -94,13 +94,11 @@ def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
         other = max(fewer, key=lambda other: _speed(other).median)
         ratio = _speed(row).median / _speed(other).median
         one, two = (f"{each.tier} ({counted_devices(each.devices)})" for each in (row, other))
+        slower = f"{row.devices} devices are slower than {other.devices}"
         if equal(_speed(row), _speed(other)):
             yield f"{one} and {two} are equally fast, within the spread; {_MORE_WORK}"
         elif ratio < 1:
-            yield (
-                f"{row.devices} devices are slower than {other.devices}: {row.tier} reaches {ratio:.2f} x "
-                f"{other.tier}; {_MORE_WORK}"
-            )
+            yield f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}"
         else:
             yield f"{one} reaches {ratio:.2f} x {two}."
 

@@ -43,8 +43,9 @@ class JobDir:
         for name, value in result.items():
             count = number(value)
             if name in _COUNTS and (count is None or count < 0):
-                file = self.root / RESULT
-                raise UserError(f"{file}: {name}={value!r} is damaged: remove the file, or use another --job_dir")
+                raise UserError(
+                    f"{self.root / RESULT}: {name}={value!r} is damaged: remove it, or use another --job_dir"
+                )
         return result
 
     def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import keras
 
@@ -37,7 +37,7 @@ class Reporter:
         latest_checkpoint: Callable[[], str | None],
     ) -> None:
         self._job_dir, self._seed = job_dir, config.seed
-        self._since_report, self._since_epoch = self._no_steps(progress), self._no_steps(progress)
+        self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
         if job_dir:
             drop_stats_after(job_dir.root, progress.step)
         self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
@@ -75,9 +75,10 @@ class Reporter:
         self._fid_features = state["fid_features"]
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
-        """Counts the newest call to the device."""
-        if not progress.call_timed:
-            self._check_tuning(logs.means())
+        """Counts the newest call to the device. Raises UserError if the run never reports the tuning metric."""
+        if self._tuning and not progress.call_timed:  # the first call: only now the names are known
+            known = {*logs.means(), *self.metric_names}
+            check_known("tuning_metric", self._tuning.name, "this run reports", known)
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
@@ -89,7 +90,7 @@ class Reporter:
             return
         means = self._since_report.means()
         entry = self._entry("report", progress, self._since_report)
-        self._since_report = self._no_steps(progress)
+        self._since_report = RunningMeans(progress.examples_per_step)
         self._append(entry)
         self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar and not self._bar.shown:
@@ -106,7 +107,7 @@ class Reporter:
         self._append({**self._entry("epoch", progress, self._since_epoch), **by_kind(means)})
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
-        self._since_epoch = self._no_steps(progress)
+        self._since_epoch = RunningMeans(progress.examples_per_step)
         return means
 
     def evaluated(self, progress: Progress, found: Scalars) -> None:
@@ -155,11 +156,8 @@ class Reporter:
 
     def summary(self) -> Result:
         """Returns epoch seconds and final scalars for result.json."""
-        measured = by_kind(self._measured)
-        final: dict[str, Any] = {
-            "losses": {**self._final.get("losses", {}), **measured["losses"]},
-            "metrics": {**self._final.get("metrics", {}), **measured["metrics"]},
-        }
+        measured = cast(dict[str, Scalars], by_kind(self._measured))
+        final: dict[str, Any] = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
         if self._fid_features:
             final["fid_features"] = self._fid_features
         return {"epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds], "final": final}
@@ -189,12 +187,3 @@ class Reporter:
         """Reports the tuning metric if it is in `found`."""
         if self._tuning and self._tuning.name in found:
             self._tuning.report(progress.step, found[self._tuning.name], self._latest_checkpoint())
-
-    def _check_tuning(self, names: Iterable[str]) -> None:
-        """Raises UserError, after the first call to the device, if the run never reports the tuning metric."""
-        if self._tuning:
-            check_known("tuning_metric", self._tuning.name, "this run reports", {*names, *self.metric_names})
-
-    @staticmethod
-    def _no_steps(progress: Progress) -> RunningMeans:
-        return RunningMeans(progress.examples_per_step)

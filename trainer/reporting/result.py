@@ -11,7 +11,7 @@ from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.log import log
 from trainer.reporting.progress import Progress, rounded
 from trainer.reporting.resources import peak_memory_gib
-from trainer.reporting.run_files import Result, with_failure
+from trainer.reporting.run_files import Result
 
 
 @dataclass
@@ -85,12 +85,9 @@ class RunResult:
 
     def failure(self, error: str, exit_code: int, known: Result) -> Result:
         """Returns the content of result.json for a run that failed; other values in `known` are kept."""
-        details: Result = {
-            "exit_code": exit_code,
-            "settings": self.settings,
-            "vertex_job": os.environ.get("CLOUD_ML_JOB_ID"),
-        }
-        return with_failure({**known, **self.result("failed"), **details}, error)
+        job = os.environ.get("CLOUD_ML_JOB_ID")
+        result = self.result("failed", error)
+        return {**known, **result, "exit_code": exit_code, "settings": self.settings, "vertex_job": job}
 
 
 def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:

@@ -88,16 +88,11 @@ def read_result(folder: Path) -> tuple[Result, str]:
     return cast(tuple[Result, str], read_json(folder / RESULT))
 
 
-def with_failure(known: Result, error: str) -> Result:
-    """Returns `known` as the result of a run that failed with `error`."""
-    return {**known, "state": "failed", "error": error}
-
-
 def record_failure(folder: Path, error: str) -> None:
     """Writes `error` into result.json in `folder`, unless that holds one already."""
     result, _ = read_result(folder)
     if not result.get("error"):
-        write_json(folder / RESULT, with_failure(result, error))
+        write_json(folder / RESULT, {**result, "state": "failed", "error": error})
 
 
 def append_stats(folder: Path, entry: StatsEntry) -> None:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -71,11 +72,9 @@ def _gpu_names() -> list[str]:
 
 def _git_commit() -> str | None:
     """Returns the commit of the running sources; None if they are not tracked by git."""
-    folder = Path(__file__).parents[1]
-    command = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"]
+    git = partial(subprocess.run, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=5, check=True)
     try:
-        subprocess.run(command, capture_output=True, timeout=5, check=True)
-        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        git(["git", "ls-files", "--error-unmatch", "__init__.py"])
+        return str(git(["git", "rev-parse", "HEAD"]).stdout).strip()
     except (OSError, subprocess.SubprocessError):
         return None
