@@ -104,9 +104,7 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> list[str]:
     lines += [f"Final accuracy is {' or '.join(accuracies)}."] if accuracies else []
     if any(row.price_per_hour is not None for row in rows):
         table = load_machines()
-        lines.append(
-            f"Prices are estimates of {table.date} for {table.region} where none was given (--price_per_hour)."
-        )
+        lines.append(f"Prices are estimates of {table.date} for {table.region} unless set by --price_per_hour.")
     lines += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
     lines += [
         f"{tier.name}: restarted {'once' if run.restarts == 1 else f'{run.restarts} times'}: its total time includes "

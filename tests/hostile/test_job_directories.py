@@ -182,16 +182,9 @@ def test_a_state_without_callbacks(run: Path, tmp_path: Path) -> None:
 def write_all_forms(folder: Path) -> None:
     collection = collect([str(folder)])
     rows = summarize(collection)
-    sentences, remarks = verdict(collection, rows), notes(rows, collection)
-    for text in (
-        to_markdown(rows, [*sentences, *remarks]),
-        to_csv(rows),
-        to_json(rows, remarks, sentences),
-        to_terminal(rows),
-    ):
-        assert text
-    page = to_html(collection, rows, sentences, remarks)
-    assert "<script>alert" not in page
+    found = verdict(collection, rows), notes(rows, collection)
+    assert all((to_markdown(rows, found[0] + found[1]), to_csv(rows), to_json(rows, *found), to_terminal(rows)))
+    assert "<script>alert" not in to_html(collection, rows, *found)
 
 
 def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes, estimate: bytes) -> Path:

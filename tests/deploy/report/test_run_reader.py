@@ -48,18 +48,14 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [
-        (None, "stats.jsonl is missing"),
-        (b"\xff\x00{", "stats.jsonl is damaged"),
-        (b"", "stats.jsonl contains no report"),
-    ],
+    [(None, "is missing"), (b"\xff\x00{", "is damaged"), (b"", "contains no report")],
 )
 def test_why_no_step_was_timed(tmp_path: Path, content: bytes | None, why: str) -> None:
     file = plant(tmp_path / "a", [0.2, 0.1, 0.1]) / "stats.jsonl"
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    assert summarize(collect([str(tmp_path)]))[0].missing["step_seconds"] == why
+    assert summarize(collect([str(tmp_path)]))[0].missing["step_seconds"] == f"stats.jsonl {why}"
 
 
 def test_a_run_without_an_end_is_reported(tmp_path: Path) -> None:

@@ -130,9 +130,8 @@ def test_a_failed_and_a_missing_tier_are_reported_and_not_ranked(tmp_path: Path)
     plant(tmp_path / "a", noisy(0.1))
     plant(tmp_path / "b", noisy(0.01), state="failed", error="step 7: loss is NaN or infinite")
     rows = rows_of(tmp_path, b=1.0)
-    assert (rows["b"].state, rows["b"].speed_up, rows["b"].total_seconds, rows["b"].final_loss) == (
-        "failed", None, None, None,
-    )  # fmt: skip
+    row = rows["b"]
+    assert (row.state, row.speed_up, row.total_seconds, row.final_loss) == ("failed", None, None, None)
     ended = "the run ended as 'failed': step 7: loss is NaN or infinite"
     assert {rows["b"].missing[key] for key in ("cost", "total_seconds", "speed_up", "final_loss", "fid")} == {ended}
     words = words_of(tmp_path)
@@ -215,14 +214,8 @@ def test_simulated_devices_are_marked_everywhere(tmp_path: Path) -> None:
     rows = summarize(collection)
     remarks, words = notes(rows, collection), verdict(collection, rows)
     assert [row.simulated for row in rows] == ["NVIDIA_L4 simulated on a CPU"] * 2
-    for text in (
-        to_markdown(rows, remarks),
-        to_csv(rows),
-        to_json(rows, remarks, words),
-        to_terminal(rows),
-        "\n".join(words),
-    ):
-        assert "simulated" in text.lower()
+    forms = to_markdown(rows, remarks), to_csv(rows), to_json(rows, remarks, words), to_terminal(rows)
+    assert all("simulated" in text.lower() for text in (*forms, "\n".join(words)))
 
 
 def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: Path) -> None:

@@ -44,9 +44,7 @@ def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> Non
         (TrainConfig(job_dir=__file__), {}, "cannot write there (that is no folder)"),
     ],
 )
-def test_a_folder_that_cannot_be_written_is_refused(
-    config: TrainConfig, environment: dict[str, str], line: str
-) -> None:
+def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
     with pytest.raises(UserError) as caught:
         open_job_dir(config, environment)
     assert line in str(caught.value)
@@ -87,9 +85,7 @@ def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
 def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
     open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})
-    open_job_dir(
-        TrainConfig(job_dir=str(tmp_path), seed=4), {}
-    )  # no checkpoint exists yet: the user may correct the settings
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})  # no checkpoint exists yet
     (tmp_path / "checkpoints" / "ckpt-5.index").write_text("")
     with pytest.raises(UserError, match="seed: 3 before, 4 now"):
         open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
@@ -152,10 +148,8 @@ def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monke
 def test_parts_of_killed_processes_are_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    host_name, file = os.uname().nodename, tmp_path / "x.json"
-    parts = [
-        f".x.json.{host}-{process}.part" for host, process in ((host_name, ended.pid), (host_name, 1), ("elsewhere", 1))
-    ]
+    own, file = os.uname().nodename, tmp_path / "x.json"
+    parts = [f".x.json.{host}-{process}.part" for host, process in ((own, ended.pid), (own, 1), ("elsewhere", 1))]
     for part in parts:
         (tmp_path / part).write_text("half")
     write_whole(file, "whole")

@@ -179,10 +179,7 @@ def test_a_grid_holds_every_image_in_order() -> None:
     centres = picture[[34, 100]][:, [34, 100, 166], 0]
     assert centres.tolist() == [[0, 40, 80], [120, 160, 255]]
     assert tf.io.decode_png(encode_png(picture)).shape == picture.shape
-
-
-def test_small_images_are_enlarged() -> None:
-    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)
+    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)  # small images are enlarged
 
 
 def test_grey_levels_are_rounded_and_clipped() -> None:

@@ -40,9 +40,7 @@ def test_repeated_steps_are_counted_from_the_last_reported_one(tmp_path: Path) -
 
 def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1_030.0)
-    run_result = RunResult.from_previous(
-        CONFIG, {"state": "running", "wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0
-    )
+    run_result = RunResult.from_previous(CONFIG, {"wall_seconds": 70.5, "saving_seconds": 1.5}, 1_000.0)
     run_result.saving_seconds = 0.25
     result = run_result.result("done")
     assert (result["wall_seconds"], result["saving_seconds"]) == (100.5, 1.75)

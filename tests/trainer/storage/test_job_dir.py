@@ -102,9 +102,8 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     before = len(proxy.requests)
     assert run(config_of(bucket, tmp_path / "third", "--steps=40")) == DONE  # finished already
     assert not any("/upload/" in request for request in proxy.requests[before:])
-    with pytest.raises(
-        UserError, match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
-    ):
+    other = rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
+    with pytest.raises(UserError, match=other):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
 
 
