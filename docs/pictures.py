@@ -20,8 +20,8 @@ from PIL import Image
 
 from deploy.report import figures
 from deploy.report.collection import collect
-from deploy.report.rows import measure
 from deploy.report.run_reader import read_run
+from deploy.report.summary import summarize
 
 IMAGES = Path(__file__).parent / "images"
 SHOWN = ("Loss", "Speed-up")
@@ -38,7 +38,7 @@ def samples(job_dir: Path, out: Path) -> None:
 def comparison(folder: Path, out: Path) -> None:
     """Draws two figures of a comparison's report, in the light colours of its page."""
     collection = collect([str(folder)])
-    drawn = [drawing for drawing in figures.drawings(collection, measure(collection)) if drawing[0].startswith(SHOWN)]
+    drawn = [drawing for drawing in figures.drawings(collection, summarize(collection)) if drawing[0].startswith(SHOWN)]
     with matplotlib.rc_context({**figures.STYLE, "figure.facecolor": "white"}):
         canvas = Figure(figsize=(9, 2.9), layout="constrained")
         for axes, (title, _, plot) in zip(canvas.subplots(1, len(drawn)), drawn, strict=True):

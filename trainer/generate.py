@@ -12,6 +12,7 @@ from trainer.errors import DONE, UserError, reason
 from trainer.log import log
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
+from trainer.storage.run_layout import RUN_INFO
 
 _ROWS = 256  # images of one call
 
@@ -47,7 +48,7 @@ def in_batches(generate: Callable[[Any], Any], noise: Any) -> Any:
 
 def load_generator(path: Path) -> tuple[Callable[[Any], Any], int, Any]:
     """Returns the generator at `path` (.keras, .h5, SavedModel) as noise -> uint8 images, its latent_dim and dtype."""
-    if (path / "run.json").is_file():
+    if (path / RUN_INFO).is_file():
         raise UserError(f"{path}: this run has no model yet: wait until it is done")
     if not path.exists():
         raise UserError(f"{path}: model not found: use a .keras or .h5 file, a SavedModel folder or a job directory")

@@ -19,14 +19,14 @@ from trainer.export import export, load_template_weights
 from trainer.log import log
 from trainer.models import depends_on_replicas
 from trainer.models.layers import refresh_normalization
-from trainer.reporting.job_directory import JobDir, open_job_dir, write_json
+from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.run_info import describe, versions
-from trainer.reporting.stats import drop_past, last_reported_step
-from trainer.storage import write_whole
+from trainer.reporting.run_files import drop_stats_after, last_reported_step
+from trainer.reporting.run_info import run_info, versions
 from trainer.storage.initial import fetch_checkpoint, fetch_model
+from trainer.storage.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.failures import is_out_of_memory, one_line, out_of_memory
@@ -50,7 +50,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         log.warning(cluster.note)
     job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
     earlier = job_dir.read_result() if cluster.is_chief else {}
-    result = RunResult.of(config, earlier, began)
+    result = RunResult.from_previous(config, earlier, began)
     job_dir.mirror.begin(job_dir.logs)
     with closing(job_dir.mirror), _workers(config, cluster, job_dir, result) as peers:
         refuse_hopeless_restart(config, earlier)  # after the meeting, so that the other workers are notified
@@ -74,7 +74,7 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
     def write_failure(error: str, code: int) -> None:
         with suppress(UserError):  # if result.json cannot be written either, the first error is the one to report
             if cluster.is_chief and (known := job_dir.read_result()).get("state") != "done":
-                job_dir.write_result(result.failed(error, code, known))
+                job_dir.write_result(result.failure(error, code, known))
         job_dir.mirror.leave()
 
     peers = None
@@ -130,7 +130,7 @@ def prepare(
             with readable_state(checkpoints):
                 progress.resume(restored)
                 best.resume(restored["best"])
-        result.goes_on(progress, last_reported_step(job_dir.stats_file) if replicas.cluster.is_chief else 0)
+        result.resume(progress, last_reported_step(job_dir.root) if replicas.cluster.is_chief else 0)
         given = LearningRates(setup.model)
         return TrainingRun(
             config, job_dir, result, peers, setup, callbacks, given, checkpoints, progress, restored, best
@@ -179,22 +179,20 @@ def _ended_before(job: TrainingRun) -> str | None:
 def _describe(job: TrainingRun, command: Sequence[str]) -> None:
     """Writes run.json, and the list of images that were skipped."""
     setup, job_dir = job.setup, job.job_dir
-    about = describe(job.config, command, job.setup.replicas, setup.schedule, job.progress.total_steps)
+    about = run_info(job.config, command, job.setup.replicas, setup.schedule, job.progress.total_steps)
     notes = dict(setup.dataset.notes)
     if skipped := notes.pop("skipped", []):
-        write_whole(job_dir.skipped_file, "\n".join(skipped) + "\n")
-        job_dir.mirror.put(job_dir.skipped_file)
+        job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
     about["depends_on_replicas"] = depends_on_replicas(setup.model, job.setup.replicas.count)
-    write_json(job_dir.run_file, about)
-    job_dir.mirror.put(job_dir.run_file)
+    job_dir.write(RUN_INFO, about)
 
 
 def _train_and_export(job: TrainingRun) -> int:
     """Trains, exports the model and writes the result; returns the exit code."""
     progress, job_dir = job.progress, job.job_dir
     if job.is_chief and job.pending:
-        drop_past(job_dir.stats_file, progress.step - 1)  # the pending hooks report this step again
+        drop_stats_after(job_dir.root, progress.step - 1)  # the pending hooks report this step again
     reporter = Reporter(job.config, job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
     try:
         job.write_result("running", reporter)

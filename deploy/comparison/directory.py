@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON
-from deploy.report.json_values import read_json
 from trainer.config.fields import as_text
 from trainer.config.recipe import Overrides
 from trainer.errors import USER_MUST_CHANGE, UserError
+from trainer.reporting.json_files import read_json
+from trainer.reporting.run_files import read_result
 from trainer.storage import make_writable, write_whole
+from trainer.storage.run_layout import CHECKPOINTS, RUN_INFO, STATS
 
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
@@ -20,7 +22,7 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     More repeats and other prices are allowed, and so is any change while no run has produced anything.
     """
     make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
-    if (out / "run.json").exists():
+    if (out / RUN_INFO).exists():
         raise UserError(f"out={out} holds a training run (run.json): use another --out")
     if not any_begun(out):
         return
@@ -61,7 +63,7 @@ def _identity(request: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def is_done(job_dir: Path) -> bool:
     """Returns whether the run ended as planned."""
-    return bool(read_json(job_dir / "result.json")[0].get("state") == "done")
+    return bool(read_result(job_dir)[0].get("state") == "done")
 
 
 def any_begun(out: Path) -> bool:
@@ -71,19 +73,19 @@ def any_begun(out: Path) -> bool:
 
 def is_begun(job_dir: Path) -> bool:
     """Returns whether the run has produced anything, or its job may still do so."""
-    state = read_json(job_dir / "result.json")[0].get("state")
+    state = read_result(job_dir)[0].get("state")
     sent = (job_dir / "vertex.json").exists() and state != "failed"
-    reported = (job_dir / "stats.jsonl").is_file() or any((job_dir / "checkpoints").glob("*"))
+    reported = (job_dir / STATS).is_file() or any((job_dir / CHECKPOINTS).glob("*"))
     return sent or reported or state == "done"
 
 
 def refusal(job_dir: Path) -> str:
     """Returns in one line why the trainer refused its settings or data at startup; empty if it did not."""
-    result, _ = read_json(job_dir / "result.json")
-    refused = result.get("exit_code") == USER_MUST_CHANGE and not (job_dir / "run.json").exists()
+    result, _ = read_result(job_dir)
+    refused = result.get("exit_code") == USER_MUST_CHANGE and not (job_dir / RUN_INFO).exists()
     return error_of(job_dir) if refused else ""
 
 
 def error_of(job_dir: Path) -> str:
     """Returns in one line why the run failed; empty if result.json has no error."""
-    return " ".join(str(read_json(job_dir / "result.json")[0].get("error") or "").split())
+    return " ".join(str(read_result(job_dir)[0].get("error") or "").split())

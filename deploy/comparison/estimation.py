@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from deploy.report.collection import Collection
-from deploy.report.rows import Row, measure
 from deploy.report.run_reader import Run
+from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import counted_devices, figures
 from deploy.report.timing import timed
 from deploy.spec.tier import TierFacts
@@ -58,7 +58,7 @@ def estimate(
 
     `speeds`: by tier, the speed of one of its devices relative to one of the short run, if it was given.
     """
-    rows = {row.tier: row for row in measure(measured)}
+    rows = {row.tier: row for row in summarize(measured)}
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
@@ -93,7 +93,7 @@ _ALWAYS = (
 )
 
 
-def _source(run: Run, row: Row) -> str:
+def _source(run: Run, row: TierSummary) -> str:
     devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
     return f"the short run of {row.tier} is {run.folder}: {row.steps} steps on {devices}"
 
@@ -142,7 +142,7 @@ def _same_training(run: Run, config: TrainConfig) -> None:
 _UNNAMED = ("CPU", "GPU")  # kinds of devices without a model name
 
 
-def _is_of(tier: TierFacts, row: Row) -> bool:
+def _is_of(tier: TierFacts, row: TierSummary) -> bool:
     """Returns whether the row was measured on real devices of the tier's kind, as far as the names tell."""
     if row.simulated:
         return False
@@ -151,7 +151,7 @@ def _is_of(tier: TierFacts, row: Row) -> bool:
     return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
 
 
-def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis | None:
+def _basis(tier: TierFacts, rows: Sequence[TierSummary], given: float | None) -> Basis | None:
     """Returns the basis of a tier's estimate; None if no row measures it.
 
     Several simulated devices measure nothing, because they share one machine.
@@ -166,7 +166,7 @@ def _basis(tier: TierFacts, rows: Sequence[Row], given: float | None) -> Basis |
     return _beyond(tier, alike) or (_shared(tier, alike[0]) if alike else None)
 
 
-def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
+def _beyond(tier: TierFacts, alike: Iterable[TierSummary]) -> Basis | None:
     """Returns the basis for a tier with more devices than two measured tiers of one machine.
 
     A step takes a / N + b, as the bandwidth of a ring all-reduce does. At most b doubles, or nothing is gained.
@@ -192,7 +192,7 @@ def _beyond(tier: TierFacts, alike: Iterable[Row]) -> Basis | None:
     return Basis((many.tier, few.tier), factor, f"{words} (the runs of {few.tier} and {many.tier})")
 
 
-def _shared(tier: TierFacts, row: Row, given: float | None = None) -> Basis:
+def _shared(tier: TierFacts, row: TierSummary, given: float | None = None) -> Basis:
     """Returns the basis by the number of devices, from no gain to ideal; each is `given` times as fast as the row's."""
     speed, ratio = given or 1.0, tier.devices / row.devices
     low, high = sorted((1 / ratio, 1.0))
@@ -212,7 +212,7 @@ def _steps(run: Run, config: TrainConfig) -> int:
     return (config.epochs or 1) * run.steps_per_epoch
 
 
-def _seconds(run: Run, row: Row, steps: int, factor: Interval) -> Interval:
+def _seconds(run: Run, row: TierSummary, steps: int, factor: Interval) -> Interval:
     """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps."""
     assert row.step_seconds is not None, "only measured rows come here"
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))

@@ -17,6 +17,7 @@ from trainer.config.recipe import Overrides
 from trainer.config.train_config import DATA_SOURCES, said_kind
 from trainer.errors import INTERRUPTED, UserError
 from trainer.storage import expanded
+from trainer.storage.run_layout import RESULT
 
 
 class LocalRunner:
@@ -52,7 +53,7 @@ class LocalRunner:
     def run(self, run: TierPlan, job_dir: Path) -> int:
         """Waits for the run and returns its exit code."""
         if not is_begun(job_dir):
-            (job_dir / "result.json").unlink(missing_ok=True)  # a failed start is not part of the run's time
+            (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         arguments = run.overrides.replace(job_dir=str(job_dir.absolute())).arguments()
         attempt = f"compare-{run.tier.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
         workers = local_workers(self._tiers[run.tier.name], arguments, job_dir.absolute(), attempt)

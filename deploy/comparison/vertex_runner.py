@@ -17,7 +17,6 @@ from pathlib import Path
 
 from deploy.comparison.execution import TierPlan
 from deploy.report.collection import fetched
-from deploy.report.json_values import read_json
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render, request_on
 from deploy.spec.tier import Tier, TierFacts
@@ -32,7 +31,10 @@ from deploy.vertex.submission import attempt_label, check_buckets, submit_job, u
 from trainer.config import TrainConfig
 from trainer.config.recipe import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
+from trainer.reporting.json_files import read_json
+from trainer.reporting.run_files import record_failure
 from trainer.storage import Address, write_whole
+from trainer.storage.run_layout import RESULT
 
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
@@ -153,7 +155,7 @@ class VertexRunner:
     def _send(self, run: TierPlan, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
         self._check_stop()
-        (job_dir / "result.json").unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
+        (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
         with self._uploading:  # the first run builds and uploads; the others find the packages
             self._check_stop()  # the lock may have taken minutes
             submission = next(self._submissions)
@@ -168,7 +170,7 @@ class VertexRunner:
         except StateUnknownError:
             raise  # the same command finds the job again
         except ApiError as error:
-            _write_error(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
+            record_failure(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
             raise
 
     def _follow(self, sent: _SentJob, name: str, print_line: PrintLine) -> JobStatus:
@@ -218,21 +220,15 @@ def _fetch(sent: _SentJob, status: JobStatus, job_dir: Path, print_line: PrintLi
     """
     try:
         found = fetched(sent.output, "output")
-        shutil.copytree(found, job_dir, ignore=shutil.ignore_patterns("result.json"), dirs_exist_ok=True)
-        if (found / "result.json").is_file():
-            write_whole(job_dir / "result.json", (found / "result.json").read_bytes())
+        shutil.copytree(found, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
+        if (found / RESULT).is_file():
+            write_whole(job_dir / RESULT, (found / RESULT).read_bytes())
     except UserError as error:
         if status.state == "SUCCEEDED":
             raise
         print_line(f"not fetched: {error}")
     if status.state != "SUCCEEDED":
         print_line(describe_failure(status))
-        _write_error(job_dir, describe_failure(status) or status.state)
-    elif not (job_dir / "result.json").is_file():
+        record_failure(job_dir, describe_failure(status) or status.state)
+    elif not (job_dir / RESULT).is_file():
         raise UserError(f"{sent.output} has no result.json, though the job succeeded: remove {job_dir} to run it again")
-
-
-def _write_error(job_dir: Path, error: str) -> None:
-    result, _ = read_json(job_dir / "result.json")
-    if not result.get("error"):
-        write_whole(job_dir / "result.json", json.dumps({**result, "state": "failed", "error": error}, indent=2) + "\n")

@@ -16,6 +16,8 @@ from typing import IO, Any
 
 from deploy.localrun.workers import LocalWorker
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
+from trainer.reporting.run_files import last_reported_step
+from trainer.storage.run_layout import CHECKPOINTS, step_of
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
 _POLL_S = 0.05
@@ -150,9 +152,9 @@ class LocalJob:
 
     def _kill_if_due(self, running: Sequence[_RunningWorker]) -> None:
         """Kills the worker that `kill` names, once."""
-        if self.kill and reported_step(self.job_dir) >= self.kill.step:
+        if self.kill and last_reported_step(self.job_dir) >= self.kill.step:
             one = running[self.kill.worker]
-            self._print(one.worker.name, f"killed at step {reported_step(self.job_dir)}, as --kill requires")
+            self._print(one.worker.name, f"killed at step {last_reported_step(self.job_dir)}, as --kill requires")
             one.process.kill()
             self.kill = None
 
@@ -200,18 +202,10 @@ def readable(line: str) -> str:
     return line.rstrip("\n")
 
 
-def reported_step(job_dir: Path) -> int:
-    """Returns the newest step in the run's stats.jsonl; 0 if there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        last = (job_dir / "stats.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        return int(json.loads(last).get("step", 0))
-    return 0
-
-
 def checkpoint_step(job_dir: Path) -> int | None:
     """Returns the step of the newest checkpoint, each a folder that is created atomically; None if there is none."""
-    names = [path.name.removeprefix("step-") for path in (job_dir / "checkpoints").glob("step-*")]
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    steps = [step_of(path.name) for path in (job_dir / CHECKPOINTS).glob("*")]
+    return max((step for step in steps if step >= 0), default=None)
 
 
 def _status(code: int | None) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deploy.spec.tier import Tier
 from trainer.errors import UserError
+from trainer.storage.run_layout import CHECKPOINTS, LOGS, MODEL
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, 
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
-        "AIP_MODEL_DIR": f"{job_dir}/model/",
-        "AIP_CHECKPOINT_DIR": f"{job_dir}/checkpoints/",
-        "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/logs/",
+        "AIP_MODEL_DIR": f"{job_dir}/{MODEL}/",
+        "AIP_CHECKPOINT_DIR": f"{job_dir}/{CHECKPOINTS}/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/{LOGS}/",
         "PYTHONUNBUFFERED": "1",
         "TRAINER_COMMAND": command,
     }

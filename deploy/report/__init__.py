@@ -1,1 +1,1 @@
-"""Job directories, read and turned into rows, words, tables, figures and one HTML page."""
+"""Reads job directories and reports them as summaries, sentences, tables, figures and one HTML page."""

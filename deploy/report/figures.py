@@ -1,6 +1,6 @@
-"""The figures of a report, as SVG to stand inside an HTML page.
+"""Draws the figures of a report as SVG inside an HTML page.
 
-Colours are written as CSS variables of the page (`--c00` …), so that one figure is right in light and in dark.
+Colours become CSS variables of the page (`--c00` …), so that one figure suits light and dark mode.
 """
 
 import io
@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import Collection, TierRuns
-from deploy.report.rows import LOSSES, Row
 from deploy.report.run_reader import Run
+from deploy.report.summary import LOSSES, TierSummary
 from deploy.report.timing import after_warm_up, epoch_seconds
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
 _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
-_SERIES = tuple(f"#0102{number:02x}" for number in range(16, 24))
-_DASHES = ("-", "--", ":")  # with eight colours, for up to 24 tiers
+_LOOKS: list[dict[str, Any]] = [
+    {"color": f"#0102{number:02x}", "linestyle": dashes} for dashes in ("-", "--", ":") for number in range(16, 24)
+]
+_WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
@@ -34,52 +35,54 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with what it shows. `svg`: an <svg> element without fixed size."""
+    """Holds a drawing with its texts. `svg`: an <svg> element without fixed size."""
 
     title: str
     caption: str
     svg: str
 
 
-Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, and what draws it
+Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
+_Looks = dict[str, dict[str, Any]]  # colour and line style by tier
+_Times = Callable[[Run], tuple[list[float], list[float]]]
 
 
-def draw(collection: Collection, rows: Sequence[Row]) -> list[Figure]:
-    """Every figure for which the runs hold values; UserError where matplotlib is not installed."""
+def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
+    """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
     return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in drawings(collection, rows)]
 
 
-def drawings(collection: Collection, rows: Sequence[Row]) -> list[Drawing]:
-    """What there is to draw, in placeholders for colours."""
+def drawings(collection: Collection, rows: Sequence[TierSummary]) -> list[Drawing]:
+    """Returns the figures that can be drawn, with placeholders for colours."""
     groups, runs = [group for group in collection.tiers if group.runs], collection.runs
     by_epoch = any(_epoch_times(run)[1] for run in runs)
     unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
-    colours = {group.name: index for index, group in enumerate(collection.tiers)}
+    looks = {group.name: _LOOKS[index % len(_LOOKS)] for index, group in enumerate(collection.tiers)}
     found: list[Drawing] = []
     if any(times(run)[1] for run in runs):
-        found.append((f"Time of each {noun}", "time in training alone, after the warm-up",
-                      lambda axes: _lines(axes, groups, colours, times, unit)))  # fmt: skip
-        found.append((f"How {noun} times are spread", f"how many {noun}s took how long",
-                      lambda axes: _histogram(axes, groups, colours, times, unit)))  # fmt: skip
+        found.append((f"Time of each {noun}", "training time after the warm-up",
+                      lambda axes: _lines(axes, groups, looks, times, unit)))  # fmt: skip
+        found.append((f"Distribution of {noun} times", f"number of {noun}s by time",
+                      lambda axes: _histogram(axes, groups, looks, times, unit)))  # fmt: skip
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
-        whose = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
-        marks = "; upright lines mark the ideal of devices of its kind" if _ideals(scaled) else ""
-        found.append((f"Speed-up{whose}", f"images/s against the baseline{marks}",
-                      lambda axes: _speed_up(axes, scaled, colours)))  # fmt: skip
+        devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
+        marks = "; vertical lines mark the ideal for devices of one kind" if _ideals(scaled) else ""
+        found.append((f"Speed-up{devices}", f"images/s relative to the baseline{marks}",
+                      lambda axes: _speed_up(axes, scaled, looks)))  # fmt: skip
     if any(_losses(run)[1] for run in runs):
-        found.append(("Loss", "over the steps, the first repeat of each tier",
-                      lambda axes: _loss_curves(axes, groups, colours)))  # fmt: skip
+        found.append(("Loss", "by step, for the first repeat of each tier",
+                      lambda axes: _loss_curves(axes, groups, looks)))  # fmt: skip
     if len(priced) > 1:
-        found.append(("Cost against time", "of a million images; no tier is both faster and cheaper than the line",
-                      lambda axes: _pareto(axes, priced, colours)))  # fmt: skip
+        found.append(("Cost against time", "for a million images; no tier is both faster and cheaper than the line",
+                      lambda axes: _pareto(axes, priced, looks)))  # fmt: skip
     return found
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points of which no other is as low in both values and lower in one, by the first value."""
+    """Returns the indices of points that no other point dominates (both values as low, one lower), by first value."""
     front: list[int] = []
     for index in sorted(range(len(points)), key=lambda index: points[index]):
         if not front or points[index][1] < points[front[-1]][1]:
@@ -93,7 +96,7 @@ def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
         raise UserError("the report needs matplotlib for its figures: pip install matplotlib") from None
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):  # salted: parts of two figures never share an id
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):  # salted: ids of two figures never collide
         figure = Canvas(figsize=(5.6, 3.6), layout="constrained")
         plot(figure.add_subplot())
         file = io.StringIO()
@@ -102,7 +105,7 @@ def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
 
 
 def _inline(svg: str, title: str) -> str:
-    """Without the XML head, ids that nothing refers to, fixed sizes and fonts; colours as the page's variables."""
+    """Removes the XML head, unused ids, fixed sizes and fonts; makes colours variables of the page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
@@ -112,48 +115,37 @@ def _inline(svg: str, title: str) -> str:
     return re.sub(r"#0102([0-9a-f]{2})", r"var(--c\1)", svg)
 
 
-def _look(index: int) -> dict[str, Any]:
-    return {"color": _SERIES[index % len(_SERIES)], "linestyle": _DASHES[index // len(_SERIES) % len(_DASHES)]}
-
-
 def _epoch_times(run: Run) -> tuple[list[float], list[float]]:
     if not run.steps_per_epoch:
         return [], []
-    return [window.step / run.steps_per_epoch for window in after_warm_up(run.epochs)], list(epoch_seconds(run))
+    return [line.step / run.steps_per_epoch for line in after_warm_up(run.epochs)], list(epoch_seconds(run))
 
 
 def _step_times(run: Run) -> tuple[list[float], list[float]]:
-    windows = after_warm_up(run.reports)
-    return [w.step for w in windows], [1e3 * w.step_seconds for w in windows if w.step_seconds is not None]
+    lines = after_warm_up(run.reports)
+    return [line.step for line in lines], [1e3 * line.step_seconds for line in lines if line.step_seconds is not None]
 
 
 def _losses(run: Run) -> tuple[list[float], list[float]]:
-    """The curve of the loss that the table shows, where reports have it; else of the first loss."""
-    windows = run.reports or run.epochs
-    name = next((name for name in LOSSES if any(name in window.scalars for window in windows)), "")
-    found = [(float(window.step), window.scalars[name]) for window in windows if name in window.scalars]
-    return [step for step, _ in found], [value for _, value in found]
-
-
-_Times = Callable[[Run], tuple[list[float], list[float]]]
-
-
-_BINS = 30
-_WIDE = 8.0  # where the largest value is this many times the smallest, an axis is logarithmic
+    """Returns steps and values of the first of LOSSES that the run reports."""
+    lines = run.reports or run.epochs
+    name = next((name for name in LOSSES if any(name in line.scalars for line in lines)), "")
+    found = [line for line in lines if name in line.scalars]
+    return [float(line.step) for line in found], [line.scalars[name] for line in found]
 
 
 def _label(name: str) -> str:
-    """A tier's name as matplotlib shows it whole: it leaves what begins with _ out of legends, and reads $ as TeX."""
+    """Escapes a tier's name for matplotlib, which omits a leading _ from legends and reads $ as TeX."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def _legend(axes: "Axes") -> None:
-    """Above the axes, where it hides nothing."""
+    """Places the legend above the axes, where it hides nothing."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
 def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
-    """The axis "x" or "y" is logarithmic where `values` lie far apart; else it begins at 0."""
+    """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
         axes.set(**{f"{which}scale": "log"})
         axis = axes.xaxis if which == "x" else axes.yaxis
@@ -163,83 +155,75 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axes.set(**{f"{which}lim": (0, None)})
 
 
-def _count(axis: "Axis") -> None:
-    """Only whole numbers are marked."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-
-
-def _lines(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int], times: _Times, unit: str) -> None:
+def _lines(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
     for group in groups:
         for number, run in enumerate(group.runs):
             label = _label(group.name) if number == 0 else None
-            axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **_look(colours[group.name]))
+            axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **looks[group.name])
     axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
-    _count(axes.xaxis)
+    axes.locator_params("x", integer=True)
     _scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
     _legend(axes)
 
 
-def _histogram(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int], times: _Times, unit: str) -> None:
+def _histogram(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
+    import numpy as np
+    from matplotlib.colors import to_rgba
+
     values = {group.name: [value for run in group.runs for value in times(run)[1]] for group in groups}
-    everything = [value for found in values.values() for value in found]
-    low, high = min(everything), max(*everything, 1.01 * min(everything))
+    low = min(map(min, filter(None, values.values())))
+    high = max(1.01 * low, *(value for found in values.values() for value in found))
     wide = high > _WIDE * low
-    parts = [number / _BINS for number in range(_BINS + 1)]
-    bins = [low * (high / low) ** part if wide else low + (high - low) * part for part in parts]
+    bins = list((np.geomspace if wide else np.linspace)(low, high, 31))
     for name, found in values.items():
-        look = _look(colours[name])
-        axes.hist(found, bins=bins, histtype="stepfilled", alpha=0.25, color=look["color"])
-        axes.hist(found, bins=bins, histtype="step", label=_label(name), linewidth=1.5, edgecolor=look["color"],
-                  linestyle=look["linestyle"])  # fmt: skip
+        colour = looks[name]["color"]
+        axes.hist(found, bins, histtype="stepfilled", label=_label(name), facecolor=to_rgba(colour, 0.25),
+                  edgecolor=colour, linewidth=1.5, linestyle=looks[name]["linestyle"])  # fmt: skip
     axes.set(xlabel=unit, ylabel="epochs" if unit == "s" else "reports")
-    _count(axes.yaxis)
+    axes.locator_params("y", integer=True)
     if wide:
-        _scale(axes, "x", everything)
+        _scale(axes, "x", [low, high])
     _legend(axes)
 
 
-def _ideals(rows: Sequence[Row]) -> dict[int, float]:
-    """By place, the speed-up of as many ideal devices; nothing where none but the baseline is held against it."""
-    found = {place: (row.speed_up or 0) / row.efficiency for place, row in enumerate(rows) if row.efficiency}
+def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
+    """Returns the speed-up of ideal devices by index of the row; {} if only the baseline has one."""
+    found = {index: (row.speed_up or 0) / row.efficiency for index, row in enumerate(rows) if row.efficiency}
     return found if len(found) > 1 else {}
 
 
-def _speed_up(axes: "Axes", rows: Sequence[Row], colours: dict[str, int]) -> None:
-    speed_ups = [row.speed_up or 0 for row in rows]
-    ideals = _ideals(rows)
-    places = range(len(rows))
-    axes.barh(places, speed_ups, color=[_SERIES[colours[row.tier] % len(_SERIES)] for row in rows], height=0.6)
-    ends = [place - 0.4 for place in ideals], [place + 0.4 for place in ideals]
+def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
+    ideals, speed_ups = _ideals(rows), [row.speed_up or 0 for row in rows]
+    labels = [f"{_label(row.tier)}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
+    axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
+    ends = [index - 0.4 for index in ideals], [index + 0.4 for index in ideals]
     axes.vlines(list(ideals.values()), *ends, color=_INK, linewidth=2)
-    axes.set_yticks(places, [f"{_label(row.tier)}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)])
+    axes.set_yticks(range(len(rows)), labels)
     axes.set(xlabel="x", xlim=(0, 1.05 * max(*speed_ups, *ideals.values())))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
 
 
-def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], colours: dict[str, int]) -> None:
-    for group in groups:
-        steps, values = _losses(group.runs[0])
-        width = 3.5 - 2 * colours[group.name] / len(groups)  # equal curves lie on each other: all of them stay visible
-        axes.plot(steps, values, label=_label(group.name), linewidth=width, **_look(colours[group.name]))
+def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> None:
+    for index, group in enumerate(groups):
+        width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
+        axes.plot(*_losses(group.runs[0]), label=_label(group.name), linewidth=width, **looks[group.name])
     axes.set(xlabel="step")
-    _count(axes.xaxis)
+    axes.locator_params("x", integer=True)
     _legend(axes)
 
 
-def _pareto(axes: "Axes", rows: Sequence[Row], colours: dict[str, int]) -> None:
-    points = [(1e6 / row.images_per_second.median, row.cost_per_million_images or 0)
-              for row in rows if row.images_per_second]  # fmt: skip
-    front = pareto_front(points)
-    axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
-    for place, index in enumerate(sorted(range(len(rows)), key=lambda index: points[index])):
-        name, point = rows[index].tier, points[index]
-        axes.scatter(*point, s=60, color=_SERIES[colours[name] % len(_SERIES)], zorder=2)
-        below = place % 2  # neighbours' names stay apart
-        axes.annotate(_label(name), point, xytext=(5, -13 if below else 7), textcoords="offset points")
+def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
+    points = sorted((1e6 / row.images_per_second.median, row.cost_per_million_images or 0, row.tier)
+                    for row in rows if row.images_per_second)  # fmt: skip
+    seconds, dollars, names = zip(*points, strict=True)
+    front = pareto_front(list(zip(seconds, dollars, strict=True)))
+    axes.plot([seconds[i] for i in front], [dollars[i] for i in front], color=_SOFT, linewidth=1.2, zorder=1)
+    axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
+    for index, (x, y, name) in enumerate(points):
+        below = index % 2  # names of neighbours do not overlap
+        axes.annotate(_label(name), (x, y), xytext=(5, -13 if below else 7), textcoords="offset points")
     axes.set(xlabel="s per million images", ylabel="USD per million images")
     axes.margins(0.18)
-    _scale(axes, "x", [seconds for seconds, _ in points])
-    _scale(axes, "y", [dollars for _, dollars in points])
+    _scale(axes, "x", seconds)
+    _scale(axes, "y", dollars)

@@ -1,17 +1,18 @@
-"""Table, verdict and one self-contained report.html, printed and written."""
+"""Prints and writes a report: table, verdict and one self-contained report.html."""
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
 from deploy.report.collection import Collection, collect
-from deploy.report.figures import Figure, draw
-from deploy.report.rows import Row, measure
+from deploy.report.figures import draw
+from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from trainer.storage import local_path, make_writable, write_whole
+from trainer.storage.run_layout import step_of
 
 _TEMPLATE = Path(__file__).parent / "report.html"
 _MOST_IMAGE_BYTES = 2_000_000
@@ -22,34 +23,37 @@ def write_report(
 ) -> None:
     """Prints the table and the verdict, and writes report.html, table.md, table.csv and table.json into `out`.
 
-    report.html is the last: a UserError for want of matplotlib leaves the tables printed and written.
+    report.html comes last: if matplotlib is missing, UserError is raised after the tables.
     """
     collection = collect(folders)
-    rows = measure(collection, baseline, usd_by_tier)
-    words, said = verdict(collection, rows, baseline), notes(rows, collection)
+    rows = summarize(collection, baseline, usd_by_tier)
+    sentences, remarks = verdict(collection, rows, baseline), notes(rows, collection)
     target = local_path(out, "out")
     make_writable(target, "out")
-    write_whole(target / "table.md", to_markdown(rows, [*words, *said]))
+    write_whole(target / "table.md", to_markdown(rows, [*sentences, *remarks]))
     write_whole(target / "table.csv", to_csv(rows))
-    write_whole(target / "table.json", to_json(rows, said, words))
-    print("\n".join([to_terminal(rows), *words, "", *said]))
-    write_whole(target / "report.html", to_html(collection, rows, words, said))
+    write_whole(target / "table.json", to_json(rows, remarks, sentences))
+    print("\n".join([to_terminal(rows), *sentences, "", *remarks]))
+    write_whole(target / "report.html", to_html(collection, rows, sentences, remarks))
     print(f"\n{target / 'report.html'}")
 
 
-def to_html(collection: Collection, rows: Sequence[Row], words: Sequence[str], said: Sequence[str]) -> str:
-    """One HTML page that needs no other file."""
+def to_html(
+    collection: Collection, rows: Sequence[TierSummary], sentences: Sequence[str], remarks: Sequence[str]
+) -> str:
+    """Returns one HTML page that needs no other file."""
     simulated = [row.tier for row in rows if row.simulated]
+    grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
     mark = f'<p class="simulated">Simulated devices: {html.escape(", ".join(simulated))}</p>' if simulated else ""
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(_about(collection)),
         simulated=mark,
-        verdict=_items(words),
+        verdict=_items(sentences),
         table=_table(rows),
-        notes=_items(said),
-        figures=_figures(draw(collection, rows)),
-        samples=_samples(collection),
+        notes=_items(remarks),
+        figures=_section("Figures", (_figure(each.title, each.caption, each.svg) for each in draw(collection, rows))),
+        samples=_section("Samples from the same noise", (_sample(*grid) for grid in grids), "figures samples"),
         commands=_commands(collection),
     )
 
@@ -72,54 +76,43 @@ def _items(lines: Sequence[str]) -> str:
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
 
 
-def _table(rows: Sequence[Row]) -> str:
-    """Tiers side by side: a narrow screen scrolls sideways, the names of the values stay."""
+def _table(rows: Sequence[TierSummary]) -> str:
+    """Returns a table with a column for each tier: a narrow screen scrolls, the names of the values stay."""
     titles, cells = shown(rows)
     head = "".join(f'<th scope="col">{html.escape(cell[0])}</th>' for cell in cells)
+    lines = list(zip(titles, *cells, strict=True))[1:]
     body = "\n".join(
-        f'<tr><th scope="row">{html.escape(title)}</th>{"".join(_cell(cell[index]) for cell in cells)}</tr>'
-        for index, title in enumerate(titles)
-        if index
+        f'<tr><th scope="row">{html.escape(title)}</th>{"".join(map(_cell, values))}</tr>' for title, *values in lines
     )
     return f"<table>\n<thead><tr><td></td>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _cell(text: str) -> str:
-    """The quartiles in brackets go below the median."""
+    """Returns a cell with the quartiles, in brackets, below the median."""
     value, bracket, rest = text.partition(" (")
     return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
 
 
-def _figures(figures: Sequence[Figure]) -> str:
-    drawn = "\n".join(
-        f"<figure><h3>{html.escape(figure.title)}</h3><figcaption>{html.escape(figure.caption)}</figcaption>"
-        f"{figure.svg}</figure>"
-        for figure in figures
-    )
-    return f'<h2>Figures</h2>\n<div class="figures">\n{drawn}\n</div>' if drawn else ""
-
-
-def _samples(collection: Collection) -> str:
-    """The newest sample grid of each tier's first run."""
-    grids = [(tier.name, tier.runs[0].sample) for tier in collection.tiers if tier.runs]
-    drawn = "\n".join(_sample(html.escape(name), path) for name, path in grids if path)
-    return f'<h2>Samples from the same noise</h2>\n<div class="figures samples">\n{drawn}\n</div>' if drawn else ""
+def _section(title: str, drawn: Iterable[str], classes: str = "figures") -> str:
+    figures = "\n".join(drawn)
+    return f'<h2>{title}</h2>\n<div class="{classes}">\n{figures}\n</div>' if figures else ""
 
 
 def _sample(name: str, picture: Path) -> str:
-    step = picture.stem.rpartition("-")[2].lstrip("0")
     if picture.stat().st_size > _MOST_IMAGE_BYTES:
-        where = html.escape(str(picture))
-        return f"<figure><h3>{name}</h3><figcaption>too large to stand here: {where}</figcaption></figure>"
+        return _figure(name, f"too large for this page: {picture}")
     data = base64.b64encode(picture.read_bytes()).decode()
-    return (
-        f"<figure><h3>{name}</h3><figcaption>step {step}</figcaption>"
-        f'<img alt="samples of {name}" src="data:image/png;base64,{data}"></figure>'
-    )
+    image = f'<img alt="samples of {html.escape(name)}" src="data:image/png;base64,{data}">'
+    return _figure(name, f"step {step_of(picture.stem)}", image)
+
+
+def _figure(title: str, caption: str, content: str = "") -> str:
+    title, caption = html.escape(title), html.escape(caption)
+    return f"<figure><h3>{title}</h3><figcaption>{caption}</figcaption>{content}</figure>"
 
 
 def _commands(collection: Collection) -> str:
-    """Each command that made some of the tiers, once: that of the comparison, else of the tier's first run."""
+    """Lists each command once, with its tiers: that of the comparison, or of the tier's first run."""
     tiers: dict[str, list[str]] = {}
     for tier in collection.tiers:
         command = tier.command or next((run.command for run in tier.runs), "")

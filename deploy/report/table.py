@@ -1,4 +1,4 @@
-"""The rows of a comparison as a table: for the terminal, as Markdown, CSV, JSON and for the HTML report."""
+"""Formats the tiers as a table: for the terminal, as Markdown, CSV, JSON and for the HTML report."""
 
 import csv
 import dataclasses
@@ -9,60 +9,44 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.report.collection import Collection
-from deploy.report.rows import Row
+from deploy.report.summary import TierSummary
 from deploy.report.timing import Spread
 from deploy.spec.machine_table import load_machines
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """`digits` significant digits, thousands with commas: 12,300; 8.10; 0.00786."""
+    """Formats `digits` significant digits, thousands with commas: 12,300; 8.10; 0.00786."""
     if value == 0:
         return "0"
-    rounded = float(f"{value:.{digits - 1}e}")
-    if abs(rounded) >= 10 ** (digits - 1):
-        return f"{rounded:,.0f}"
-    decimals = 0
-    while abs(rounded) * 10**decimals < 10 ** (digits - 1):
-        decimals += 1
-    return f"{rounded:,.{decimals}f}"
+    rounded = f"{value:.{digits - 1}e}"
+    exponent = int(rounded.partition("e")[2])
+    return f"{float(rounded):,.{max(0, digits - 1 - exponent)}f}"
 
 
 def money(value: float) -> str:
-    """USD: cents, or three digits of less than one dollar."""
+    """Formats USD with cents, or three digits if it is less than one dollar."""
     exact = f"{value:,.2f}"
     return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
 
 
 def counted_devices(count: int) -> str:
-    """`1 device`, `2 devices`."""
+    """Formats a number of devices: `1 device`, `2 devices`."""
     return "1 device" if count == 1 else f"{count} devices"
 
 
-def with_spread(value: Spread) -> str:
-    """`8.10 (7.90 - 8.40)`: the median and, of several values, the quartiles."""
-    middle = figures(value.median)
-    return middle if value.count == 1 else f"{middle} ({figures(value.low)} - {figures(value.high)})"
+def with_spread(value: Spread, factor: float = 1.0) -> str:
+    """Formats the median and, of several values, the quartiles: `8.10 (7.90 - 8.40)`."""
+    middle, low, high = (figures(factor * part) for part in (value.median, value.low, value.high))
+    return middle if value.count == 1 else f"{middle} ({low} - {high})"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column for people: the field of Row that it shows, its title with the unit, how a value is written."""
+    """Describes a column: the field of TierSummary, the title with the unit, and the format of a value."""
 
     key: str
     title: str
     text: Callable[[Any], str]
-
-
-def _milliseconds(value: Spread) -> str:
-    return with_spread(Spread(1e3 * value.median, 1e3 * value.low, 1e3 * value.high, value.count))
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f} x"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
 
 
 COLUMNS = (
@@ -74,11 +58,11 @@ COLUMNS = (
     Column("batch_per_replica", "batch per replica", str),
     Column("global_batch", "global batch", str),
     Column("steps", "steps", "{:,}".format),
-    Column("step_seconds", "ms/step", _milliseconds),
+    Column("step_seconds", "ms/step", lambda value: with_spread(value, 1e3)),
     Column("epoch_seconds", "s/epoch", with_spread),
     Column("images_per_second", "images/s", with_spread),
-    Column("speed_up", "speed-up", _times),
-    Column("efficiency", "efficiency", _percent),
+    Column("speed_up", "speed-up", "{:.2f} x".format),
+    Column("efficiency", "efficiency", lambda value: f"{100 * value:.0f} %"),
     Column("startup_seconds", "start-up s", figures),
     Column("total_seconds", "total s", figures),
     Column("price_per_hour", "price an hour", money),
@@ -92,45 +76,45 @@ COLUMNS = (
 )
 
 
-def shown(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells of the columns in which any tier has a value; a missing value is an empty cell."""
+def shown(rows: Sequence[TierSummary]) -> tuple[list[str], list[list[str]]]:
+    """Returns titles and cells of the columns in which any tier has a value; a missing value is an empty cell."""
     columns = [column for column in COLUMNS if any(getattr(row, column.key) is not None for row in rows)]
     return [column.title for column in columns], [[_cell(row, column) for column in columns] for row in rows]
 
 
-def _cell(row: Row, column: Column) -> str:
+def _cell(row: TierSummary, column: Column) -> str:
     value = getattr(row, column.key)
     text = "" if value is None else column.text(value)
     return f"{text} (simulated)" if column.key == "devices" and row.simulated else text
 
 
-def notes(rows: Sequence[Row], collection: Collection) -> list[str]:
-    """What has to stand below a table: how it was measured, what is simulated, why a value is missing."""
+def notes(rows: Sequence[TierSummary], collection: Collection) -> list[str]:
+    """Returns the notes below a table: how it was measured, what is simulated, why a value is missing."""
     warm_up = sorted({row.warmup_steps for row in rows if row.warmup_steps is not None})
-    said = [_SCALING[collection.scaling]] if collection.scaling in _SCALING else []
+    lines = [_SCALING[collection.scaling]] if collection.scaling in _SCALING else []
     if warm_up:
         span = f"{warm_up[0]:,}" if len(warm_up) == 1 else f"{warm_up[0]:,} to {warm_up[-1]:,}"
-        said.append(
-            "Medians, with the quartiles in brackets, of the time in steps alone, without saving and evaluation; "
+        lines.append(
+            "Medians, with the quartiles in brackets, of the time in training steps, without saving and evaluation; "
             f"{span} warm-up steps of each run are left out."
         )
     losses = sorted({row.loss_name for row in rows if row.loss_name})
-    said += [f"Final loss is {' or '.join(losses)}."] if losses else []
+    lines += [f"Final loss is {' or '.join(losses)}."] if losses else []
     accuracies = sorted({row.accuracy_name for row in rows if row.accuracy_name})
-    said += [f"Final accuracy is {' or '.join(accuracies)}."] if accuracies else []
+    lines += [f"Final accuracy is {' or '.join(accuracies)}."] if accuracies else []
     if any(row.price_per_hour is not None for row in rows):
         table = load_machines()
-        said.append(f"Prices are estimates of {table.date} for {table.region} where none was given (--price_per_hour).")
-    said += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
-    said += [
-        f"{tier.name}: restarted {'once' if run.restarts == 1 else f'{run.restarts} times'}: its total time holds "
+        lines.append(f"Prices are estimates of {table.date} for {table.region} unless set by --price_per_hour.")
+    lines += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
+    lines += [
+        f"{tier.name}: restarted {'once' if run.restarts == 1 else f'{run.restarts} times'}: its total time includes "
         "each start-up."
         for tier in collection.tiers
         for run in tier.runs
         if run.restarts
     ]
-    said += [f"The comparison in {name} is left out: give its folder too." for name in collection.left_out]
-    return [*said, *_reasons(rows), *(problem for run in collection.runs for problem in run.problems)]
+    lines += [f"The comparison in {name} is left out: add its folder to the command." for name in collection.left_out]
+    return [*lines, *_reasons(rows), *(problem for run in collection.runs for problem in run.problems)]
 
 
 _SCALING: dict[str | None, str] = {
@@ -139,11 +123,11 @@ _SCALING: dict[str | None, str] = {
 }
 
 
-_MANY = 10  # columns that one reason leaves empty: then it was the whole run
+_MANY = 10  # more columns with one reason are called measurements
 
 
-def _reasons(rows: Sequence[Row]) -> list[str]:
-    """One line for each column and reason, with the tiers it holds for."""
+def _reasons(rows: Sequence[TierSummary]) -> list[str]:
+    """Returns one line for each reason, with its columns and tiers."""
     tiers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for column in COLUMNS:
@@ -159,16 +143,16 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def to_markdown(rows: Sequence[Row], said: Sequence[str]) -> str:
-    """A Markdown table with the lines `said` below it."""
+def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
+    """Returns a Markdown table with the lines `below` it."""
     titles, cells = shown(rows)
     lines = [titles, ["---", *["--:"] * (len(titles) - 1)], *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-    return "\n".join([table, "", *(f"- {line}" for line in said)]) + "\n"
+    return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """Every field of every row; a spread becomes NAME, NAME_low, NAME_high, NAME_count; missing is empty."""
+def to_csv(rows: Sequence[TierSummary]) -> str:
+    """Returns every field of every tier; a spread becomes NAME, NAME_low, NAME_high, NAME_count; missing is empty."""
     records = [_flat(row) for row in rows]
     file = io.StringIO()
     writer = csv.DictWriter(file, records[0], lineterminator="\n")
@@ -177,13 +161,13 @@ def to_csv(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
-def to_json(rows: Sequence[Row], said: Sequence[str], verdict: Sequence[str]) -> str:
-    """The rows with full precision, with the notes and the verdict."""
-    content = {"tiers": [dataclasses.asdict(row) for row in rows], "verdict": list(verdict), "notes": list(said)}
+def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequence[str]) -> str:
+    """Returns the tiers with full precision, the verdict and the notes."""
+    content = {"tiers": [dataclasses.asdict(row) for row in rows], "verdict": list(verdict), "notes": list(remarks)}
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def _flat(row: TierSummary) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
@@ -197,8 +181,8 @@ def _flat(row: Row) -> dict[str, Any]:
     return record
 
 
-def to_terminal(rows: Sequence[Row], width: int | None = None) -> str:
-    """A table whose columns are the tiers: it stays narrow however many values there are."""
+def to_terminal(rows: Sequence[TierSummary], width: int | None = None) -> str:
+    """Returns a table with a column for each tier: it stays narrow with any number of values."""
     from rich.console import Console
     from rich.table import Table
 
@@ -209,7 +193,7 @@ def to_terminal(rows: Sequence[Row], width: int | None = None) -> str:
         table.add_column(row.tier, justify="right")
     for index, title in enumerate(titles[1:], start=1):
         table.add_row(title, *(cell[index] for cell in cells))
-    # Names and states come from folders and files: what looks like markup in them is none.
+    # Names and states come from folders and files: what looks like markup in them is text.
     console = Console(width=width or max(80, 26 + 26 * len(rows)), markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)

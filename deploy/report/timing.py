@@ -1,8 +1,8 @@
-"""How long steps and epochs take: medians and quartiles, with the warm-up left out.
+"""Computes how long steps and epochs take: medians and quartiles, without the warm-up.
 
-Timed are the calls to the device: saving, sampling and evaluating are not in. The warm-up is the first report (for
-epochs: the first epoch) of a run and after each restart of it, in which call sizes grow and caches fill; the trainer
-itself times no call that traces.
+Only calls to the device are timed, not saving, sampling and evaluation. The warm-up is the first report (for epochs:
+the first epoch) after each start of a run, in which call sizes grow and caches fill; the trainer itself does not time
+the call that traces the graph.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from deploy.report.run_reader import Run, StatsLine
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with its quartiles, and how many values it was taken from."""
+    """Holds a median with its quartiles, and the number of values."""
 
     median: float
     low: float
@@ -23,45 +23,43 @@ class Spread:
 
     @property
     def width(self) -> float:
-        """The interquartile range."""
+        """Returns the interquartile range."""
         return self.high - self.low
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Median and quartiles of what is not None; None of nothing."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return None
-    if len(found) == 1:
-        return Spread(found[0], found[0], found[0], 1)
-    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
-    return Spread(middle, low, high, len(found))
+    """Returns median and quartiles of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return Spread(known[0], known[0], known[0], 1) if known else None
+    low, middle, high = statistics.quantiles(known, n=4, method="inclusive")
+    return Spread(middle, low, high, len(known))
 
 
-def after_warm_up(windows: Sequence[StatsLine]) -> list[StatsLine]:
-    """Those that were timed, without the first of each start."""
-    return [window for window in windows if not window.warm_up and window.step_seconds is not None]
+def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
+    """Returns the timed lines, without the first of each start."""
+    return [line for line in lines if not line.warm_up and line.step_seconds is not None]
 
 
 def timed(run: Run) -> list[StatsLine]:
-    """What the steps of a run are timed by, after the warm-up."""
-    return after_warm_up(_windows(run))
+    """Returns the lines that time the steps of a run, without the warm-up."""
+    return after_warm_up(_timing_lines(run))
 
 
 def warm_up_steps(run: Run) -> int:
-    """The steps that are left out."""
-    windows = _windows(run)
-    before = [0, *(window.step for window in windows)]
-    return sum(window.step - begun for window, begun in zip(windows, before, strict=False) if window.warm_up)
+    """Returns the number of steps that are left out."""
+    lines = _timing_lines(run)
+    starts = [0, *(line.step for line in lines)]
+    return sum(line.step - start for line, start in zip(lines, starts, strict=False) if line.warm_up)
 
 
 def epoch_seconds(run: Run) -> Iterator[float]:
-    """Seconds of training in each epoch after the warm-up."""
-    for window in after_warm_up(run.epochs):
-        if window.step_seconds is not None and run.steps_per_epoch:
-            yield window.step_seconds * run.steps_per_epoch
+    """Yields the seconds of training in each epoch after the warm-up."""
+    for line in after_warm_up(run.epochs):
+        if line.step_seconds is not None and run.steps_per_epoch:
+            yield line.step_seconds * run.steps_per_epoch
 
 
-def _windows(run: Run) -> Sequence[StatsLine]:
-    """Reports or, where none is left of them after the warm-up, epochs."""
+def _timing_lines(run: Run) -> Sequence[StatsLine]:
+    """Returns the reports or, if none is left after the warm-up, the epochs."""
     return run.reports if after_warm_up(run.reports) else run.epochs

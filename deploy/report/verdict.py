@@ -1,4 +1,4 @@
-"""What a comparison says, in words: the fastest, the cheapest, the best buy, and what must not be believed."""
+"""Writes the verdict of a comparison: the fastest, cheapest and best tier, and what makes the results unreliable."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,30 +6,31 @@ from itertools import pairwise
 from typing import Any
 
 from deploy.report.collection import Collection, TierRuns
-from deploy.report.rows import UNKNOWN, UNSAID, Row
 from deploy.report.run_reader import Run
+from deploy.report.summary import UNKNOWN, UNKNOWN_MACHINE, TierSummary
 from deploy.report.table import counted_devices, figures, money
 from deploy.report.timing import Spread
 from trainer.config.train_config import MAY_CHANGE
 
-_RESOLUTION = 0.01  # speeds nearer than this are equal even where no spread is known
+_RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
 _LOSS_TOLERANCE = 0.05  # of the larger loss
 _MUCH_STARTUP = 0.2  # of the total time
+_MORE_WORK = "use a larger batch per replica or a larger model."
 
 
-def verdict(collection: Collection, rows: Sequence[Row], baseline: str = "") -> list[str]:
-    """Sentences, the most important first. `baseline`: what the speed-ups are against, by default the first tier.
+def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
+    """Returns sentences, the most important first. `baseline`: the tier of the speed-ups, by default the first.
 
-    Speeds are compared between real devices alone.
+    Only speeds of real devices are compared.
     """
     done = [row for row in rows if row.state == "done" and row.images_per_second]
     real = [row for row in done if not row.simulated]
     return [
         *_simulated(collection, rows),
-        *(_buys(real, baseline or rows[0].tier) if real or not done else ()),
+        *(_ranking(real, baseline or rows[0].tier) if real or not done else ()),
         *_scaling(real),
         *_communication(real),
-        *_not_the_same_work(collection, rows),
+        *_different_work(collection, rows),
         *_losses(collection, done),
         *_ends(collection, rows),
         *_startup(done),
@@ -38,31 +39,31 @@ def verdict(collection: Collection, rows: Sequence[Row], baseline: str = "") -> 
 
 
 def equal(one: Spread, other: Spread) -> bool:
-    """Whether two medians are nearer than the wider interquartile range, or than 1 %."""
+    """Returns whether two medians differ by no more than the larger interquartile range, or than 1 %."""
     tolerance = max(one.width, other.width, _RESOLUTION * max(one.median, other.median))
     return abs(one.median - other.median) <= tolerance
 
 
-def _speed(row: Row) -> Spread:
+def _speed(row: TierSummary) -> Spread:
     assert row.images_per_second is not None, "only rows that have a speed are compared"
     return row.images_per_second
 
 
-def _buys(done: Sequence[Row], baseline: str) -> Iterator[str]:
+def _ranking(done: Sequence[TierSummary], baseline: str) -> Iterator[str]:
     if len(done) < 2:
         yield "No verdict: fewer than two tiers have a speed to compare."
         return
     fastest = max(done, key=lambda row: _speed(row).median)
-    held = fastest.speed_up and baseline in (row.tier for row in done) and fastest.tier != baseline
-    against = f", {fastest.speed_up:.2f} x {baseline}" if held else ""
+    compared = fastest.speed_up and baseline in (row.tier for row in done) and fastest.tier != baseline
+    against = f", {fastest.speed_up:.2f} x {baseline}" if compared else ""
     ties = [row.tier for row in done if row is not fastest and equal(_speed(row), _speed(fastest))]
     tied = f"; {_and(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
     yield f"Fastest: {fastest.tier}, {figures(_speed(fastest).median)} images/s{against}{tied}."
-    yield from _money(done)
+    yield from _costs(done)
 
 
-def _money(done: Sequence[Row]) -> Iterator[str]:
-    """The cheapest and the best buy of those that have a cost, and why the others have none."""
+def _costs(done: Sequence[TierSummary]) -> Iterator[str]:
+    """Yields the cheapest and the best tier of those with a cost, and why the others have none."""
     priced = [(row, row.cost_per_million_images) for row in done if row.cost_per_million_images is not None]
     left_out: dict[str, list[str]] = {}
     for row in done:
@@ -75,17 +76,17 @@ def _money(done: Sequence[Row]) -> Iterator[str]:
     cheapest, price = min(priced, key=lambda pair: pair[1])
     yield f"Cheapest: {cheapest.tier}, {money(price)} per million images{note}."
     best = min(priced, key=lambda pair: pair[1] / _speed(pair[0]).median)[0]
-    yield f"Best buy: {best.tier}, the lowest product of time and money{note}."
+    yield f"Best buy: {best.tier}, the lowest product of time and cost{note}."
 
 
-def _no_cost(row: Row) -> str:
+def _no_cost(row: TierSummary) -> str:
     if row.price_per_hour is None:
         return "no price"
-    return UNSAID if row.kind == UNKNOWN else "ran on this machine"
+    return UNKNOWN_MACHINE if row.kind == UNKNOWN else "ran on this machine"
 
 
-def _scaling(done: Sequence[Row]) -> Iterator[str]:
-    """Each tier against the fastest one with fewer devices of its kind."""
+def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
+    """Compares each tier with the fastest one with fewer devices of its kind."""
     for row in done:
         fewer = [other for other in done if other.kind == row.kind != UNKNOWN and other.devices < row.devices]
         if not fewer:
@@ -93,64 +94,59 @@ def _scaling(done: Sequence[Row]) -> Iterator[str]:
         other = max(fewer, key=lambda other: _speed(other).median)
         ratio = _speed(row).median / _speed(other).median
         one, two = (f"{each.tier} ({counted_devices(each.devices)})" for each in (row, other))
+        slower = f"{row.devices} devices are slower than {other.devices}"
         if equal(_speed(row), _speed(other)):
             yield f"{one} and {two} are equally fast, within the spread; {_MORE_WORK}"
         elif ratio < 1:
-            yield (
-                f"{row.devices} devices are slower than {other.devices}: {row.tier} reaches {ratio:.2f} x "
-                f"{other.tier}; {_MORE_WORK}"
-            )
+            yield f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}"
         else:
             yield f"{one} reaches {ratio:.2f} x {two}."
 
 
-_MORE_WORK = "a larger batch per replica or a bigger model is needed."
-
-
-def _communication(done: Sequence[Row]) -> Iterator[str]:
-    """Where one device of the same kind was timed with the same batch per replica, the rest of a step is measured."""
+def _communication(done: Sequence[TierSummary]) -> Iterator[str]:
+    """Measures communication: the time of a step beyond that of one such device with the same batch per replica."""
     for row in done:
-        alone = next((other for other in done if _same_but_alone(other, row)), None)
-        if alone is None or alone.step_seconds is None or row.step_seconds is None:
+        single = next((other for other in done if _is_single(other, row)), None)
+        if single is None or single.step_seconds is None or row.step_seconds is None:
             continue
-        if equal(alone.step_seconds, row.step_seconds) or row.step_seconds.median < alone.step_seconds.median:
-            yield f"{row.tier}: communication takes no more of a step than the spread (against {alone.tier})."
+        if equal(single.step_seconds, row.step_seconds) or row.step_seconds.median < single.step_seconds.median:
+            yield f"{row.tier}: communication takes less of a step than the spread (compared with {single.tier})."
         else:
-            share = 1 - alone.step_seconds.median / row.step_seconds.median
+            share = 1 - single.step_seconds.median / row.step_seconds.median
             yield (
-                f"{row.tier}: {100 * share:.0f} % of a step is communication and waiting, measured as what it takes "
-                f"beyond the step of {alone.tier}, one device with the same batch per replica."
+                f"{row.tier}: {100 * share:.0f} % of a step is communication and waiting, measured as the time beyond "
+                f"a step of {single.tier}, which is one device with the same batch per replica."
             )
 
 
-def _same_but_alone(alone: Row, row: Row) -> bool:
-    named = bool(alone.machine and row.machine)
-    same = alone.kind == row.kind and alone.batch_per_replica == row.batch_per_replica is not None
-    return named and same and alone.devices == 1 < row.devices
+def _is_single(single: TierSummary, row: TierSummary) -> bool:
+    named = bool(single.machine and row.machine)
+    same = single.kind == row.kind and single.batch_per_replica == row.batch_per_replica is not None
+    return named and same and single.devices == 1 < row.devices
 
 
-def _not_the_same_work(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
+def _different_work(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     images = {row.tier: row.images for row in rows if row.images is not None and row.state == "done"}
     if len(set(images.values())) > 1:
         shown = ", ".join(f"{tier} {count:,}" for tier, count in images.items())
-        yield f"Not the same work: images read: {shown}. Compare images/s, not totals."
-    grows = {"global_batch_size"} if collection.scaling == "weak" else set()
-    for name, values in _differing(collection.tiers, MAY_CHANGE | grows).items():
-        yield f"Not the same work: {name} is {', '.join(f'{value!r} ({tier})' for tier, value in values.items())}."
+        yield f"Different work: images read: {shown}. Compare images/s, not totals."
+    scaled = {"global_batch_size"} if collection.scaling == "weak" else set()
+    for name, values in _differing(collection.tiers, MAY_CHANGE | scaled).items():
+        yield f"Different work: {name} is {', '.join(f'{value!r} ({tier})' for tier, value in values.items())}."
 
 
 def _differing(tiers: Sequence[TierRuns], may_differ: frozenset[str] | set[str]) -> dict[str, dict[str, Any]]:
-    """Settings in which the first runs of the tiers differ, with each tier's value."""
+    """Returns the settings in which the first runs of the tiers differ, with each tier's value."""
     configs = {tier.name: tier.runs[0].config for tier in tiers if tier.runs and tier.runs[0].config}
     names = sorted({name for config in configs.values() for name in config} - may_differ)
     found = {name: {tier: config.get(name) for tier, config in configs.items()} for name in names}
     return {name: values for name, values in found.items() if len({repr(value) for value in values.values()}) > 1}
 
 
-def _losses(collection: Collection, done: Sequence[Row]) -> Iterator[str]:
-    """Final losses further apart than 5 %, and than the loss itself moves from report to report."""
+def _losses(collection: Collection, done: Sequence[TierSummary]) -> Iterator[str]:
+    """Names final losses that differ by more than 5 %, and by more than the loss changes between reports."""
     if collection.scaling == "weak":
-        return  # another global batch is another training
+        return  # with another global batch, other losses are expected
     runs = {tier.name: tier.runs for tier in collection.tiers}
     first = next((row for row in done if row.final_loss is not None), None)
     for row in done:
@@ -165,22 +161,18 @@ def _losses(collection: Collection, done: Sequence[Row]) -> Iterator[str]:
         if abs(row.final_loss - first.final_loss) > max(_LOSS_TOLERANCE * larger, noise):
             yield (
                 f"Different final losses: {name} {figures(row.final_loss)} on {row.tier}, {figures(first.final_loss)} "
-                f"on {first.tier}: this is not the same training, and its speeds are no fair comparison."
+                f"on {first.tier}: the training differs, so its speeds are not comparable."
             )
 
 
 def _noise(runs: Sequence[Run], name: str) -> float:
-    """The median change of a scalar between neighbours of its last ten reports, the largest of the runs."""
-    return max((_typical_change(run, name) for run in runs), default=0.0)
+    """Returns the median change of a scalar between its last ten reports, the largest of the runs."""
+    last = [[line.scalars[name] for line in (run.reports or run.epochs)[-10:] if name in line.scalars] for run in runs]
+    changes = [[abs(after - before) for before, after in pairwise(values)] for values in last]
+    return max((statistics.median(each) for each in changes if each), default=0.0)
 
 
-def _typical_change(run: Run, name: str) -> float:
-    values = [window.scalars[name] for window in (run.reports or run.epochs)[-10:] if name in window.scalars]
-    changes = [abs(after - before) for before, after in pairwise(values)]
-    return statistics.median(changes) if changes else 0.0
-
-
-def _ends(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
+def _ends(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     for row, tier in zip(rows, collection.tiers, strict=True):
         bad = [run for run in tier.runs if run.state != "done"]
         of = f"{len(bad)} of {len(tier.runs)} repeats: " if row.state == "done" else ""
@@ -190,25 +182,25 @@ def _ends(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
             yield f"{tier.name}: it was not run."
 
 
-def _startup(done: Sequence[Row]) -> Iterator[str]:
+def _startup(done: Sequence[TierSummary]) -> Iterator[str]:
     shares = {r.tier: r.startup_seconds / r.total_seconds for r in done if r.startup_seconds and r.total_seconds}
     much = [f"{tier} {100 * share:.0f} %" for tier, share in shares.items() if share > _MUCH_STARTUP]
     if much:
-        yield f"Start-up is a large part of the total ({', '.join(much)}): a longer run loses less by it."
+        yield f"Start-up is a large part of the total ({', '.join(much)}): it matters less in a longer run."
 
 
-def _simulated(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
+def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     names = [row.tier for row in rows if row.simulated]
     if names:
         yield (
-            f"Simulated devices: {_and(names)}: their speeds say nothing of real machines, so none is called fast or "
-            "slow, and there is no efficiency and no cost."
+            f"Simulated devices: {_and(names)}: their speeds do not apply to real machines, so they are not ranked and "
+            "have no efficiency and no cost."
         )
-    if collection.at_desk and collection.parallel > 1:
+    if collection.local and collection.parallel > 1:
         yield f"Up to {collection.parallel} runs shared this machine and slowed each other down: use --parallel=1."
 
 
-def _estimates(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
+def _estimates(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     for row, tier in zip(rows, collection.tiers, strict=True):
         estimate = collection.estimates.get(row.tier, {})
         seconds = estimate.get("seconds")
@@ -216,28 +208,28 @@ def _estimates(collection: Collection, rows: Sequence[Row]) -> Iterator[str]:
             continue
         other = _other_job(estimate, row, tier.runs)
         if other:
-            yield f"The estimate for {row.tier} is of another job ({other})."
+            yield f"The estimate for {row.tier} is for another job ({other})."
         else:
             off = 100 * (seconds["middle"] / row.total_seconds - 1)
             inside = seconds["low"] <= row.total_seconds <= seconds["high"]
             yield (
-                f"The estimate for {row.tier} was {figures(seconds['middle'])} s, it took "
+                f"The estimate for {row.tier} was {figures(seconds['middle'])} s, the run took "
                 f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
                 f"{'inside' if inside else 'outside'} its interval."
             )
 
 
-# Settings that say nothing of the work, or that the number of steps stands for.
-_NOT_THE_WORK = {"recipe", "job_dir", "cache_dir", "epochs", "steps", "expect_devices", "report_every_steps"}
+# Settings that do not change the work, or that the number of steps replaces.
+_NOT_WORK = {"recipe", "job_dir", "cache_dir", "epochs", "steps", "expect_devices", "report_every_steps"}
 
 
-def _other_job(estimate: Mapping[str, Any], row: Row, runs: Sequence[Run]) -> str:
-    """In what the job that was estimated differs from the one that ran; empty where it does not."""
+def _other_job(estimate: Mapping[str, Any], row: TierSummary, runs: Sequence[Run]) -> str:
+    """Returns in what the estimated job differs from the one that ran; "" if it does not."""
     config = next((run.config for run in runs if run.config), {})
-    there, here = {**estimate["config"], "steps": estimate.get("steps")}, {**config, "steps": row.steps}
-    names = ["steps", *sorted((there.keys() & here.keys()) - _NOT_THE_WORK)]
-    shown = [f"{name}: {_known(there[name])} there, {_known(here[name])} here" for name in names
-             if there[name] is None or there[name] != here[name]]  # fmt: skip
+    estimated, ran = {**estimate["config"], "steps": estimate.get("steps")}, {**config, "steps": row.steps}
+    names = ["steps", *sorted((estimated.keys() & ran.keys()) - _NOT_WORK)]
+    shown = [f"{name}: {_known(estimated[name])} in the estimate, {_known(ran[name])} in the run" for name in names
+             if estimated[name] is None or estimated[name] != ran[name]]  # fmt: skip
     return "; ".join(shown[:3])
 
 

@@ -13,7 +13,7 @@ from google.auth.credentials import AnonymousCredentials
 
 from deploy.cli import compare
 from deploy.report.collection import collect
-from deploy.report.rows import Row, measure
+from deploy.report.summary import TierSummary, summarize
 from deploy.spec import packages as package
 from deploy.vertex.api import Backend
 from deploy.vertex.retry import Clock
@@ -185,5 +185,5 @@ def command(
     return run
 
 
-def rows(tmp_path: Path) -> list[Row]:
-    return measure(collect([str(tmp_path / "out")]))
+def rows(tmp_path: Path) -> list[TierSummary]:
+    return summarize(collect([str(tmp_path / "out")]))

@@ -1,4 +1,4 @@
-"""Job directories with planted times, in the form that the trainer writes them."""
+"""Writes job directories with given times, in the format of the trainer."""
 
 import json
 from collections.abc import Sequence
@@ -25,10 +25,9 @@ def plant(
     epochs: bool = False,
     **final: float,
 ) -> Path:
-    """A run with one report (or epoch) for each of `seconds`, the time of its steps; the first is the warm-up.
+    """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
-    `gpu`: what its GPUs call themselves. `losses`: of the same reports. `final`: more of result.json's final metrics,
-    as fid=12.
+    `gpu`: the model of its GPUs. `losses`: of the same reports. `final`: more final metrics of result.json, as fid=12.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -74,12 +73,12 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def sample(folder: Path, side: int = 8) -> None:
-    """Two grids of grey pixels, of steps 10 and 500."""
+    """Writes two grids of grey pixels, of steps 10 and 500."""
     (folder / "samples").mkdir()
     for step in (10, 500):
         Image.new("L", (side, side), 128).save(folder / "samples" / f"step-{step:08d}.png")
 
 
 def noisy(middle: float, count: int = 20) -> list[float]:
-    """`count` times within 5 % of `middle`, always the same; the first is twice as long, as a warm-up is."""
+    """Returns `count` times within 5 % of `middle`, always the same; the first is twice as long, as warm-up."""
     return [2 * middle, *(middle * (1 + 0.05 * ((7 * number) % 11 - 5) / 5) for number in range(count - 1))]

@@ -86,7 +86,7 @@ def test_another_recipes_job_dir_is_refused(tmp_path: Path) -> None:
     other.write_text("model: cnn\ndata: digits\nimage_size: 24\nsteps: 6\n")
     done = run(f"--recipe={other}", f"--job_dir={tmp_path}")
     assert done.returncode == 2
-    assert "holds another run (model: 'wgan_gp' there" in done.stderr
+    assert "contains another run (model: 'wgan_gp' before" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""Files of a job directory, of a comparison and of submissions that somebody has changed: values are lost, no more."""
+"""Tests damaged files of a job directory, a comparison and submissions: they cost values, and no traceback."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from deploy.report.collection import collect
 from deploy.report.html_page import to_html, write_report
-from deploy.report.rows import measure
 from deploy.report.run_reader import read_run
+from deploy.report.summary import summarize
 from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from deploy.vertex import history as record
@@ -24,7 +24,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
 from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.stats import Stats, last_reported_step
+from trainer.reporting.run_files import drop_stats_after, last_reported_step
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
 
 FLAGS = ["--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false"]
@@ -36,7 +36,7 @@ def config(folder: Path, *flags: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, and what it wrote."""
+    """Runs two steps, and returns the job directory."""
     folder = tmp_path_factory.mktemp("run") / "job"
     assert job.run(config(folder), ["python"], 0.0) == DONE
     return folder
@@ -73,7 +73,7 @@ _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 @examples(15)
 @given(about=json_like(RUN), result=json_like(RESULT), lines=_lines)
-def test_a_run_that_goes_on(
+def test_a_run_that_resumes(
     about: bytes, result: bytes, lines: bytes, run: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "again"
@@ -82,17 +82,18 @@ def test_a_run_that_goes_on(
     for name, content in zip(_NAMES, (about, result, lines), strict=True):
         (folder / name).write_bytes(content)
 
-    def goes_on() -> None:
+    def resume() -> None:
         job_dir: JobDir = open_job_dir(config(folder))
         before = job_dir.read_result()
-        account = RunResult.of(config(folder), before, 0.0)
+        run_result = RunResult.from_previous(config(folder), before, 0.0)
         refuse_hopeless_restart(config(folder), before)
-        last_reported_step(job_dir.stats_file)
-        Stats(job_dir.stats_file, 5).append({"step": 6})
-        job_dir.write_result(account.failed("so", 2, before))
+        last_reported_step(folder)
+        drop_stats_after(folder, 5)
+        job_dir.append_stats({"step": 6})
+        job_dir.write_result(run_result.failure("so", 2, before))
 
     with at_most(64):
-        one_line(goes_on)
+        one_line(resume)
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -104,7 +105,7 @@ def test_a_folder_where_a_file_should_be(name: str, tmp_path: Path) -> None:
 
 
 def reseal(folder: Path, manifest: Any) -> None:
-    """Writes a manifest with a checksum that is right."""
+    """Writes a manifest with a correct checksum."""
     sealed = {**manifest, "sha256": _digest(manifest)} if isinstance(manifest, dict) else manifest
     (folder / "manifest.json").write_text(json.dumps(sealed))
 
@@ -142,8 +143,8 @@ def test_files_that_a_manifest_names(name: str, run: Path, tmp_path: Path) -> No
         read_checkpoint(folder)
 
 
-def test_variables_that_are_none(run: Path, tmp_path: Path) -> None:
-    """A checksum that is right is no proof of what the files hold."""
+def test_damaged_variables(run: Path, tmp_path: Path) -> None:
+    """Shows that a correct checksum does not prove that the files are valid."""
     folder = tmp_path / "step-00000002"
     shutil.copytree(whole_checkpoints(run / "checkpoints")[0], folder)
     manifest = manifest_of(folder)
@@ -178,14 +179,12 @@ def test_a_state_without_callbacks(run: Path, tmp_path: Path) -> None:
         job.run(config(folder, "--steps=3"), ["python"], 0.0)
 
 
-def reported(folder: Path) -> None:
+def write_all_forms(folder: Path) -> None:
     collection = collect([str(folder)])
-    rows = measure(collection)
-    words, said = verdict(collection, rows), notes(rows, collection)
-    for text in (to_markdown(rows, [*words, *said]), to_csv(rows), to_json(rows, said, words), to_terminal(rows)):
-        assert text
-    page = to_html(collection, rows, words, said)
-    assert "<script>alert" not in page
+    rows = summarize(collection)
+    found = verdict(collection, rows), notes(rows, collection)
+    assert all((to_markdown(rows, found[0] + found[1]), to_csv(rows), to_json(rows, *found), to_terminal(rows)))
+    assert "<script>alert" not in to_html(collection, rows, *found)
 
 
 def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes, estimate: bytes) -> Path:
@@ -212,7 +211,7 @@ def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> N
     folder = comparison(tmp_path_factory.getbasetemp() / "report", **files)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deploy.report.html_page.draw", lambda collection, rows: [])
-        one_line(lambda: reported(folder))
+        one_line(lambda: write_all_forms(folder))
 
 
 @examples(1)
@@ -227,7 +226,7 @@ def test_names_of_tiers(word: str, tmp_path: Path) -> None:
     tiers = [{"name": word, "machine_type": "x"}]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "comparison.json").write_text(json.dumps({"tiers": tiers}))
-    one_line(lambda: reported(tmp_path / "in"))
+    one_line(lambda: write_all_forms(tmp_path / "in"))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

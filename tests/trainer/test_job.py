@@ -44,7 +44,7 @@ def test_an_unwritable_result_leaves_no_bar_behind(small_config: Make, monkeypat
     monkeypatch.setattr(Reporter, "close", lambda self: closed.append(self) or close(self))
     config = small_config()
     job_dir = open_job_dir(config)
-    job_dir.result_file.mkdir()
+    (job_dir.root / "result.json").mkdir()
     monkeypatch.setattr(type(job_dir), "read_result", lambda self: {})
     with pytest.raises(UserError, match=r"result\.json cannot be written"):
         job.run(config, [], 0.0, job_dir)
@@ -189,7 +189,7 @@ def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> 
 def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
     folder = run(small_config())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"holds another run \(seed: 0 there, 1 here\)"):
+    with pytest.raises(UserError, match=r"contains another run \(seed: 0 before, 1 now\)"):
         run(small_config("--seed=1"))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

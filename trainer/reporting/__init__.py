@@ -1,1 +1,1 @@
-"""Every number twice: for people (console, TensorBoard, sample grids) and for programs (stats.jsonl, result.json)."""
+"""Reports a run twice: to people (console, TensorBoard, sample grids) and to programs (stats.jsonl, result.json)."""

@@ -1,14 +1,14 @@
-"""What people read while a run goes: a status line a report, or a progress bar on a terminal."""
+"""Shows the progress of a run on the console: a status line for each report, or a progress bar on a terminal."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from trainer.reporting.progress import Progress
+from trainer.reporting.run_files import StatsEntry
 from trainer.terminal import ProgressBar, duration
 
 
-def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
-    """One line for people: step, losses and metrics, speed, memory, time left."""
+def status_line(entry: StatsEntry, progress: Progress) -> str:
+    """Returns step, losses and metrics, speed, memory and time left on one line."""
     parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
@@ -22,7 +22,7 @@ def status_line(entry: Mapping[str, Any], progress: Progress) -> str:
 
 
 class Bar:
-    """A progress bar on a terminal; nothing elsewhere."""
+    """Draws a progress bar if the output is a terminal."""
 
     def __init__(self, progress: Progress) -> None:
         total, step = progress.total_steps, progress.step

@@ -1,27 +1,28 @@
-"""The job directory: which file lies where, and whose run it holds; at an address, a scratch folder stands for it."""
+"""Opens a job directory; a gs:// one has a local scratch folder that is uploaded."""
 
 import dataclasses
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config.train_config import MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
+from trainer.reporting.json_files import number, write_json
+from trainer.reporting.run_files import Result, StatsEntry, append_stats, read_result, read_run_info
 from trainer.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
 from trainer.storage.mirror import BucketMirror, Mirror
+from trainer.storage.run_layout import CHECKPOINTS, LOGS, MODEL, RESULT, RUN_INFO, SAMPLES, STATS
 from trainer.storage.staging import home_of
 
 _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
-_MOST = 1e15  # no count and no time of a run is larger
 
 
 @dataclasses.dataclass(frozen=True)
 class JobDir:
-    """Where one run writes. `root` holds run.json, stats.jsonl, result.json and samples/.
+    """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json and samples/.
 
-    All paths are local; `mirror` hears of what is written to them.
+    All paths are local; `mirror` is notified of each file that is written.
     """
 
     root: Path
@@ -31,68 +32,62 @@ class JobDir:
     mirror: Mirror = dataclasses.field(default_factory=Mirror)
 
     @property
-    def run_file(self) -> Path:
-        """What the run is: settings, devices, versions."""
-        return self.root / "run.json"
-
-    @property
-    def result_file(self) -> Path:
-        """How far the run is, and how it ended."""
-        return self.root / "result.json"
-
-    @property
-    def stats_file(self) -> Path:
-        """One JSON object a report, an epoch, an evaluation and a measurement of quality."""
-        return self.root / "stats.jsonl"
-
-    @property
-    def skipped_file(self) -> Path:
-        """Image files that were left out, one a line."""
-        return self.root / "skipped_images.txt"
-
-    @property
     def samples(self) -> Path:
-        """Grids of generated images, one PNG a step; made with the first."""
-        return self.root / "samples"
+        """Returns the folder of generated image grids; the first grid creates it."""
+        return self.root / SAMPLES
 
-    def read_result(self) -> dict[str, Any]:
-        """The last run's result.json, or {} where there is none; UserError where its counts are none."""
-        result = _read_json(self.result_file)
-        for name in _COUNTS & result.keys():
-            number = result[name]
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < _MOST:
+    def read_result(self) -> Result:
+        """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
+        result, problem = read_result(self.root)
+        _refuse_damaged(self.root / RESULT, problem)
+        for name, value in result.items():
+            count = number(value)
+            if name in _COUNTS and (count is None or count < 0):
                 raise UserError(
-                    f"{self.result_file}: {name}={number!r} is damaged: remove the file, or give another --job_dir"
+                    f"{self.root / RESULT}: {name}={value!r} is damaged: remove it, or use another --job_dir"
                 )
         return result
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
+    def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:
+        """Replaces one of the run's files: an object as JSON, or lines of text."""
+        if isinstance(content, Mapping):
+            write_json(self.root / name, content)
+        else:
+            write_whole(self.root / name, "\n".join(content) + "\n")
+        self.mirror.put(self.root / name)
+
+    def write_result(self, result: Result) -> None:
         """Replaces result.json."""
-        write_json(self.result_file, result)
-        self.mirror.put(self.result_file)
+        self.write(RESULT, result)
+
+    def append_stats(self, entry: StatsEntry) -> None:
+        """Appends one line to stats.jsonl."""
+        append_stats(self.root, entry)
+        self.mirror.put(self.root / STATS)
 
 
 def open_job_dir(
     config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True, lock: bool = True
 ) -> JobDir:
-    """The job directory of this run: made, proved writable, not another run's, and in use by none; else UserError.
+    """Creates, checks and locks the job directory. Raises UserError if it is not writable, in use or another run's.
 
-    `--job_dir` wins; without it the folders that Vertex AI names (AIP_*) are used. `make=False`: only named, for a
-    worker that writes nothing. `lock=False`: for a run of another process, which keeps others out itself.
+    `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
+    the paths, for a worker that writes nothing; `lock=False` opens it for a run of another process, which locks it.
     """
     job_dir = _locate(config, environment, make=make)
     if not make:
         return job_dir
-    remote = job_dir.mirror.where(job_dir.root) != str(job_dir.root)
-    outside = job_dir.root.parent if remote else job_dir.root  # what a scratch folder holds is about to be removed
+    address = job_dir.mirror.where(job_dir.root)
+    remote = address != str(job_dir.root)
+    outside = job_dir.root.parent if remote else job_dir.root  # `outline` is about to empty a scratch folder
     make_writable(outside, "cache_dir" if remote else "job_dir")
     if lock:
-        keep_others_out(outside, "job_dir", str(job_dir.mirror.where(job_dir.root)))
+        keep_others_out(outside, "job_dir", address)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)
     folders = [job_dir.checkpoints, job_dir.logs, job_dir.model.parent]
-    if os.path.lexists(job_dir.samples):  # else the first grid makes it: a classifier has none
+    if os.path.lexists(job_dir.samples):  # otherwise the first grid creates it: a classifier has none
         folders.append(job_dir.samples)
     for folder in folders:
         make_writable(folder, "job_dir")
@@ -100,94 +95,68 @@ def open_job_dir(
 
 
 def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The settings that say where to write, and what they name; UserError where none does."""
+    """Returns the settings that name output folders, with their values. Raises UserError if there are none."""
     if config.job_dir:
         return {"job_dir": config.job_dir}
     model = environment.get("AIP_MODEL_DIR")
     if not model:
-        raise UserError(
-            "job_dir is missing: say where to write with --job_dir=FOLDER, for example --job_dir=runs/first"
-        )
+        raise UserError("job_dir is missing: use --job_dir=FOLDER, for example --job_dir=runs/first")
     root = model.rstrip("/").rpartition("/")[0]
     return {
         "AIP_MODEL_DIR": model,
-        "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/checkpoints",
-        "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/logs",
+        "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
+        "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
     }
 
 
 def _locate(config: TrainConfig, environment: Mapping[str, str], *, make: bool) -> JobDir:
-    places: dict[Path, Address] = {}
+    remote: dict[Path, Address] = {}
 
     def local(path: str, name: str) -> Path:
         address = output_address(path, name)
         if address is None:
             return expanded(path)
         scratch = home_of(address, config.cache_dir) / "run"
-        places[scratch] = address
+        remote[scratch] = address
         return scratch
 
     named = outputs(config, environment)
     if config.job_dir:
         root = local(config.job_dir, "job_dir")
-        folders = root, root / "checkpoints", root / "logs", root / "model"
+        folders = root / CHECKPOINTS, root / LOGS, root / MODEL
     else:
         root = local(named["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
-        checkpoints, logs = named["AIP_CHECKPOINT_DIR"], named["AIP_TENSORBOARD_LOG_DIR"]
-        folders = (
-            root,
-            local(checkpoints, "AIP_CHECKPOINT_DIR"),
-            local(logs, "AIP_TENSORBOARD_LOG_DIR"),
-            local(named["AIP_MODEL_DIR"], "AIP_MODEL_DIR"),
-        )
-    return JobDir(*folders, BucketMirror(places) if places and make else Mirror())
+        checkpoints, logs, model = "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR"
+        folders = local(named[checkpoints], checkpoints), local(named[logs], logs), local(named[model], model)
+    return JobDir(root, *folders, BucketMirror(remote) if remote and make else Mirror())
 
 
 def _refuse_foreign_folders(job_dir: JobDir) -> None:
-    """A folder called model that is not ours must not be replaced by ours."""
-    if job_dir.run_file.exists():
+    """Raises UserError if a folder such as model/ is not from a run: a run would replace it."""
+    if (job_dir.root / RUN_INFO).exists():
         return
     for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):
         if job_dir.mirror.holds(folder):
-            root, there = job_dir.mirror.where(job_dir.root), job_dir.mirror.where(folder)
-            raise UserError(f"job_dir={root}: {there} is there and not of a run: give another --job_dir")
+            root, existing = job_dir.mirror.where(job_dir.root), job_dir.mirror.where(folder)
+            raise UserError(f"job_dir={root}: {existing} exists and is not from a run: use another --job_dir")
 
 
 def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
-    before = _read_json(job_dir.run_file).get("config")
+    info, problem = read_run_info(job_dir.root)
+    _refuse_damaged(job_dir.root / RUN_INFO, problem)
+    before = info.get("config")
     if not isinstance(before, dict) or not job_dir.mirror.holds(job_dir.checkpoints):
-        return  # nothing was kept of it yet: the settings may be mended in place
+        return  # no checkpoint exists yet: the user may still correct the settings
     now = dataclasses.asdict(config)
     differing = [key for key in now if key not in MAY_CHANGE and key in before and before[key] != now[key]]
     if differing:
-        shown = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} here" for key in differing[:5])
+        shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
         raise UserError(
-            f"job_dir={job_dir.mirror.where(job_dir.root)} holds another run ({shown}): give another --job_dir, or the "
-            "settings of that run"
+            f"job_dir={job_dir.mirror.where(job_dir.root)} contains another run ({shown}): use another --job_dir, or "
+            "the settings of that run"
         )
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object whole, with numbers that JSON cannot hold (NaN) as null."""
-    write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
-
-
-def finite(value: Any) -> Any:
-    """`value` with every NaN and infinity in it as None."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}): remove it, or give another --job_dir") from None
-    return content if isinstance(content, dict) else {}
+def _refuse_damaged(file: Path, problem: str) -> None:
+    if problem and os.path.lexists(file):
+        raise UserError(f"{problem}: remove it, or use another --job_dir")

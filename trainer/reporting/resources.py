@@ -1,4 +1,4 @@
-"""Memory and GPU use of this process and machine."""
+"""Measures memory and GPU use of this process and machine."""
 
 import resource
 import shutil
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 _GIB = 2**30
-_QUERY_EVERY_SECONDS = 10.0  # nvidia-smi takes a while, and reports may come fast
+_QUERY_EVERY_SECONDS = 10.0  # nvidia-smi is slow, and reports may be frequent
 
 
 def memory_gib() -> float:
-    """Resident memory of this process now."""
+    """Returns the resident memory of this process."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() / _GIB
@@ -22,28 +22,28 @@ def memory_gib() -> float:
 
 
 def peak_memory_gib() -> float:
-    """The most resident memory that this process had."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / _GIB if sys.platform == "darwin" else most * 1024 / _GIB
+    """Returns the largest resident memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / _GIB if sys.platform == "darwin" else peak * 1024 / _GIB
 
 
 class Gpus:
-    """Memory and utilisation of the machine's NVIDIA GPUs; an empty list where NVIDIA's tools are not there."""
+    """Reads memory and utilisation of the machine's NVIDIA GPUs, if nvidia-smi is installed."""
 
     def __init__(self) -> None:
         self._tool = shutil.which("nvidia-smi")
-        self._asked = -_QUERY_EVERY_SECONDS
-        self._answer: list[dict[str, float]] = []
+        self._queried = -_QUERY_EVERY_SECONDS
+        self._gpus: list[dict[str, float]] = []
 
     def read(self) -> list[dict[str, float]]:
-        """One {"memory_gib", "utilization_percent"} a GPU, at most 10 seconds old."""
-        if self._tool and time.monotonic() - self._asked >= _QUERY_EVERY_SECONDS:
-            self._asked = time.monotonic()
-            self._answer = parse_nvidia_smi(_ask(self._tool))
-        return self._answer
+        """Returns {"memory_gib", "utilization_percent"} for each GPU, at most 10 seconds old."""
+        if self._tool and time.monotonic() - self._queried >= _QUERY_EVERY_SECONDS:
+            self._queried = time.monotonic()
+            self._gpus = parse_nvidia_smi(_query(self._tool))
+        return self._gpus
 
 
-def _ask(tool: str) -> str:
+def _query(tool: str) -> str:
     command = [tool, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
@@ -52,7 +52,7 @@ def _ask(tool: str) -> str:
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, float]]:
-    """`1024, 87` (MiB, percent) lines -> one object each; `[N/A]` is 0."""
+    """Parses lines such as `1024, 87` (MiB, percent) into one object each; `[N/A]` becomes 0."""
     gpus: list[dict[str, float]] = []
     for line in text.splitlines():
         fields: list[Any] = [field.strip() for field in line.split(",")]

@@ -1,11 +1,9 @@
-"""The account of a run over all its restarts: seconds, restarts, steps done twice; it makes result.json."""
+"""Counts a run's seconds, restarts and repeated steps over all its processes, for result.json."""
 
 import hashlib
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainer.config.recipe import to_yaml
 from trainer.config.train_config import TrainConfig
@@ -13,102 +11,96 @@ from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.log import log
 from trainer.reporting.progress import Progress, rounded
 from trainer.reporting.resources import peak_memory_gib
+from trainer.reporting.run_files import Result
 
 
 @dataclass
 class RunResult:
-    """What this process knows of those before it, and adds to it."""
+    """Holds the counts of earlier processes of the run, and adds those of this process."""
 
-    before: Mapping[str, Any]  # result.json as the last process left it; {} for none
+    before: Result  # result.json as the last process left it; {} for the first process
     settings: str  # a digest of the resolved settings
     began: float  # time.monotonic() when this process began
     restarts: int = 0
-    steps_repeated: int = 0  # as far as the reports of earlier processes tell
+    steps_repeated: int = 0  # counted up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # that this process waited for checkpoints
     rollbacks: int = 0
-    progress: Progress | None = None  # once there is something to train
+    progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
-    def of(cls, config: TrainConfig, before: Mapping[str, Any], began: float) -> "RunResult":
-        """Goes on from `before`; a run that had ended as planned is not counted as a restart."""
-        again = before.get("state") in ("running", "interrupted", "failed")
+    def from_previous(cls, config: TrainConfig, before: Result, began: float) -> "RunResult":
+        """Continues the counts in `before`. A run that ended as planned is not counted as a restart."""
+        restarted = before.get("state") in ("running", "interrupted", "failed")
         return cls(
             before, settings_digest(config), began,
-            restarts=before.get("restarts", 0) + again,
+            restarts=before.get("restarts", 0) + restarted,
             steps_repeated=before.get("steps_repeated", 0),
             rollbacks=before.get("rollbacks", 0),
         )  # fmt: skip
 
     @property
     def wall_seconds_before(self) -> float:
-        """Of all processes before this one."""
+        """Returns the seconds of all earlier processes."""
         return float(self.before.get("wall_seconds", 0.0))
 
     @property
     def wall_seconds(self) -> float:
-        """Of all processes up to now."""
+        """Returns the seconds of all processes up to now."""
         return self.wall_seconds_before + time.monotonic() - self.began
 
-    def goes_on(self, progress: Progress, reported_step: int = 0) -> None:
-        """Counts what has to be done again: what was reached, as far as it was reported, past the step to go on from.
+    def resume(self, progress: Progress, reported_step: int = 0) -> None:
+        """Counts the steps to repeat: those between the step to resume from and the last known one.
 
-        `reported_step`: the last one in stats.jsonl. After a rollback it is known how far this process came.
+        `reported_step`: the last one in stats.jsonl. After a rollback the last step of this process is known.
         """
         reached = self.progress.step if self.progress else max(self.before.get("steps", 0), reported_step)
         self.steps_repeated += max(0, reached - progress.step)
         self.progress = progress
 
-    def result(self, state: str, error: str | None = None) -> dict[str, Any]:
-        """The content of result.json, but for epochs and final scalars."""
+    def result(self, state: str, error: str | None = None) -> Result:
+        """Returns the content of result.json, without epoch seconds and final scalars."""
         return {
             "state": state,
             "error": error,
             **(self._reached(self.progress) if self.progress else {}),
             "wall_seconds": round(self.wall_seconds, 3),
             "peak_memory_gib": round(peak_memory_gib(), 3),
-            **self._over_restarts(),
+            "restarts": self.restarts,
+            "steps_repeated": self.steps_repeated,
+            "rollbacks": self.rollbacks,
+            "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }
 
-    def _reached(self, progress: Progress) -> dict[str, Any]:
-        started_up = progress.first_call_ended
+    def _reached(self, progress: Progress) -> Result:
+        ended = progress.first_call_ended
         return {
             "steps": progress.step,
             "asked_steps": progress.asked_steps,
             "epochs": round(progress.epoch, 4),
-            "startup_seconds": None
-            if started_up is None
-            else round(started_up - self.began, 3),  # to the first step's end
+            "startup_seconds": None if ended is None else round(ended - self.began, 3),
             "training_seconds": round(progress.training_seconds, 3),
             "images_per_second": rounded(progress.whole.images_per_second),
             "step_seconds": rounded(progress.whole.step_seconds),
         }
 
-    def failed(self, error: str, exit_code: int, known: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of result.json for a run that stopped with `error`: what is `known` there already stays."""
-        why = {"exit_code": exit_code, "settings": self.settings, "vertex_job": os.environ.get("CLOUD_ML_JOB_ID")}
-        return {**known, **self.result("failed", error), **why}
-
-    def _over_restarts(self) -> dict[str, Any]:
-        saving = self.before.get("saving_seconds", 0.0) + self.saving_seconds
-        return {
-            "restarts": self.restarts,
-            "steps_repeated": self.steps_repeated,
-            "rollbacks": self.rollbacks,
-            "saving_seconds": round(saving, 3),
-        }
+    def failure(self, error: str, exit_code: int, known: Result) -> Result:
+        """Returns the content of result.json for a run that failed; other values in `known` are kept."""
+        job = os.environ.get("CLOUD_ML_JOB_ID")
+        result = self.result("failed", error)
+        return {**known, **result, "exit_code": exit_code, "settings": self.settings, "vertex_job": job}
 
 
-def refuse_hopeless_restart(config: TrainConfig, before: Mapping[str, Any]) -> None:
-    """UserError where Vertex AI restarts, with the same settings, what the user must change first.
+def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
+    """Raises UserError if Vertex AI restarts a job that failed for a mistake of the user, with the same settings.
 
-    It restarts whatever exits non-zero. At the desk the same command is tried again: what was missing may be there now.
+    Vertex AI restarts every job that exits non-zero. Elsewhere the user runs the command again, so it is tried again.
     """
     same_job = before.get("vertex_job") and before["vertex_job"] == os.environ.get("CLOUD_ML_JOB_ID")
     if same_job and before.get("exit_code") == USER_MUST_CHANGE and before.get("settings") == settings_digest(config):
-        log.warning("this job has failed before, and a restart with the same settings cannot mend it:")
-        raise UserError(before.get("error") or "its error is not known: give the job again")
+        log.warning("this job has failed before, and a restart with the same settings cannot fix it:")
+        raise UserError(before.get("error") or "its error is not known: submit the job again")
 
 
 def settings_digest(config: TrainConfig) -> str:
-    """Changes with any setting; the recipe's name is none."""
+    """Returns a digest of all settings except the recipe's name."""
     return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""run.json: what a run is."""
+"""Describes a run for run.json: settings, batch, devices, data, versions."""
 
 import dataclasses
 import os
@@ -7,8 +7,8 @@ import shlex
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,14 +18,15 @@ import trainer
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule
 from trainer.distribution.strategy import Replicas, simulated_devices
+from trainer.reporting.run_files import RunInfo
 
-COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to what its user typed: this process is a part of that
+COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to the command that the user typed
 
 
-def describe(
+def run_info(
     config: TrainConfig, command: Sequence[str], replicas: Replicas, schedule: Schedule, total_steps: int
-) -> dict[str, Any]:
-    """The content of run.json."""
+) -> RunInfo:
+    """Returns the content of run.json."""
     return {
         "config": dataclasses.asdict(config),
         "batch": replicas.sentence(),
@@ -53,7 +54,7 @@ def describe(
 
 
 def versions() -> dict[str, str]:
-    """What runs here: the package, Python, and what the numbers depend on."""
+    """Returns the versions of this package, of Python and of the libraries that the numbers depend on."""
     return {
         "trainer": trainer.__version__,
         "python": platform.python_version(),
@@ -64,18 +65,16 @@ def versions() -> dict[str, str]:
 
 
 def _gpu_names() -> list[str]:
-    """What the visible GPUs call themselves, as "NVIDIA A100-SXM4-80GB"; "" where TensorFlow does not say."""
+    """Returns models of the visible GPUs, as "NVIDIA A100-SXM4-80GB"; "" if TensorFlow does not report one."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    return [str(about.get("device_name", "")) for about in details]
+    return [str(detail.get("device_name", "")) for detail in details]
 
 
 def _git_commit() -> str | None:
-    """The commit of the sources that run, where they lie in a git checkout of their own."""
-    folder = Path(__file__).parents[1]
-    command = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"]
+    """Returns the commit of the running sources; None if they are not tracked by git."""
+    git = partial(subprocess.run, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=5, check=True)
     try:
-        subprocess.run(command, capture_output=True, timeout=5, check=True)
-        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        git(["git", "ls-files", "--error-unmatch", "__init__.py"])
+        return str(git(["git", "rev-parse", "HEAD"]).stdout).strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,4 @@
-"""TensorBoard scalars and images, written by TensorFlow alone: the tensorboard package is not needed in a job."""
+"""Writes TensorBoard scalars and images with TensorFlow alone: a job does not need the tensorboard package."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from trainer.storage.tensorflow_errors import tensorflow_writing
 
 
 class EventFiles:
-    """Event files in `folder`."""
+    """Writes event files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -19,25 +19,25 @@ class EventFiles:
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One point on each curve."""
+        """Adds one point to each curve."""
         with tensorflow_writing(self._folder), self._writer.as_default():
             for name, value in values.items():
                 tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars"))
 
     def image(self, step: int, name: str, picture: UInt8Array) -> None:
-        """picture: (height, width, 1 or 3) uint8."""
+        """Adds a picture of shape (height, width, 1 or 3), uint8."""
         height, width = picture.shape[:2]
         value = tf.constant([str(width).encode(), str(height).encode(), encode_png(picture)])
         with tensorflow_writing(self._folder), self._writer.as_default():
             tf.summary.write(name, value, step=step, metadata=_plugin("images"))
 
     def flush(self) -> None:
-        """Writes out what is buffered."""
+        """Writes buffered events to disk."""
         with tensorflow_writing(self._folder):
             self._writer.flush()
 
     def close(self) -> None:
-        """Writes out and closes."""
+        """Writes buffered events to disk and closes the files."""
         with tensorflow_writing(self._folder):
             self._writer.close()
 

@@ -1,4 +1,4 @@
-"""The metric file that Vertex AI's hyperparameter tuning reads: JSON lines, the newest 100.
+"""Writes the metric file that Vertex AI's hyperparameter tuning reads: the newest 100 values as JSON lines.
 
 The format is that of the cloudml-hypertune package: https://github.com/GoogleCloudPlatform/cloudml-hypertune
 """
@@ -13,13 +13,11 @@ from pathlib import Path
 from trainer.storage import make_writable, write_whole
 
 _NEWEST = 100
-
-
-_DEFAULT_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (where Vertex looks)
+_DEFAULT_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
 
 
 class TuningMetric:
-    """Reports one metric, by its name, to hyperparameter tuning."""
+    """Reports one metric to hyperparameter tuning."""
 
     def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
         self.name = name
@@ -29,7 +27,7 @@ class TuningMetric:
         make_writable(self._file.parent, "tuning_metric's file, in")
 
     def report(self, step: int, value: float, checkpoint: str | None) -> None:
-        """Adds one line. Values are kept as text, as the reader expects."""
+        """Adds one line, with values as text as the reader expects."""
         line = {
             "timestamp": time.time(),
             "trial": self._trial,

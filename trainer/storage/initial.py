@@ -6,10 +6,11 @@ from pathlib import Path, PurePosixPath
 from trainer.errors import UserError
 from trainer.storage.address import Address, expanded, parse
 from trainer.storage.gcs import connect
+from trainer.storage.run_layout import CHECKPOINTS, MODEL, STEP_PREFIX
 from trainer.storage.staging import Staged, stage
 
-_MODEL_FILES = ("", "model.keras", "model/model.keras")  # below the given path; the first one found counts
-_MANIFEST = re.compile(r"(?:checkpoints/)?(?:step-(\d+)/)?manifest\.json")
+_MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first one found counts
+_MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?manifest\.json")
 
 
 def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
@@ -40,7 +41,7 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     for file in (address / below if below else address for below in _MODEL_FILES):
         if file.name and connect().get(file):
             return _with_siblings(file, name, cache_dir)
-    return Staged(address, name, cache_dir).fetch(lambda below: not below.startswith("checkpoints/"))
+    return Staged(address, name, cache_dir).fetch(lambda below: not below.startswith(f"{CHECKPOINTS}/"))
 
 
 def _with_siblings(file: Address, name: str, cache_dir: str) -> Path:

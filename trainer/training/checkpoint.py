@@ -22,11 +22,12 @@ import tensorflow as tf
 from trainer.distribution.strategy import Replicas
 from trainer.errors import NotFinite, UserError, reason
 from trainer.log import log
-from trainer.reporting.job_directory import finite, write_json
+from trainer.reporting.json_files import finite, write_json
 from trainer.storage import sync, whole_folder
 from trainer.storage.checksum import sha256_of
 from trainer.storage.mirror import MANIFEST as _MANIFEST
 from trainer.storage.mirror import Mirror
+from trainer.storage.run_layout import CHECKPOINTS, STEP_PREFIX, step_name, step_of
 from trainer.storage.tensorflow_errors import tensorflow_writing
 from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
 
@@ -114,7 +115,7 @@ class Checkpoints:
     def _write(self, step: int, values: Mapping[str, Any], manifest: str) -> None:
         try:
             self._refuse_not_finite(step, values)
-            folder = self._folder / f"step-{step:08d}"
+            folder = self._folder / step_name(step)
             write_checkpoint(folder, values, json.loads(manifest))
             self._mirror.put(folder)
             self._prune(step, json.loads(manifest)["state"])
@@ -133,11 +134,11 @@ class Checkpoints:
         """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""
         whole = whole_checkpoints(self._folder)
         best = (state.get("best") or {}).get("step")
-        kept = [folder for folder in whole if _step_of(folder) <= step][-self._keep :]
+        kept = [folder for folder in whole if step_of(folder.name) <= step][-self._keep :]
         for folder in whole:
-            if folder not in kept and _step_of(folder) != best:
+            if folder not in kept and step_of(folder.name) != best:
                 self._mirror.remove(folder)
-        for folder in self._folder.glob(".step-*"):  # left half written by a kill
+        for folder in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
             shutil.rmtree(folder, ignore_errors=True)
 
     @property
@@ -154,11 +155,8 @@ def has_pending_hooks(state: Mapping[str, Any]) -> bool:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written has another name."""
-    return sorted((one for one in folder.glob("step-*") if one.is_dir() and one.name[5:].isdecimal()), key=_step_of)
-
-
-def _step_of(folder: Path) -> int:
-    return int(folder.name[5:])
+    found = [path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0]
+    return sorted(found, key=lambda path: step_of(path.name))
 
 
 def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> None:
@@ -206,7 +204,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
     """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it."""
-    candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / "checkpoints"))]
+    candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / CHECKPOINTS))]
     whole = next((one for one in candidates if (one / _MANIFEST).is_file()), None)
     if whole is None:
         line = "no checkpoint found: use a job directory, or one of its step-… folders"

@@ -90,8 +90,8 @@ def make_hooks(
 
         return act
 
-    reporter.measures = metric_names(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
-    check_known("best_metric", config.best_metric, "this run measures", reporter.measures)
+    reporter.metric_names = metric_names(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
+    check_known("best_metric", config.best_metric, "this run measures", reporter.metric_names)
     hooks = [Hook(steps_per_epoch, measuring(evaluate, reporter.evaluated))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     hooks.append(Hook(steps_per_epoch, end_epoch, at_end=False))
@@ -100,5 +100,5 @@ def make_hooks(
         report = partial(reporter.quality, features=config.fid_features, samples=fid.samples)
         hooks.append(Hook(config.fid_every_steps, measuring(fid, report)))
     if sampler := ModelInterface.of(model).sampler:
-        hooks.append(Hook(config.sample_every_steps, partial(reporter.sample, sampler)))
+        hooks.append(Hook(config.sample_every_steps, partial(reporter.sample, sampler.sample, sampler.latent_dim)))
     return hooks

@@ -22,8 +22,8 @@ from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import Plan, TierPlan
 from deploy.report.collection import collect
-from deploy.report.rows import measure
 from deploy.report.run_reader import read_run
+from deploy.report.summary import summarize
 from deploy.spec.tier import JOB_CONFIGS, TierFacts
 from tests.deploy.planted import edit, noisy, plant
 from trainer.config import TrainConfig
@@ -89,7 +89,7 @@ def test_repeats_alternate_and_what_is_done_is_not_repeated(tmp_path: Path) -> N
     again = Planting()
     assert compare(planned((ONE, TWO), FLAGS, repeats=3), tmp_path, again) == 0
     assert asked(again) == ["one/repeat-3", "two/repeat-3"]
-    rows = measure(collect([str(tmp_path)]))
+    rows = summarize(collect([str(tmp_path)]))
     assert [(row.tier, row.repeats, row.machine) for row in rows] == [
         ("one", 3, "n1"),
         ("two", 3, "g2 + 2 x NVIDIA_L4"),
@@ -106,7 +106,7 @@ def test_a_tier_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
         return None
 
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, Planting(script)) == 1
-    assert [row.state for row in measure(collect([str(tmp_path)]))] == ["failed", "missing", "done"]
+    assert [row.state for row in summarize(collect([str(tmp_path)]))] == ["failed", "missing", "done"]
     (tmp_path / "one" / "repeat-1" / "stats.jsonl").unlink()
     again = Planting(lambda tier, job_dir: edit(job_dir / "result.json", state="done") or 0 if tier is ONE else None)
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
@@ -138,14 +138,14 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
         assert runner.asked == []
     priced = TierFacts("one", "n1", price_per_hour=0.5)
     assert compare(planned((priced, TWO), FLAGS, command="x"), tmp_path, Planting()) == 0  # the price may be told later
-    assert measure(collect([str(tmp_path)]))[0].price_per_hour == 0.5
+    assert summarize(collect([str(tmp_path)]))[0].price_per_hour == 0.5
 
 
 def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Path) -> None:
     compare(planned((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
     mended = planned((ONE, FOUR), (*FLAGS, "--seed=1"))
     assert compare(mended, tmp_path, Planting(), parallel=2) == 0
-    assert [row.tier for row in measure(collect([str(tmp_path)]))] == ["one", "four"]
+    assert [row.tier for row in summarize(collect([str(tmp_path)]))] == ["one", "four"]
 
 
 @pytest.mark.parametrize(("content", "what"), [(None, "missing"), ("{", "damaged"), ('{"tiers": [1]}', "damaged")])
@@ -346,9 +346,9 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
         out, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "Simulated devices: l4x1 and l4x2: their speeds say nothing of real machines, so none is called" in out
+    assert "Simulated devices: l4x1 and l4x2: their speeds do not apply to real machines, so they are not" in out
     assert "Up to 2 runs shared this machine and slowed each other down" in out
-    one, two = measure(collect([str(tmp_path / "out")]))
+    one, two = summarize(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
     assert one.final_loss == pytest.approx(two.final_loss, rel=1e-3)
     assert one.step_seconds is not None
@@ -384,7 +384,7 @@ def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ..
         with on_cores(cores), deploy("compare", *tiers, *flags, f"--out={tmp_path / f'out{cores}'}") as process:
             out, error = process.communicate(timeout=600)
         assert (process.returncode, error) == (0, ""), out
-    alone, one, workers, devices = measure(collect([str(tmp_path / "out1"), str(tmp_path / "out2")]))
+    alone, one, workers, devices = summarize(collect([str(tmp_path / "out1"), str(tmp_path / "out2")]))
     assert [(row.devices, row.workers) for row in (alone, one, workers, devices)] == [(1, 1), (1, 1), (2, 2), (2, 1)]
     assert (alone.simulated, one.simulated, workers.simulated) == ("", "", "all workers on one machine")
     assert devices.simulated == "NVIDIA_L4 simulated on a CPU"

@@ -236,19 +236,19 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureF
 
     assert compare(planned((CPU,), tuple(flags)), out, Planting(slower)) == 0
     assert main(["report", str(out)]) == 0
-    off = "The estimate for cpu was 25.0 s, it took 45.0 s: 44 % too low, outside its interval."
+    off = "The estimate for cpu was 25.0 s, the run took 45.0 s: 44 % too low, outside its interval."
     assert off in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "batch", "kept", "other"),
     [
-        (["--steps=400"], 100, {}, "steps: 400 there, 200 here"),
-        (["--epochs=2"], 100, {}, "steps: 120 there, 200 here"),
-        (["--steps=200"], 50, {}, "global_batch_size: 100 there, 50 here"),
+        (["--steps=400"], 100, {}, "steps: 400 in the estimate, 200 in the run"),
+        (["--epochs=2"], 100, {}, "steps: 120 in the estimate, 200 in the run"),
+        (["--steps=200"], 50, {}, "global_batch_size: 100 in the estimate, 50 in the run"),
         (["--steps=200", "--report_every_steps=7", "--recipe=cnn_mnist", "--model=mlp"], 100, {}, ""),
         (["--steps=200"], 100, {"config": None, "tiers": {"cpu": {"seconds": {"low": 1, "middle": 2, "high": 3}}}},
-         "steps: not known there, 200 here"),
+         "steps: not known in the estimate, 200 in the run"),
     ],
 )  # fmt: skip
 def test_an_estimate_of_another_job_is_called_so(
@@ -269,7 +269,7 @@ def test_an_estimate_of_another_job_is_called_so(
     capsys.readouterr()
     assert main(["report", str(out)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "The estimate for cpu" in line)
-    assert f"The estimate for cpu is of another job ({other})." in line if other else "it took 25.0 s" in line
+    assert f"The estimate for cpu is for another job ({other})." in line if other else "the run took 25.0 s" in line
 
 
 def test_what_a_run_here_cannot_tell_is_said_before_it(

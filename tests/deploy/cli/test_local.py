@@ -257,7 +257,7 @@ def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> 
     [
         ("file", "job_dir={}: cannot write there (not a folder): use a folder that you can write to"),
         ("file/job", "job_dir={}: cannot write there (Not a directory): use a folder that you can write to"),
-        ("other", "job_dir={} holds another run (model: 'mlp' there, 'wgan_gp' here): give another --job_dir"),
+        ("other", "job_dir={} contains another run (model: 'mlp' before, 'wgan_gp' now): use another --job_dir"),
     ],
 )
 def test_a_job_dir_that_cannot_be_is_refused_before_any_worker_starts(

@@ -14,7 +14,7 @@ from deploy.__main__ import main
 from deploy.cli.arguments import numbers_by_tier
 from deploy.report.collection import collect
 from deploy.report.figures import draw, pareto_front
-from deploy.report.rows import measure
+from deploy.report.summary import summarize
 from deploy.report.table import to_terminal
 from docs.pictures import comparison
 from tests.deploy.conftest import put
@@ -129,25 +129,25 @@ def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.
     sample(plant(tmp_path / "a", noisy(0.1)))
     main(["report", str(tmp_path / "a")])
     assert (
-        f"too large to stand here: {tmp_path}/a/samples/step-00000500.png" in (tmp_path / "a/report.html").read_text()
+        f"too large for this page: {tmp_path}/a/samples/step-00000500.png" in (tmp_path / "a/report.html").read_text()
     )
 
 
 def test_figures_fall_back_to_steps_and_leave_out_what_is_not_known(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.1))
     collection = collect([str(tmp_path)])
-    titles = [figure.title for figure in draw(collection, measure(collection))]
-    assert titles == ["Time of each step", "How step times are spread", "Loss"]
+    titles = [figure.title for figure in draw(collection, summarize(collection))]
+    assert titles == ["Time of each step", "Distribution of step times", "Loss"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "run.json").write_text("{}")
     empty = collect([str(tmp_path / "b")])
-    assert draw(empty, measure(empty)) == []
+    assert draw(empty, summarize(empty)) == []
 
 
 def test_steps_epochs_and_counts_are_marked_in_whole_numbers(tmp_path: Path) -> None:
     plant(tmp_path / "a", [0.2, 0.1, 0.11, 0.1], epochs=True)
     collection = collect([str(tmp_path)])
-    times, spread, loss = (figure.svg for figure in draw(collection, measure(collection)))
+    times, spread, loss = (figure.svg for figure in draw(collection, summarize(collection)))
     for svg, label in ((times, "epoch"), (spread, "epochs"), (loss, "step")):
         words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
         axis = words[: words.index(label)] if label != "epochs" else words[words.index("s") : words.index(label)]
@@ -161,8 +161,8 @@ def test_epochs_of_unknown_length_are_not_drawn(tmp_path: Path) -> None:
         plant(tmp_path / name, noisy(0.1), epochs=True)
     edit(tmp_path / "b" / "run.json", data=None)
     collection = collect([str(tmp_path)])
-    titles = [figure.title for figure in draw(collection, measure(collection))]
-    assert titles[:2] == ["Time of each epoch", "How epoch times are spread"]
+    titles = [figure.title for figure in draw(collection, summarize(collection))]
+    assert titles[:2] == ["Time of each epoch", "Distribution of epoch times"]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -176,7 +176,7 @@ def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
     for number in range(10):
         plant(tmp_path / f"tier{number}", noisy(0.1, 4))
     collection = collect([str(tmp_path)])
-    svg = draw(collection, measure(collection))[0].svg
+    svg = draw(collection, summarize(collection))[0].svg
     lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
     tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
     assert len(set(tiers)) == 10
@@ -187,7 +187,7 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     for name in names:
         plant(tmp_path / name, noisy(0.1))
     collection = collect([str(tmp_path)])
-    for figure in draw(collection, measure(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
+    for figure in draw(collection, summarize(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
         words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
         assert [name for name in names if name not in words] == [], figure.title
 
@@ -235,7 +235,7 @@ def test_names_and_states_are_shown_as_they_are(tmp_path: Path) -> None:
     """Square brackets and colons are no markup of the terminal's table."""
     plant(tmp_path / "run[lr=0.1]", noisy(0.1))
     plant(tmp_path / "run[lr=0.2]", noisy(0.1), state="[/x] :fire:")
-    names, state, *_ = to_terminal(measure(collect([str(tmp_path)]))).splitlines()
+    names, state, *_ = to_terminal(summarize(collect([str(tmp_path)]))).splitlines()
     assert (names.split(), state.split()) == (["run[lr=0.1]", "run[lr=0.2]"], ["state", "done", "[/x]", ":fire:"])
 
 
@@ -243,4 +243,4 @@ def test_without_matplotlib_the_cure_is_named(runs: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     collection = collect([str(runs)])
     with pytest.raises(UserError, match=r"pip install matplotlib"):
-        draw(collection, measure(collection))
+        draw(collection, summarize(collection))

@@ -1,11 +1,11 @@
-"""Folders of job directories, local and in a bucket, become tiers."""
+"""Tests how folders of job directories, local and in a bucket, become tiers."""
 
 from pathlib import Path
 
 import pytest
 
 from deploy.report.collection import collect
-from deploy.report.rows import measure
+from deploy.report.summary import summarize
 from deploy.report.table import notes
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
@@ -28,23 +28,24 @@ def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
 def test_a_comparison_beside_job_directories_is_named(tmp_path: Path) -> None:
     plant(tmp_path / "cmp" / "l4x1" / "repeat-1", [0.2, 0.1, 0.1])
     (tmp_path / "cmp" / "comparison.json").write_text('{"tiers": [{"name": "l4x1", "machine_type": "g2"}]}')
-    with pytest.raises(UserError, match="comparisons lie in it: name one of them: cmp"):
+    with pytest.raises(UserError, match="it contains comparisons: use one of them: cmp"):
         collect([str(tmp_path)])
     plant(tmp_path / "one", [0.2, 0.1, 0.1])
     collection = collect([str(tmp_path)])
     assert [tier.name for tier in collection.tiers] == ["one"]
-    assert "The comparison in cmp is left out: give its folder too." in notes(measure(collection), collection)
+    left_out = "The comparison in cmp is left out: add its folder to the command."
+    assert left_out in notes(summarize(collection), collection)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address) -> None:
-    """One, a folder of them, and a comparison: the same as local ones; of their files only what is read is fetched."""
+    """Reads one, a folder of them, and a comparison, with the same values as local ones; fetches only what it reads."""
     for name in ("one", "two/repeat-1", "two/repeat-2"):
         sample(plant(tmp_path / "runs" / name, [0.2, 0.1, 0.1]))
     (tmp_path / "runs" / "one" / "checkpoints").mkdir()
     (tmp_path / "runs" / "one" / "checkpoints" / "weights").write_bytes(b"large")
     put(tmp_path / "runs", bucket / "lab/runs")
-    local, remote = (measure(collect([path])) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
+    local, remote = (summarize(collect([path])) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
     assert local == remote
     (run,) = collect([f"{bucket}lab/runs/one/"]).runs
     assert (run.folder.name, run.problems) == ("one", ())
@@ -55,7 +56,7 @@ def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address)
         '{"on": "vertex", "tiers": [{"name": "two", "machine_type": "n1", "price_per_hour": 1.0}]}'
     )
     put(tmp_path / "runs", bucket / "lab/runs")
-    (row,) = measure(collect([f"{bucket}lab/runs"]))
+    (row,) = summarize(collect([f"{bucket}lab/runs"]))
     assert (row.tier, row.machine, row.repeats, row.price_per_hour) == ("two", "n1", 2, 1.0)
     with pytest.raises(UserError, match=r"report=gs://.*/lab/none: no objects found"):
         collect([f"{bucket}lab/none"])
@@ -63,7 +64,7 @@ def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address)
         collect(["gs:/bucket/runs"])
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     plant(tmp_path / "x" / "a", [0.1, 0.1])
     plant(tmp_path / "y" / "a", [0.1, 0.1])
     (tmp_path / "empty").mkdir()
@@ -71,9 +72,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "damaged" / "comparison.json").write_text('{"tiers": [{"nme": "a"}]}')
     for folders, line in {
         ("none",): "no such folder",
-        ("empty",): "no run.json, stats.jsonl or result.json in it",
+        ("empty",): "no run.json, stats.jsonl, result.json in it",
         ("damaged",): "comparison.json is damaged",
-        ("x/a", "y/a"): "a stands for two tiers",
+        ("x/a", "y/a"): "a names two tiers",
     }.items():
         with pytest.raises(UserError, match=line):
             collect([str(tmp_path / folder) for folder in folders])

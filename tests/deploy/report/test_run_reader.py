@@ -1,4 +1,4 @@
-"""A job directory of any origin, whole, damaged and resumed."""
+"""Tests reading job directories: whole, damaged and resumed."""
 
 import json
 import random
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.report.collection import collect
-from deploy.report.rows import measure
 from deploy.report.run_reader import read_run
+from deploy.report.summary import summarize
 from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.timing import after_warm_up
 from deploy.report.verdict import verdict
@@ -18,7 +18,7 @@ from tests.deploy.planted import edit, plant
 def test_a_whole_directory_is_read(tmp_path: Path) -> None:
     run = read_run(plant(tmp_path / "a", [0.2, 0.1, 0.1], devices=("GPU:0", "GPU:1"), fid=12.5))
     assert (run.state, run.steps, run.rows_per_replica, run.steps_per_epoch) == ("done", 30, 50, 60)
-    assert [window.step for window in run.reports] == [10, 20, 30]
+    assert [line.step for line in run.reports] == [10, 20, 30]
     assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9, "fid": 12.5}
     assert (run.restarts, run.problems, run.sample) == (0, (), None)
 
@@ -40,7 +40,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     )
     (folder / "stats.jsonl").write_text(bad + "\n" + good)
     run = read_run(folder)
-    assert [window.step for window in run.reports] == [10, 20, 30]
+    assert [line.step for line in run.reports] == [10, 20, 30]
     assert "8 damaged lines of stats.jsonl were left out" in run.problems[0]
     (folder / "stats.jsonl").write_text("{\n" + good)
     assert "1 damaged line of stats.jsonl was left out" in read_run(folder).problems[0]
@@ -48,45 +48,45 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "stats.jsonl is missing"), (b"\xff\x00{", "stats.jsonl is damaged"), (b"", "stats.jsonl holds no report")],
+    [(None, "is missing"), (b"\xff\x00{", "is damaged"), (b"", "contains no report")],
 )
 def test_why_no_step_was_timed(tmp_path: Path, content: bytes | None, why: str) -> None:
     file = plant(tmp_path / "a", [0.2, 0.1, 0.1]) / "stats.jsonl"
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    assert measure(collect([str(tmp_path)]))[0].missing["step_seconds"] == why
+    assert summarize(collect([str(tmp_path)]))[0].missing["step_seconds"] == f"stats.jsonl {why}"
 
 
-def test_a_run_without_an_end_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_run_without_an_end_is_reported(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1], state="running")
-    said = "it has not ended, or was killed (last report: step 30)"
+    ending = "it has not ended, or was killed (last report: step 30)"
     collection = collect([str(tmp_path)])
-    rows = measure(collection)
-    assert f"a: {said}." in verdict(collection, rows)
-    assert rows[0].missing["total_seconds"] == said
+    rows = summarize(collection)
+    assert f"a: {ending}." in verdict(collection, rows)
+    assert rows[0].missing["total_seconds"] == ending
     (folder / "stats.jsonl").unlink()
     assert read_run(folder).ending == "it has not ended, or was killed (no report)"
     (folder / "result.json").unlink()
     collection = collect([str(tmp_path)])
-    assert "a: there is no result.json." in verdict(collection, measure(collection))
+    assert "a: result.json is missing." in verdict(collection, summarize(collection))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null", "\xff", "{" * 5000])
-def test_damaged_files_cost_only_what_they_held(tmp_path: Path, content: str) -> None:
+def test_damaged_files_cost_only_their_own_values(tmp_path: Path, content: str) -> None:
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
     (folder / "result.json").write_text(content, encoding="latin-1")
     run = read_run(folder)
     assert (run.state, run.wall_seconds, run.rows_per_replica) == ("unknown", None, 100)
     assert run.ending == "result.json is damaged"
-    row = measure(collect([str(folder)]))[0]
+    row = summarize(collect([str(folder)]))[0]
     assert row.missing["total_seconds"] == "result.json is damaged"
     assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9}  # the newest report's
     assert len(run.problems) == 1
 
 
 def test_values_of_any_type_never_break_the_report(tmp_path: Path) -> None:
-    """Every value of the three files is replaced in turn by something else."""
+    """Replaces values of the three files by others."""
     strange = [None, True, -1, 0, 1e308, "x", [], {}, [None], {"loss": "x"}, float("nan")]
     chance = random.Random(0)
     for number in range(150):
@@ -100,24 +100,24 @@ def test_values_of_any_type_never_break_the_report(tmp_path: Path) -> None:
         lines[place] = json.dumps(content)
         (folder / name).write_text("\n".join(lines))
         collection = collect([str(folder)])
-        rows = measure(collection)
-        said, words = notes(rows, collection), verdict(collection, rows)
-        assert json.loads(to_json(rows, said, words))["tiers"][0]["tier"] == "a"
+        rows = summarize(collection)
+        remarks, sentences = notes(rows, collection), verdict(collection, rows)
+        assert json.loads(to_json(rows, remarks, sentences))["tiers"][0]["tier"] == "a"
         assert to_csv(rows).count("\n") == 2
-        assert to_markdown(rows, said).startswith("| tier | state |")
+        assert to_markdown(rows, remarks).startswith("| tier | state |")
         assert "state" in to_terminal(rows)
 
 
-def test_a_restarted_run_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_restarted_run_is_reported(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
     edit(folder / "result.json", restarts=2, wall_seconds=30.0)
     collection = collect([str(folder)])
-    rows = measure(collection)
+    rows = summarize(collection)
     assert (rows[0].total_seconds, rows[0].warmup_steps) == (30.0, 10)
-    assert [window.step for window in after_warm_up(collection.runs[0].reports)] == [20, 30]
-    assert "a: restarted 2 times: its total time holds each start-up." in notes(rows, collection)
+    assert [line.step for line in after_warm_up(collection.runs[0].reports)] == [20, 30]
+    assert "a: restarted 2 times: its total time includes each start-up." in notes(rows, collection)
     edit(folder / "result.json", restarts=1)
-    assert "a: restarted once: its total time holds each start-up." in notes(rows, collect([str(folder)]))
+    assert "a: restarted once: its total time includes each start-up." in notes(rows, collect([str(folder)]))
 
 
 def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
         line["untimed_steps"] = untimed
     (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     collection = collect([str(folder)])
-    assert [window.step for window in after_warm_up(collection.runs[0].reports)] == [20, 30, 50]
-    row = measure(collection)[0]
+    assert [line.step for line in after_warm_up(collection.runs[0].reports)] == [20, 30, 50]
+    row = summarize(collection)[0]
     assert row.warmup_steps == 20
     assert row.step_seconds is not None
     assert (row.step_seconds.median, row.step_seconds.count) == (0.1, 3)
@@ -137,6 +137,6 @@ def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
 def test_a_missing_machine_and_null_losses_stay_empty(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
     edit(folder / "result.json", final={"losses": {"loss": None}, "metrics": {"accuracy": 0.5}})
-    row = measure(collect([str(folder)]))[0]
+    row = summarize(collect([str(folder)]))[0]
     assert (row.final_loss, row.final_accuracy, row.machine) == (None, 0.5, None)
-    assert row.missing["final_loss"] == "result.json does not hold it"
+    assert row.missing["final_loss"] == "result.json does not contain it"

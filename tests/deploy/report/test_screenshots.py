@@ -1,4 +1,4 @@
-"""report.html as Chromium shows it: on a phone and a desk, light and dark, and on paper."""
+"""Tests report.html in Chromium: on a phone and a desktop, light and dark, and printed."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.deploy.planted import noisy, plant, sample
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE, DESK, HEIGHT = 390, 1200, 3000
-# No window is narrower than 500 pixels, but a frame may be. Each says how wide its page became.
+# No window is narrower than 500 pixels, but a frame may be. Each frame reports the width of its page.
 FRAMES = f"""<!doctype html><body style="margin: 0">
 <script>const seen = {{}}; onmessage = event => {{
   seen[event.data[0]] = event.data; document.documentElement.dataset.seen = Object.values(seen).join(" ")
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the report of three tiers, and a page that shows it in two widths."""
+    """Returns a folder with the report of three tiers, and a page that shows it in two widths."""
     folder = tmp_path_factory.mktemp("pages")
     for count, seconds in ((1, 0.1), (2, 0.06), (4, 0.05)):
         devices = [f"GPU:{index}" for index in range(count)]
@@ -51,7 +51,7 @@ def chromium(folder: Path, page: str, *arguments: str) -> str:
 
 
 def colours(folder: Path, dark: bool) -> set[tuple[int, ...]]:
-    """Those that the figures are to be drawn in."""
+    """Returns the colours that the figures must have."""
     text = (folder / "report.html").read_text()
     light, _, rest = text.partition("@media screen and (prefers-color-scheme: dark)")
     values = dict(re.findall(r"(--c\d\d): *#([0-9a-f]{6})", light))
@@ -66,8 +66,8 @@ def test_phone_and_desk_in_light_and_dark(page: Path, dark: bool) -> None:
     scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     seen = re.search(r'data-seen="([^"]*)"', chromium(page, "frames.html", "--dump-dom", *scheme))
     assert seen
-    told = str(dark).lower()
-    assert seen[1] == f"{PHONE},{PHONE},{told} {DESK},{DESK},{told}"  # nothing sticks out sideways
+    expected = str(dark).lower()
+    assert seen[1] == f"{PHONE},{PHONE},{expected} {DESK},{DESK},{expected}"  # the page is not wider than the frame
     chromium(page, "frames.html", f"--screenshot={page / 'shot.png'}", *scheme)
     with Image.open(page / "shot.png") as image:
         shot = image.convert("RGB")

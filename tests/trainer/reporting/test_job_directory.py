@@ -1,4 +1,4 @@
-"""The job directory: where things lie, and that nothing stands there half written."""
+"""Tests where a run writes its files, and that no file is ever half written."""
 
 import json
 import os
@@ -10,19 +10,20 @@ import pytest
 
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
-from trainer.reporting.job_directory import open_job_dir, write_json
+from trainer.reporting.job_directory import open_job_dir
+from trainer.reporting.json_files import write_json
 from trainer.storage import whole_folder, write_whole
 
 
-def test_everything_lies_below_job_dir(tmp_path: Path) -> None:
+def test_every_folder_is_in_job_dir(tmp_path: Path) -> None:
     job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
     assert job_dir.root == tmp_path / "a" / "b"
-    assert not job_dir.samples.exists()  # the first grid makes it
+    assert not job_dir.samples.exists()  # the first grid creates it
     for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model):
         assert folder.parent == job_dir.root
 
 
-def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
+def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> None:
     environment = {
         "AIP_MODEL_DIR": f"{tmp_path}/base/model/",
         "AIP_CHECKPOINT_DIR": f"{tmp_path}/base/checkpoints/",
@@ -43,7 +44,7 @@ def test_without_a_flag_vertex_says_where(tmp_path: Path) -> None:
         (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
     ],
 )
-def test_where_a_run_cannot_write_is_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
+def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
     with pytest.raises(UserError) as caught:
         open_job_dir(config, environment)
     assert line in str(caught.value)
@@ -69,7 +70,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
                 open_job_dir(TrainConfig(job_dir=str(tmp_path)))
             open_job_dir(TrainConfig(job_dir=str(tmp_path / "another")))
         finally:
-            other.kill()  # and with it goes its lock
+            other.kill()  # which releases its lock
     open_job_dir(TrainConfig(job_dir=str(tmp_path)))
     open_job_dir(TrainConfig(job_dir=str(tmp_path)))
 
@@ -77,24 +78,24 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1, 2", "\x00"])
 def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UserError, match=r"run\.json: cannot be read"):
+    with pytest.raises(UserError, match=r"run\.json cannot be read .*: remove it, or use another --job_dir"):
         open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
 
 
 def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
     open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})
-    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})  # nothing was kept yet: mend the settings in place
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})  # no checkpoint exists yet
     (tmp_path / "checkpoints" / "ckpt-5.index").write_text("")
-    with pytest.raises(UserError, match="seed: 3 there, 4 here"):
+    with pytest.raises(UserError, match="seed: 3 before, 4 now"):
         open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints", "samples"])
-def test_folders_of_someone_else_are_left_alone(tmp_path: Path, name: str) -> None:
+def test_folders_that_are_not_from_a_run_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "my_code.py").write_text("")
-    with pytest.raises(UserError, match="is there and not of a run"):
+    with pytest.raises(UserError, match="exists and is not from a run"):
         open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
     assert (tmp_path / name / "my_code.py").exists()
 
@@ -106,7 +107,7 @@ def test_a_file_where_a_folder_belongs_is_one_line(tmp_path: Path, name: str) ->
         open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
 
 
-def test_a_path_that_is_at_fault_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+def test_a_wrong_path_is_not_reported_as_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path / "folder", tmp_path / ("x" * 300)):
@@ -128,17 +129,17 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_two_processes_that_write_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, sync = tmp_path / "x.json", os.fsync
 
-    def other_writes_meanwhile(descriptor: int) -> None:
+    def other_process_writes(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", sync)
         with monkeypatch.context() as other:
             other.setattr(os, "getpid", lambda: 1)
-            write_whole(file, "of the other")
-        assert file.read_text() == "of the other"
+            write_whole(file, "of the other process")
+        assert file.read_text() == "of the other process"
 
-    monkeypatch.setattr(os, "fsync", other_writes_meanwhile)
+    monkeypatch.setattr(os, "fsync", other_process_writes)
     write_whole(file, "ours")
     assert file.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [file]
@@ -147,8 +148,8 @@ def test_two_processes_that_write_one_file_do_not_meet(tmp_path: Path, monkeypat
 def test_parts_of_killed_processes_are_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    here, file = os.uname().nodename, tmp_path / "x.json"
-    parts = [f".x.json.{host}-{process}.part" for host, process in ((here, ended.pid), (here, 1), ("elsewhere", 1))]
+    own, file = os.uname().nodename, tmp_path / "x.json"
+    parts = [f".x.json.{host}-{process}.part" for host, process in ((own, ended.pid), (own, 1), ("elsewhere", 1))]
     for part in parts:
         (tmp_path / part).write_text("half")
     write_whole(file, "whole")
@@ -164,6 +165,6 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
 
 
-def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": None}}

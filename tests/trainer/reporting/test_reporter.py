@@ -1,4 +1,4 @@
-"""Every number twice: what people read, and what programs read."""
+"""Tests what people read of a run and what programs read."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from trainer.log import log, start_logging
 from trainer.reporting import console
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
 from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
-from trainer.reporting.stats import Stats
+from trainer.reporting.run_files import append_stats, drop_stats_after
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.terminal import duration
@@ -45,19 +45,19 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
     assert np.array_equal(tf.io.decode_png(png), picture)
 
 
-def test_stats_drop_what_lies_past_the_resumed_step_and_half_lines(tmp_path: Path) -> None:
+def test_stats_after_the_resumed_step_and_damaged_lines_are_dropped(tmp_path: Path) -> None:
     file = tmp_path / "stats.jsonl"
-    stats = Stats(file, 0)
     for step in (10, 20, 30):
-        stats.append({"kind": "report", "step": step, "loss": float("nan")})
+        append_stats(tmp_path, {"kind": "report", "step": step, "losses": {"loss": float("nan")}})
     with open(file, "a") as more:
         more.write('[1]\n{"step": "x"}\n\x00\n{"kind": "report", "step": 40, "lo')
-    Stats(file, 20).append({"kind": "report", "step": 30, "loss": 1.0})
+    drop_stats_after(tmp_path, 20)
+    append_stats(tmp_path, {"kind": "report", "step": 30, "losses": {"loss": 1.0}})
     found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(entry["step"], entry["loss"]) for entry in found] == [(10, None), (20, None), (30, 1.0)]
+    assert [(entry["step"], entry["losses"]["loss"]) for entry in found] == [(10, None), (20, None), (30, 1.0)]
 
 
-def test_the_tuning_file_is_as_vertex_reads_it(tmp_path: Path) -> None:
+def test_the_tuning_file_has_the_format_of_vertex_ai(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "output.metrics"
     environment = {"CLOUD_ML_HP_METRIC_FILE": str(file), "CLOUD_ML_TRIAL_ID": "7"}
     metric = TuningMetric("critic_loss", environment)
@@ -95,7 +95,7 @@ def test_lines_are_json_with_a_severity_on_vertex(
     logging.getLogger("trainer").handlers.clear()
 
 
-def test_a_status_line_says_it_all() -> None:
+def test_a_status_line_is_complete() -> None:
     progress = Progress(500, 1000, steps_per_epoch=40, examples_per_step=64)
     logs = StepLogs(("loss",), np.full((10, 1), 2.0), {})
     progress.whole.add(logs, 5.0, timed=True)
@@ -129,20 +129,20 @@ def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
-def test_the_call_that_traces_says_nothing_of_speed() -> None:
-    window = RunningMeans(examples_per_step=10)
-    window.add(StepLogs(("loss",), np.array([[4.0]]), {}), 60.0, timed=False)
-    assert (window.step_seconds, window.images_per_second) == (None, None)
-    window.add(StepLogs(("loss",), np.array([[1.0], [1.0]]), {}), 1.0, timed=True)
-    assert (window.means(), window.step_seconds, window.images_per_second) == ({"loss": 2.0}, 0.5, 20.0)
+def test_the_call_that_traces_is_not_timed() -> None:
+    running = RunningMeans(examples_per_step=10)
+    running.add(StepLogs(("loss",), np.array([[4.0]]), {}), 60.0, timed=False)
+    assert (running.step_seconds, running.images_per_second) == (None, None)
+    running.add(StepLogs(("loss",), np.array([[1.0], [1.0]]), {}), 1.0, timed=True)
+    assert (running.means(), running.step_seconds, running.images_per_second) == ({"loss": 2.0}, 0.5, 20.0)
 
 
-def test_a_metric_that_keras_keeps_wins_over_the_scalar_of_its_name() -> None:
+def test_a_keras_metric_replaces_the_scalar_of_its_name() -> None:
     logs = StepLogs(("accuracy", "loss"), np.array([[0.1, 3.0], [0.3, 1.0]]), {"accuracy": 0.9})
     assert logs.means() == {"accuracy": 0.9, "loss": 2.0}
 
 
-def test_losses_and_metrics_are_told_apart() -> None:
+def test_losses_and_metrics_are_grouped() -> None:
     assert by_kind({"loss": 1, "gradient_penalty": 2, "accuracy": 3}) == {
         "losses": {"loss": 1, "gradient_penalty": 2},
         "metrics": {"accuracy": 3},
@@ -157,16 +157,16 @@ def test_nvidia_smi_is_read() -> None:
 
 
 @pytest.mark.parametrize(("ends", "gib"), [("", [2.0]), ("; exit 9", [])])
-def test_the_tool_is_asked_once_in_a_while(
+def test_the_tool_is_run_only_once_in_a_while(
     ends: str, gib: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls\necho '2048, 87'{ends}\n")
+    tool.write_text(f"#!/bin/sh\necho called >> {tmp_path}/calls\necho '2048, 87'{ends}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     gpus = Gpus()
     assert [each["memory_gib"] for _ in range(3) for each in gpus.read()] == 3 * gib
-    assert (tmp_path / "calls").read_text() == "asked\n"
+    assert (tmp_path / "calls").read_text() == "called\n"
 
 
 def test_memory_is_measured() -> None:
@@ -180,10 +180,7 @@ def test_a_grid_holds_every_image_in_order() -> None:
     centres = picture[[34, 100]][:, [34, 100, 166], 0]
     assert centres.tolist() == [[0, 40, 80], [120, 160, 255]]
     assert tf.io.decode_png(encode_png(picture)).shape == picture.shape
-
-
-def test_small_images_are_enlarged_to_be_seen() -> None:
-    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)
+    assert grid(np.zeros((4, 16, 16, 1), np.uint8)).shape == (134, 134, 1)  # small images are enlarged
 
 
 def test_grey_levels_are_rounded_and_clipped() -> None:

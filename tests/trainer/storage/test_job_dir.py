@@ -102,7 +102,8 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     before = len(proxy.requests)
     assert run(config_of(bucket, tmp_path / "third", "--steps=40")) == DONE  # finished already
     assert not any("/upload/" in request for request in proxy.requests[before:])
-    with pytest.raises(UserError, match=rf"job_dir={bucket.url('runs/7')} holds another run \(seed: 0 there, 2 here"):
+    other = rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
+    with pytest.raises(UserError, match=other):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
 
 
@@ -271,7 +272,7 @@ def test_folders_of_someone_else_are_left_alone(bucket: Bucket, tmp_path: Path, 
     bucket.put(f"runs/7/{folder}/.probe-of-a-killed-process", b"")
     open_job_dir(config_of(bucket, tmp_path))
     bucket.put(f"runs/7/{folder}/my_code.py", b"")
-    with pytest.raises(UserError, match=f"{bucket.url(f'runs/7/{folder}')} is there and not of a run"):
+    with pytest.raises(UserError, match=f"{bucket.url(f'runs/7/{folder}')} exists and is not from a run"):
         open_job_dir(config_of(bucket, tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""The table: against an independent reading of the files, against published tables, and its four forms."""
+"""Tests the table against an independent reading of the files and published tables, and in its four forms."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deploy.report.collection import collect
-from deploy.report.rows import Row, measure
+from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import COLUMNS, figures, money, notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.timing import Spread, spread
 from deploy.report.verdict import verdict
@@ -18,17 +18,17 @@ from tests.deploy.planted import edit, noisy, plant
 from trainer.errors import UserError
 
 
-def rows_of(folder: Path, baseline: str = "", **prices: float) -> dict[str, Row]:
-    return {row.tier: row for row in measure(collect([str(folder)]), baseline, prices)}
+def rows_of(folder: Path, baseline: str = "", **prices: float) -> dict[str, TierSummary]:
+    return {row.tier: row for row in summarize(collect([str(folder)]), baseline, prices)}
 
 
 def words_of(folder: Path, baseline: str = "", **prices: float) -> str:
     collection = collect([str(folder)])
-    return "\n".join(verdict(collection, measure(collection, baseline, prices), baseline))
+    return "\n".join(verdict(collection, summarize(collection, baseline, prices), baseline))
 
 
 def test_the_table_agrees_with_an_independent_reading(tmp_path: Path) -> None:
-    """NumPy on the raw lines: no function of deploy/ takes part."""
+    """Compares with NumPy on the raw lines, without any function of deploy/."""
     plant(tmp_path / "one" / "repeat-1", noisy(0.1), losses=np.linspace(2, 0.5, 20).tolist(), fid=30)
     plant(tmp_path / "one" / "repeat-2", noisy(0.11, 12), losses=np.linspace(2, 0.7, 12).tolist(), fid=20, startup=8)
     plant(tmp_path / "two" / "repeat-1", noisy(0.06), devices=("GPU:0", "GPU:1"), epochs=True)
@@ -57,7 +57,7 @@ def test_the_table_agrees_with_an_independent_reading(tmp_path: Path) -> None:
     assert two.epoch_seconds is not None
     assert two.epoch_seconds.median == pytest.approx(60 * np.median(steps["two"]))
     assert (one.warmup_steps, two.warmup_steps, one.repeats, one.steps) == (10, 60, 2, None)
-    assert one.missing["steps"] == "the repeats differ, or do not say"
+    assert one.missing["steps"] == "the repeats differ, or do not state it"
 
 
 # The seconds that three articles print, for the same work on each tier: name -> (seconds, devices).
@@ -67,7 +67,7 @@ DENSE = {"one": (68.0, 1), "two": (90.6, 2)}
 
 
 def type_in(folder: Path, published: dict[str, tuple[float, int]], epochs: int = 6) -> Path:
-    """A run a tier whose epochs after the warm-up take, all together, the published seconds."""
+    """Writes a run for each tier whose epochs after the warm-up take the published seconds in total."""
     for name, (seconds, devices) in published.items():
         kind = "CPU" if name == "cpu" else "GPU"
         each = seconds / (epochs - 1) / 60
@@ -76,7 +76,7 @@ def type_in(folder: Path, published: dict[str, tuple[float, int]], epochs: int =
 
 
 def test_published_dcgan(tmp_path: Path) -> None:
-    """Printed there: 27.2 and 44.8 against the CPU, 1.64 against one GPU; DataParallel gained nothing."""
+    """Expects the published 27.2 and 44.8 against the CPU, 1.64 against one GPU, and no gain by DataParallel."""
     type_in(tmp_path, DCGAN)
     against_cpu, against_gpu = rows_of(tmp_path, "cpu"), rows_of(tmp_path, "gpu")
     assert against_cpu["gpu"].speed_up == pytest.approx(27.2, abs=0.15)
@@ -96,9 +96,7 @@ def test_published_cnn_and_dense(tmp_path: Path) -> None:
     type_in(tmp_path / "dense", DENSE)
     assert rows_of(tmp_path / "dense")["two"].speed_up == pytest.approx(68.0 / 90.6)
     assert rows_of(tmp_path / "dense")["two"].batch_per_replica == 50
-    slower = (
-        "2 devices are slower than 1: two reaches 0.75 x one; a larger batch per replica or a bigger model is needed."
-    )
+    slower = "2 devices are slower than 1: two reaches 0.75 x one; use a larger batch per replica or a larger model."
     assert slower in words_of(tmp_path / "dense")
 
 
@@ -108,14 +106,15 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> N
     plant(tmp_path / "c", noisy(0.02))
     rows = rows_of(tmp_path, a=1.0, b=1.5)
     assert (rows["c"].price_per_hour, rows["c"].cost, rows["c"].cost_per_million_images) == (None, None, None)
-    said = notes(list(rows.values()), collect([str(tmp_path)]))
+    remarks = notes(list(rows.values()), collect([str(tmp_path)]))
     assert (
-        "No price an hour, cost per million images for c: the price is not known: give --price_per_hour=c=USD." in said
+        "No price an hour, cost per million images for c: the price is not known: use --price_per_hour=c=USD."
+        in remarks
     )
     words = words_of(tmp_path, a=1.0, b=1.5)
     assert "Fastest: c," in words
     assert "Cheapest: b, $0.208 per million images (c: no price)." in words
-    assert "Best buy: b, the lowest product of time and money (c: no price)." in words
+    assert "Best buy: b, the lowest product of time and cost (c: no price)." in words
     assert "Cheapest and best buy are not known (b and c: no price)." in words_of(tmp_path, a=1.0)
 
 
@@ -124,16 +123,15 @@ def test_the_best_buy_weighs_time_and_money(tmp_path: Path) -> None:
     plant(tmp_path / "fast", noisy(0.05))
     words = words_of(tmp_path, slow=1.0, fast=2.2)
     assert "Cheapest: slow, $0.278 per million images." in words
-    assert "Best buy: fast, the lowest product of time and money." in words
+    assert "Best buy: fast, the lowest product of time and cost." in words
 
 
-def test_a_failed_and_a_missing_tier_are_said_and_not_ranked(tmp_path: Path) -> None:
+def test_a_failed_and_a_missing_tier_are_reported_and_not_ranked(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.1))
     plant(tmp_path / "b", noisy(0.01), state="failed", error="step 7: loss is NaN or infinite")
     rows = rows_of(tmp_path, b=1.0)
-    assert (rows["b"].state, rows["b"].speed_up, rows["b"].total_seconds, rows["b"].final_loss) == (
-        "failed", None, None, None,
-    )  # fmt: skip
+    row = rows["b"]
+    assert (row.state, row.speed_up, row.total_seconds, row.final_loss) == ("failed", None, None, None)
     ended = "the run ended as 'failed': step 7: loss is NaN or infinite"
     assert {rows["b"].missing[key] for key in ("cost", "total_seconds", "speed_up", "final_loss", "fid")} == {ended}
     words = words_of(tmp_path)
@@ -155,20 +153,18 @@ def test_noise_is_called_equal_and_a_difference_is_not(tmp_path: Path) -> None:
     assert "b (2 devices) and a (1 device) are equally fast, within the spread" in words
 
 
-def test_other_losses_work_and_settings_are_called_out(tmp_path: Path) -> None:
+def test_different_losses_work_and_settings_are_reported(tmp_path: Path) -> None:
     falling = np.linspace(2, 0.5, 20).tolist()
     plant(tmp_path / "a", noisy(0.1), losses=falling)
     plant(tmp_path / "same", noisy(0.1), losses=[loss * 1.01 for loss in falling])
     assert "final loss" not in words_of(tmp_path)
     plant(tmp_path / "worse", noisy(0.1), losses=[loss * 1.5 for loss in falling])
-    assert "Different final losses: loss 0.750 on worse, 0.500 on a: this is not the same training" in words_of(
-        tmp_path
-    )
+    assert "Different final losses: loss 0.750 on worse, 0.500 on a: the training differs" in words_of(tmp_path)
     short = plant(tmp_path / "short", noisy(0.1, 19), losses=falling[:19])
     edit(short / "run.json", config={"model": "mlp", "global_batch_size": 100, "learning_rate": 0.2, "seed": 0})
     words = words_of(tmp_path)
-    assert "Not the same work: images read: a 20,000, same 20,000, short 19,000, worse 20,000." in words
-    assert "Not the same work: learning_rate is 0.1 (a), 0.1 (same), 0.2 (short), 0.1 (worse)." in words
+    assert "Different work: images read: a 20,000, same 20,000, short 19,000, worse 20,000." in words
+    assert "Different work: learning_rate is 0.1 (a), 0.1 (same), 0.2 (short), 0.1 (worse)." in words
 
 
 def comparison(folder: Path, scaling: str, *tiers: dict[str, object]) -> Path:
@@ -182,14 +178,12 @@ L4X1 = {"name": "l4x1", "machine_type": "g2", "accelerator_type": "NVIDIA_L4", "
 L4X2 = {**L4X1, "name": "l4x2", "accelerators": 2, "price_per_hour": 1.6}
 
 
-def test_communication_is_said_only_where_it_was_measured(tmp_path: Path) -> None:
+def test_communication_is_reported_only_if_it_was_measured(tmp_path: Path) -> None:
     comparison(tmp_path, "weak", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1))
     plant(tmp_path / "l4x2" / "repeat-1", noisy(0.125), devices=("GPU:0", "GPU:1"), batch=200)
     words = words_of(tmp_path)
-    assert (
-        "l4x2: 20 % of a step is communication and waiting, measured as what it takes beyond the step of l4x1" in words
-    )
+    assert "l4x2: 20 % of a step is communication and waiting, measured as the time beyond a step of l4x1" in words
     assert rows_of(tmp_path)["l4x2"].speed_up == pytest.approx(1.6, rel=0.01)
     strong = comparison(tmp_path / "strong", "strong", L4X1, L4X2)
     plant(strong / "l4x1" / "repeat-1", noisy(0.1))
@@ -197,8 +191,8 @@ def test_communication_is_said_only_where_it_was_measured(tmp_path: Path) -> Non
     assert "communication" not in words_of(strong)
 
 
-def test_devices_are_held_against_their_own_kind(tmp_path: Path) -> None:
-    """Two slow devices against one fast one say nothing of scaling."""
+def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
+    """Shows that two slow devices against one fast one are no measure of scaling."""
     a100 = {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"}
     comparison(tmp_path, "strong", a100, L4X1, L4X2)
     plant(tmp_path / "a100" / "repeat-1", noisy(0.01), gpu="NVIDIA A100-SXM4-40GB")
@@ -212,22 +206,16 @@ def test_devices_are_held_against_their_own_kind(tmp_path: Path) -> None:
     assert rows_of(tmp_path, "l4x1")["l4x2"].efficiency == pytest.approx(1)
 
 
-def test_simulated_devices_are_called_so_everywhere(tmp_path: Path) -> None:
+def test_simulated_devices_are_marked_everywhere(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), devices=("CPU:0",))
     plant(tmp_path / "l4x2" / "repeat-1", noisy(0.1), devices=("CPU:0", "CPU:1"))
     collection = collect([str(tmp_path)])
-    rows = measure(collection)
-    said, words = notes(rows, collection), verdict(collection, rows)
+    rows = summarize(collection)
+    remarks, words = notes(rows, collection), verdict(collection, rows)
     assert [row.simulated for row in rows] == ["NVIDIA_L4 simulated on a CPU"] * 2
-    for text in (
-        to_markdown(rows, said),
-        to_csv(rows),
-        to_json(rows, said, words),
-        to_terminal(rows),
-        "\n".join(words),
-    ):
-        assert "simulated" in text.lower()
+    forms = to_markdown(rows, remarks), to_csv(rows), to_json(rows, remarks, words), to_terminal(rows)
+    assert all("simulated" in text.lower() for text in (*forms, "\n".join(words)))
 
 
 def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: Path) -> None:
@@ -241,24 +229,28 @@ def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: 
             assert (row.efficiency, row.cost, row.cost_per_million_images) == (None, None, None)
             assert row.missing["efficiency"] == row.missing["cost"] == row.missing["cost_per_million_images"]
         words = words_of(tmp_path, **prices)
-        assert words.startswith("Simulated devices: l4x1 and l4x2: their speeds say nothing of real machines, so none")
+        assert words.startswith(
+            "Simulated devices: l4x1 and l4x2: their speeds do not apply to real machines, so they are not ranked"
+        )
         for claim in ("Fastest", "slower", "Best buy", "No verdict"):
             assert claim not in words
-    said = notes([one, two], collect([str(tmp_path)]))
-    assert any(line.startswith("No efficiency, cost of the run, cost per million images for any tier") for line in said)
+    remarks = notes([one, two], collect([str(tmp_path)]))
+    assert any(
+        line.startswith("No efficiency, cost of the run, cost per million images for any tier") for line in remarks
+    )
 
 
-def test_where_a_run_took_place_is_not_guessed(tmp_path: Path) -> None:
+def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     for name, seconds in (("l4x1", 0.1), ("l4x2", 0.2)):
         folder = plant(tmp_path / name / "repeat-1", noisy(seconds))
         (folder / "run.json").write_text("{}")
     for row in rows_of(tmp_path).values():
         assert (row.kind, row.efficiency, row.cost) == ("unknown", None, None)
-        assert row.missing["efficiency"] == row.missing["cost"] == "run.json does not say where it ran"
+        assert row.missing["efficiency"] == row.missing["cost"] == "run.json does not state where it ran"
     words = words_of(tmp_path)
     assert "slower" not in words
-    assert "not known (l4x1 and l4x2: run.json does not say where it ran)." in words
+    assert "not known (l4x1 and l4x2: run.json does not state where it ran)." in words
 
 
 def test_the_price_of_a_tier_is_not_that_of_this_machine(tmp_path: Path) -> None:
@@ -266,7 +258,9 @@ def test_the_price_of_a_tier_is_not_that_of_this_machine(tmp_path: Path) -> None
     plant(tmp_path / "cpu" / "repeat-1", noisy(0.1), devices=("CPU:0",))
     (row,) = rows_of(tmp_path).values()
     assert (row.price_per_hour, row.cost) == (0.44, None)
-    assert row.missing["cost"].startswith("it ran on this machine, not on one of that price: give --price_per_hour=cpu")
+    assert row.missing["cost"].startswith(
+        "it ran on this machine, not on the machines of that price: use --price_per_hour=cpu"
+    )
     (row,) = rows_of(tmp_path, cpu=3600).values()
     assert row.cost == pytest.approx(row.total_seconds)
 
@@ -274,9 +268,9 @@ def test_the_price_of_a_tier_is_not_that_of_this_machine(tmp_path: Path) -> None
 def test_prices_are_called_estimates(tmp_path: Path) -> None:
     plant(tmp_path / "l4x1", noisy(0.1))
     collection = collect([str(tmp_path)])
-    for prices, told in (({"l4x1": 2.0}, True), ({}, False)):
-        said = notes(measure(collection, usd_by_tier=prices), collection)
-        assert any(line.startswith("Prices are estimates of 20") for line in said) == told
+    for prices, expected in (({"l4x1": 2.0}, True), ({}, False)):
+        remarks = notes(summarize(collection, usd_by_tier=prices), collection)
+        assert any(line.startswith("Prices are estimates of 20") for line in remarks) == expected
 
 
 def test_a_tier_that_was_not_run_has_an_empty_column(tmp_path: Path) -> None:
@@ -292,29 +286,29 @@ def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
     plant(tmp_path / "l4x1", noisy(0.1))
     for given in ({"baseline": "l4x2"}, {"usd_by_tier": {"l4x2": 1.0}}):
         with pytest.raises(UserError, match="l4x2: no such tier; did you mean 'l4x1'"):
-            measure(collect([str(tmp_path)]), **given)
+            summarize(collect([str(tmp_path)]), **given)
 
 
 def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     plant(tmp_path / "a|b", noisy(0.1))
     plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"))
     collection = collect([str(tmp_path)])
-    rows = measure(collection, usd_by_tier={"c": 2.0})
-    said = notes(rows, collection)
+    rows = summarize(collection, usd_by_tier={"c": 2.0})
+    remarks = notes(rows, collection)
     records = list(csv.DictReader(io.StringIO(to_csv(rows))))
-    content = json.loads(to_json(rows, said, ["words"]))
+    content = json.loads(to_json(rows, remarks, ["words"]))
     assert [record["tier"] for record in records] == ["a|b", "c"]
     assert float(records[1]["step_seconds"]) == content["tiers"][1]["step_seconds"]["median"]
     assert (records[0]["cost"], content["tiers"][0]["cost"]) == ("", None)
     assert "cost: its price or its total time is missing" in records[0]["missing"]
-    markdown = to_markdown(rows, said).splitlines()
+    markdown = to_markdown(rows, remarks).splitlines()
     assert markdown[2].startswith(r"| a\|b | done |")
     assert {line.replace(r"\|", "").count("|") for line in markdown[:4]} == {markdown[0].count("|")}
     titles = {column.title for column in COLUMNS} - {"FID", "machine", "peak GPU memory GiB"}
     assert all(title in to_terminal(rows) for title in titles - {"tier", "s/epoch"})
-    assert "Final accuracy is accuracy." in said
+    assert "Final accuracy is accuracy." in remarks
     assert "FID" not in markdown[0]
-    assert "No FID for any tier: the run computed none: give --fid_every_steps." in said
+    assert "No FID for any tier: the run did not compute it: use --fid_every_steps." in remarks
 
 
 @pytest.mark.parametrize(

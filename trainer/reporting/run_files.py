@@ -1,0 +1,147 @@
+"""Defines, reads and writes a run's run.json, stats.jsonl and result.json. Imports no TensorFlow: `deploy` uses it.
+
+Readers return what is whole in a file, and what is wrong with the rest. Values of a damaged file may have other types
+than the schema says.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from trainer.reporting.json_files import finite, number, read_json, whole, write_json
+from trainer.storage import write_whole, writing
+from trainer.storage.run_layout import RESULT, RUN_INFO, STATS
+
+Scalars = dict[str, float]
+
+
+class RunInfo(TypedDict, total=False):
+    """Describes run.json: what a run is."""
+
+    config: dict[str, Any]
+    batch: str
+    cluster: dict[str, Any]  # workers, addresses, replicas, rows_per_replica
+    devices: list[str]  # of each worker
+    gpus: list[str]  # models of the chief's GPUs
+    simulated: bool  # logical CPU devices stand for accelerators
+    strategy: str
+    data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
+    depends_on_replicas: list[str]
+    total_steps: int
+    versions: dict[str, str]
+    git_commit: str | None
+    command: str
+    started: str  # UTC
+
+
+class StatsEntry(TypedDict, total=False):
+    """Describes one line of stats.jsonl: a report, an epoch, an evaluation or a quality measurement."""
+
+    kind: str
+    step: int
+    epoch: float
+    seconds: float
+    images_per_second: float | None
+    step_seconds: float | None
+    untimed_steps: int  # above 0 in the first line after each start
+    losses: Scalars
+    metrics: Scalars
+    memory_gib: float
+    gpus: list[dict[str, float]]
+    features: str  # of a quality measurement, as `samples`
+    samples: int
+
+
+class Result(TypedDict, total=False):
+    """Describes result.json: how far a run is, and how it ended."""
+
+    state: str  # running, interrupted, failed, budget, done
+    error: str | None
+    exit_code: int  # of a failure, as `settings` and `vertex_job`
+    settings: str
+    vertex_job: str | None
+    steps: int
+    asked_steps: int
+    epochs: float
+    startup_seconds: float | None  # from the start of the process to the end of its first step
+    training_seconds: float
+    images_per_second: float | None
+    step_seconds: float | None
+    wall_seconds: float
+    saving_seconds: float
+    peak_memory_gib: float
+    restarts: int
+    steps_repeated: int
+    rollbacks: int
+    epoch_seconds: list[float]
+    final: dict[str, Any]  # losses, metrics, fid_features
+
+
+def read_run_info(folder: Path) -> tuple[RunInfo, str]:
+    """Returns the content of run.json in `folder` and "", or {} and what is wrong with the file."""
+    return cast(tuple[RunInfo, str], read_json(folder / RUN_INFO))
+
+
+def read_result(folder: Path) -> tuple[Result, str]:
+    """Returns the content of result.json in `folder` and "", or {} and what is wrong with the file."""
+    return cast(tuple[Result, str], read_json(folder / RESULT))
+
+
+def record_failure(folder: Path, error: str) -> None:
+    """Writes `error` into result.json in `folder`, unless that holds one already."""
+    result, _ = read_result(folder)
+    if not result.get("error"):
+        write_json(folder / RESULT, {**result, "state": "failed", "error": error})
+
+
+def append_stats(folder: Path, entry: StatsEntry) -> None:
+    """Appends one line to stats.jsonl in `folder`; NaN and infinity become null."""
+    with writing(folder / STATS), open(folder / STATS, "a", encoding="utf-8") as file:
+        file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
+
+
+def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
+    """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with other lines."""
+    try:
+        entries, damaged = _read_lines(folder / STATS)
+    except FileNotFoundError:
+        return [], f"{folder / STATS} is missing"
+    except OSError as error:
+        return [], f"{folder / STATS} cannot be read ({error})"
+    lines = f"1 damaged line of {STATS} was" if damaged == 1 else f"{damaged} damaged lines of {STATS} were"
+    return entries, f"{folder}: {lines} left out" if damaged else ""
+
+
+def drop_stats_after(folder: Path, step: int) -> None:
+    """Removes lines after `step`, and damaged ones, from stats.jsonl in `folder`: the run resumes at `step`."""
+    kept = [entry for entry in _own_entries(folder) if entry["step"] <= step]
+    write_whole(folder / STATS, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def last_reported_step(folder: Path) -> int:
+    """Returns the largest step in stats.jsonl in `folder`; 0 if there is none."""
+    return max((entry["step"] for entry in _own_entries(folder)), default=0)
+
+
+def _own_entries(folder: Path) -> list[StatsEntry]:
+    """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not overwritten."""
+    return _read_lines(folder / STATS)[0] if (folder / STATS).is_file() else []
+
+
+def _read_lines(path: Path) -> tuple[list[StatsEntry], int]:
+    """Returns the valid lines and the number of damaged ones; a kill may have cut the last one short."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    entries = [entry for line in lines if (entry := _parse(line)) is not None]
+    return entries, len(lines) - len(entries)
+
+
+def _parse(line: str) -> StatsEntry | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    valid = isinstance(entry, Mapping) and whole(entry.get("step")) is not None and isinstance(entry.get("kind"), str)
+    times = ("step_seconds", "images_per_second")
+    valid = valid and all(entry.get(name) is None or number(entry[name]) is not None for name in times)
+    return cast(StatsEntry, entry) if valid else None
