@@ -65,10 +65,7 @@ def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """Returns a copy outside any strategy, with plain batch norm and without 16-bit arithmetic.
-
-    A subclassed model, which Keras cannot clone, is returned as it is.
-    """
+    """Returns a copy without strategy, synchronized batch norm and 16-bit arithmetic; a subclassed model unchanged."""
     compiled, model.compiled = model.compiled, False  # a template needs no training state
     try:
         copy = keras.models.clone_model(model, clone_function=_plain_layer)

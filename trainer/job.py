@@ -138,10 +138,7 @@ def prepare(
 
 
 def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
-    """Sets the first weights and returns the restored state, {} for a new run.
-
-    In this order: this job's newest checkpoint; weights of another run's checkpoint; of a template model; random ones.
-    """
+    """Loads this job's checkpoint, else weights of another run's, else of a template; returns the restored state."""
     if restored := checkpoints.restore():
         log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
     elif config.initial_checkpoint:

@@ -152,13 +152,13 @@ class Fid:
         self,
         model: Generates,
         replicas: Replicas,
-        extractor: Extractor,
+        extract: Extractor,
         reals: Examples,
         samples: int,
         seed: int,
         cache: Path,
     ) -> None:
-        self._model, self._replicas, self._extractor, self._reals = model, replicas, extractor, reals
+        self._model, self._replicas, self._extract, self._reals = model, replicas, extract, reals
         self.samples, self._seed, self._cache = min(samples, reals.count), seed, cache
         if self.samples < 2:
             raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are required")
@@ -196,7 +196,7 @@ class Fid:
     def _key(self) -> str:
         """Returns a digest of the network and the data, of which it reads the count and the first chosen batch."""
         some = self._reals.gather(self._rows[: self._replicas.global_batch_size])[0].numpy().tobytes()
-        data = f"float32 {self._extractor.identity} {self._reals.count} {self.samples} {self._seed}".encode() + some
+        data = f"float32 {self._extract.identity} {self._reals.count} {self.samples} {self._seed}".encode() + some
         return hashlib.sha256(data).hexdigest()
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
@@ -223,7 +223,7 @@ class Fid:
 
         def on_replica() -> Any:
             replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self._replicas.rows
-            return self._extractor(images_of(start + replica * rows + tf.range(rows)))
+            return self._extract(images_of(start + replica * rows + tf.range(rows)))
 
         strategy = self._replicas.strategy
         found = strategy.run(tf.autograph.experimental.do_not_convert(on_replica))

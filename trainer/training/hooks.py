@@ -22,8 +22,7 @@ from trainer.training.preemption import Control
 class Best:
     """Holds the best value of one metric so far, and its step: `best_metric`, or else val_accuracy or FID.
 
-    It starts from scratch if values are not comparable: with another metric, and for FID and KID with other features or
-    another number of images. NaN is never the best.
+    A value of another metric, or for FID and KID of other features or image counts, replaces it; NaN never does.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -70,10 +69,7 @@ def make_hooks(
     best: Best,
     control: Control,
 ) -> list[Hook]:
-    """Returns the hooks of a run in their order, except for the checkpoint, which must be the last.
-
-    The end of an epoch may stop the run: hooks that run at the end come after it.
-    """
+    """Returns all hooks but the checkpoint, which must be last. The end of an epoch may stop the run: it comes early."""
 
     def end_epoch(progress: Progress) -> None:
         means = reporter.epoch_end(progress)

@@ -62,10 +62,7 @@ def _receive(reader: socket.socket, request: StopRequest) -> None:
 
 
 def leave_at_once() -> None:
-    """Ends this process as a kill does, safe at any moment, but with a log line and exit code 75.
-
-    Python's normal exit would wait for threads in TensorFlow, or crash in one that still writes a checkpoint.
-    """
+    """Ends this process with exit code 75, without Python's exit: that waits for TensorFlow's threads, or crashes."""
     if sys.stdout.isatty():
         print("\033[?25h", end="")  # the progress bar hides the cursor
     log.warning("stopped at once: the same command resumes from the last checkpoint")

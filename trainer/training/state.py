@@ -20,8 +20,7 @@ WEIGHTS = "model/"  # the prefix of a network's variables; all others have "trai
 def variables_of(model: keras.Model) -> dict[str, Any]:
     """Returns every variable that training changes, by a name that does not depend on strategy or replicas.
 
-    Left out are metrics, which are reset at every call to the device (trainer.reporting.progress adds them up), and
-    learning rates, which come from the settings (see LearningRates).
+    Metrics are left out, as every call to the device resets them, and so are rates, which LearningRates holds.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
     found: dict[str, Any] = {}
@@ -59,18 +58,16 @@ def _is_rate(variable: Any) -> bool:
 
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
     """Yields the model's weights, then random state, then variables of optimizers and of the model's attributes."""
-    for variable in (*model.weights, *model.variables, *_reachable(model)):
+    reachable: list[Any] = []
+    for item in tf.train.TrackableView(model).descendants():
+        if isinstance(item, keras.optimizers.Optimizer):
+            reachable += item.variables
+        elif isinstance(item, (tf.Variable, keras.Variable)) and not isinstance(item, keras.Metric):
+            reachable.append(item)
+    for variable in (*model.weights, *model.variables, *reachable):
         if id(variable) not in seen:
             seen.add(id(variable))
             yield variable
-
-
-def _reachable(model: keras.Model) -> Iterator[Any]:
-    for item in tf.train.TrackableView(model).descendants():
-        if isinstance(item, keras.optimizers.Optimizer):
-            yield from item.variables
-        elif isinstance(item, (tf.Variable, keras.Variable)) and not isinstance(item, keras.Metric):
-            yield item
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Any]:

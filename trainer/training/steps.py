@@ -31,10 +31,7 @@ class StepRunner:
         self._step = tf.autograph.experimental.do_not_convert(self._replica_step)
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
-        """Runs `count` steps from `first_step` (counted from 0) and returns their scalars, summed over all workers.
-
-        Nothing is read back before the last step is done. Every worker must call it with the same arguments.
-        """
+        """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
         self.model.reset_metrics()
         steps = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64))
         values = self.replicas.sum_over_workers(steps.numpy())  # once a call, not once a step
