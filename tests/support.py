@@ -45,7 +45,7 @@ def run_job(config: TrainConfig) -> Path:
 def prepared(config: TrainConfig) -> TrainingRun:
     """Returns a job just before it trains."""
     fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.of(config, {}, 0.0))
+    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.from_previous(config, {}, 0.0))
 
 
 class Signals:
