@@ -1,6 +1,7 @@
 """Defines every setting of a run, with its meaning, unit and limits. Imports no TensorFlow."""
 
 import dataclasses
+from functools import partial
 
 from trainer.config.fields import setting
 from trainer.errors import UserError
@@ -21,187 +22,132 @@ DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 AUGMENTATIONS = ("flip", "crop")
 
 
+# One function a group of --help.
+_run, _model, _training, _data, _devices, _output = (
+    partial(setting, group=group) for group in ("run", "model", "training", "data", "devices", "output")
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
 
-    recipe: str = setting("", "name or path of the recipe", group="run")
-    job_dir: str = setting("", "folder or gs:// address that the run writes to, and resumes from", group="run")
-    callbacks: str = setting("", "package.module:function that returns a list of Keras callbacks", group="run")
+    recipe: str = _run("", "name or path of the recipe")
+    job_dir: str = _run("", "folder or gs:// address that the run writes to, and resumes from")
+    callbacks: str = _run("", "package.module:function that returns a list of Keras callbacks")
 
-    model: str = setting("wgan_gp", "a model's name, or your own package.module:function", group="model")
-    image_size: int = setting(
-        32, "height and width of the images", unit="pixels", minimum=1, maximum=4096, group="model"
-    )
-    channels: int = setting(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3, group="model")
-    width: int = setting(32, "filters of the widest-image layer; deeper ones double it", minimum=1, group="model")
-    latent_dim: int = setting(128, "length of a generator's noise vector", minimum=1, group="model")
+    model: str = _model("wgan_gp", "a model's name, or your own package.module:function")
+    image_size: int = _model(32, "height and width of the images", unit="pixels", minimum=1, maximum=4096)
+    channels: int = _model(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
+    width: int = _model(32, "filters of the widest-image layer; deeper ones double it", minimum=1)
+    latent_dim: int = _model(128, "length of a generator's noise vector", minimum=1)
 
-    variant: str = setting(
-        "B2", "variant of EfficientNet", choices=tuple(f"B{number}" for number in range(8)), group="model"
+    variant: str = _model("B2", "variant of EfficientNet", choices=tuple(f"B{number}" for number in range(8)))
+    weights: str = _model("imagenet", "initial weights of EfficientNet: imagenet, none, or a weights file")
+    fine_tune_from: str = _model("", "first block of EfficientNet to train, as block6a; none: only the head is trained")
+    fine_tune_after_steps: int = _training(
+        0, "steps in which only EfficientNet's head is trained", unit="steps", minimum=0
     )
-    weights: str = setting(
-        "imagenet", "initial weights of EfficientNet: imagenet, none, or a weights file", group="model"
-    )
-    fine_tune_from: str = setting(
-        "", "first block of EfficientNet to train, as block6a; none: only the head is trained", group="model"
-    )
-    fine_tune_after_steps: int = setting(
-        0, "steps in which only EfficientNet's head is trained", unit="steps", minimum=0, group="training"
-    )
-    fine_tune_learning_rate: float = setting(
-        1e-5, "learning_rate from fine_tune_after_steps on", above=0, group="training"
-    )
+    fine_tune_learning_rate: float = _training(1e-5, "learning_rate from fine_tune_after_steps on", above=0)
 
-    data: str = setting(
-        "digits", "a source's name, a path, kind:path, or your own package.module:function", group="data"
+    data: str = _data("digits", "a source's name, a path, kind:path, or your own package.module:function")
+    evaluation_fraction: float = _data(
+        0.0, "share of the examples held out for evaluation, if the source has no such part", minimum=0, maximum=0.9
     )
-    evaluation_fraction: float = setting(
-        0.0,
-        "share of the examples held out for evaluation, if the source has no such part",
-        minimum=0,
-        maximum=0.9,
-        group="data",
+    augment: str = _data(
+        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma"
     )
-    augment: str = setting(
-        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma", group="data"
+    skip_bad_images: bool = _data(False, "leave out image files that cannot be decoded")
+    data_memory_mib: int = _data(
+        4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
-    skip_bad_images: bool = setting(False, "leave out image files that cannot be decoded", group="data")
-    data_memory_mib: int = setting(
-        4096,
-        "prepared shards larger than this are read row by row, in constant memory",
-        unit="MiB",
-        minimum=0,
-        group="data",
-    )
-    cache_dir: str = setting("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer", group="data")
-    stream: bool = setting(
-        False,
-        "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time",
-        group="data",
+    cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
+    stream: bool = _data(
+        False, "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time"
     )
 
-    global_batch_size: int = setting(
-        64, "examples of one batch, over all replicas", unit="examples", minimum=1, group="training"
+    global_batch_size: int = _training(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
+    epochs: int | None = _training(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
+    steps: int | None = _training(None, "length of the run, instead of epochs", unit="steps", minimum=1)
+    learning_rate: float = _training(1e-4, "step size of the optimizers", above=0)
+    learning_rate_schedule: str = _training(
+        "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine")
     )
-    epochs: int | None = setting(None, "length of the run; 1 without steps", unit="epochs", minimum=1, group="training")
-    steps: int | None = setting(None, "length of the run, instead of epochs", unit="steps", minimum=1, group="training")
-    learning_rate: float = setting(1e-4, "step size of the optimizers", above=0, group="training")
-    learning_rate_schedule: str = setting(
-        "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine"), group="training"
+    warmup_steps: int = _training(0, "steps of a linear increase to learning_rate", unit="steps", minimum=0)
+    dropout: float = _model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
+    critic_steps: int = _training(5, "critic updates before each generator update", minimum=1)
+    gradient_penalty_weight: float = _training(10.0, "weight of the critic's gradient penalty", minimum=0)
+    ema_decay: float = _training(
+        0.999, "decay per step of the generator's averaged weights; 0: no averaging", minimum=0, maximum=0.999999
     )
-    warmup_steps: int = setting(
-        0, "steps of a linear increase to learning_rate", unit="steps", minimum=0, group="training"
-    )
-    dropout: float = setting(0.0, "share of hidden units to drop", minimum=0, maximum=0.95, group="model")
-    critic_steps: int = setting(5, "critic updates before each generator update", minimum=1, group="training")
-    gradient_penalty_weight: float = setting(
-        10.0, "weight of the critic's gradient penalty", minimum=0, group="training"
-    )
-    ema_decay: float = setting(
-        0.999,
-        "decay per step of the generator's averaged weights; 0: no averaging",
-        minimum=0,
-        maximum=0.999999,
-        group="training",
-    )
-    early_stopping: str = setting(
-        "", "stop when this metric of an epoch, as val_loss, no longer improves", group="training"
-    )
-    patience: int = setting(
-        3, "epochs without improvement before early_stopping", unit="epochs", minimum=1, group="training"
-    )
-    max_minutes: float = setting(
+    early_stopping: str = _training("", "stop when this metric of an epoch, as val_loss, no longer improves")
+    patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
+    max_minutes: float = _training(
         0.0,
         "end the run, saved and exported, after this time over all restarts; 0: no limit",
         unit="minutes",
         minimum=0,
-        group="training",
     )
-    on_nan: str = setting(
+    on_nan: str = _training(
         "stop",
         "when a loss is NaN: stop, or rollback to the last checkpoint with half the learning rate, at most twice",
         choices=("stop", "rollback"),
-        group="training",
     )
-    initial_checkpoint: str = setting(
-        "", "start from the weights of another run's checkpoint (or job directory)", group="model"
-    )
-    initial_model: str = setting("", "start from the weights of a saved template model, a model.keras", group="model")
-    seed: int = setting(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1, group="training")
+    initial_checkpoint: str = _model("", "start from the weights of another run's checkpoint (or job directory)")
+    initial_model: str = _model("", "start from the weights of a saved template model, a model.keras")
+    seed: int = _training(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1)
 
-    strategy: str = setting(
+    strategy: str = _devices(
         "auto",
         "tf.distribute strategy; auto chooses it by the devices and TF_CONFIG",
         choices=("auto", "one_device", "mirrored", "multi_worker"),
-        group="devices",
     )
-    communication: str = setting(
-        "auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"), group="devices"
+    communication: str = _devices("auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"))
+    worker_timeout_seconds: int = _devices(
+        600, "how long workers wait for a worker that is late", unit="seconds", minimum=1
     )
-    worker_timeout_seconds: int = setting(
-        600, "how long workers wait for a worker that is late", unit="seconds", minimum=1, group="devices"
-    )
-    replicas: int = setting(
+    replicas: int = _devices(
         0,
         "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made",
         unit="devices",
         minimum=0,
         maximum=64,
-        group="devices",
     )
-    expect_devices: int = setting(
-        0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0, group="devices"
+    expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
+    precision: str = _devices(
+        "float32", "arithmetic of the layers", choices=("float32", "mixed_bfloat16", "mixed_float16", "float64")
     )
-    precision: str = setting(
-        "float32",
-        "arithmetic of the layers",
-        choices=("float32", "mixed_bfloat16", "mixed_float16", "float64"),
-        group="devices",
+    jit_compile: bool = _devices(
+        False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models"
     )
-    jit_compile: bool = setting(
-        False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models", group="devices"
-    )
-    deterministic: bool = setting(False, "bit-identical results on GPUs too, as on CPUs; slower", group="devices")
-    sync_batch_norm: bool = setting(True, "batch normalization over the rows of all replicas", group="devices")
-    steps_per_loop: int = setting(
-        0,
-        "most steps in one call to the device; 0: as many as take about 3 seconds",
-        unit="steps",
-        minimum=0,
-        group="devices",
+    deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
+    sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
+    steps_per_loop: int = _devices(
+        0, "most steps in one call to the device; 0: as many as take about 3 seconds", unit="steps", minimum=0
     )
 
-    checkpoint_every_steps: int = setting(
-        500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0, group="output"
+    checkpoint_every_steps: int = _output(
+        500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0
     )
-    checkpoint_every_minutes: float = setting(
-        0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0, group="output"
+    checkpoint_every_minutes: float = _output(
+        0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
-    keep_checkpoints: int = setting(3, "newest checkpoints to keep, and the best one", minimum=1, group="output")
-    best_metric: str = setting(
-        "", "metric whose best checkpoint is kept; none: val_accuracy, or fid if it is computed", group="output"
+    keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
+    best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, or fid if it is computed")
+    report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
+    sample_every_steps: int = _output(
+        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
     )
-    report_every_steps: int = setting(
-        50, "report losses and speed this often, and at the end", unit="steps", minimum=1, group="output"
+    fid_every_steps: int = _output(
+        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0
     )
-    sample_every_steps: int = setting(
-        250,
-        "write a sample grid this often, and at the end; 0: only at the end",
-        unit="steps",
-        minimum=0,
-        group="output",
+    fid_samples: int = _output(10_000, "images to compare, real and generated", minimum=2)
+    fid_features: str = _output(
+        "inception", "network of FID's features: inception, or the model.keras of a saved classifier"
     )
-    fid_every_steps: int = setting(
-        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0, group="output"
-    )
-    fid_samples: int = setting(10_000, "images to compare, real and generated", minimum=2, group="output")
-    fid_features: str = setting(
-        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", group="output"
-    )
-    fid_weights: str = setting("imagenet", "weights of inception: imagenet, or a weights file", group="output")
-    tensorboard: bool = setting(True, "write TensorBoard event files", group="output")
-    tuning_metric: str = setting("", "metric reported to Vertex hyperparameter tuning", group="output")
+    fid_weights: str = _output("imagenet", "weights of inception: imagenet, or a weights file")
+    tensorboard: bool = _output(True, "write TensorBoard event files")
+    tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
 
     @property
     def inputs(self) -> dict[str, str]:
