@@ -236,16 +236,14 @@ def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
     ("arguments", "message"),
     [
         (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
-        (
-            ["cpu-2workers", "--recipe=wgan_gp_digits", "--kill=worker2@step5"],
-            "has the chief and workers up to worker1",
-        ),
+        (["cpu-2workers", "--recipe=wgan_gp_digits", "--kill=worker2@step5"],
+         "has the chief and workers up to worker1"),
         (["cpu", "--recipe=wgan_gp_digits", "--kill=soon"], "has the chief alone"),
         (["cpu-2workers", "--recipe=wgan_gp_digits", "--global_batch_size=63"], "does not divide over 2 replicas"),
         (["cpu", "--recipe=wgan_gp_digitz"], "did you mean 'wgan_gp_digits'"),
         (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
     ],
-)
+)  # fmt: skip
 def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         local.main(arguments)

@@ -36,29 +36,22 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
         (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
         (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
         (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: separate several tiers by blanks: l4x1 l4x4"),
-        (
-            ["l4x4", *JOB, "--max_cost=-3"],
-            "argument --max_cost: '-3' must be a number above 0, in USD",
-        ),
+        (["l4x4", *JOB, "--max_cost=-3"], "argument --max_cost: '-3' must be a number above 0, in USD"),
         (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
-        (
-            ["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
-            "project=My Project: use its ID, of lower-case letters",
-        ),
+        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
+         "project=My Project: use its ID, of lower-case letters"),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
         (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
-        (
-            ["l4x4", *JOB, "--data=photoz"],
-            "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing pa",
-        ),
+        (["l4x4", *JOB, "--data=photoz"],
+         "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing pa"),
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
         (["l4x4", *JOB], "region is missing: use --region=us-central1"),
         (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: use --bucket=gs://NAME"),
         (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing: use --project=ID"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
+)  # fmt: skip
 @pytest.mark.parametrize("verb", ["submit", "render"])
 def test_mistakes_of_the_command_come_before_those_of_the_account(
     verb: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
@@ -128,12 +121,10 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
     [
         (_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
         (_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
-        (
-            ApiError(401, "said the SDK", "gcloud auth application-default login"),
-            "gcloud auth application-default login",
-        ),
+        (ApiError(401, "said the SDK", "gcloud auth application-default login"),
+         "gcloud auth application-default login"),
     ],
-)
+)  # fmt: skip
 def test_one_login_is_named(error: ApiError, login: str) -> None:
     assert describe_error(error, PLACE) == f"not logged in, or the login has expired (401): run `{login}`"
 

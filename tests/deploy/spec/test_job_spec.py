@@ -201,33 +201,16 @@ def test_data_that_the_machines_can_see(data: str) -> None:
     ("change", "value", "gcp", "line"),
     [
         ("tensorboard", "my-board", GCP, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
-        (
-            "tensorboard",
-            "projects/p/locations/us-east1/tensorboards/1",
-            GCP,
-            "is not in the job's region us-central1",
-        ),
+        ("tensorboard", "projects/p/locations/us-east1/tensorboards/1", GCP, "is not in the job's region us-central1"),
         ("tensorboard", "projects/p/locations/us-central1/tensorboards/1", GCP, "tensorboard without serviceAccount"),
-        (
-            "baseOutputDirectory",
-            {"outputUriPrefix": "my-bucket/x"},
-            GCP,
-            "baseOutputDirectory=my-bucket/x: an address looks",
-        ),
-        (
-            "enableWebAccess",
-            True,
-            EUROPE,
-            "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1",
-        ),
-        (
-            "enableWebAccess",
-            True,
-            GcpConfig("my-proj", "mars-east1", "gs://my-bucket"),
-            "region=mars-east1 has no NVIDIA_L4 for training, or is not a region: use --region= with one of us-west1",
-        ),
+        ("baseOutputDirectory", {"outputUriPrefix": "my-bucket/x"}, GCP,
+         "baseOutputDirectory=my-bucket/x: an address looks"),
+        ("enableWebAccess", True, EUROPE,
+         "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
+        ("enableWebAccess", True, GcpConfig("my-proj", "mars-east1", "gs://my-bucket"),
+         "region=mars-east1 has no NVIDIA_L4 for training, or is not a region: use --region= with one of us-west1"),
     ],
-)
+)  # fmt: skip
 def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, gcp: GcpConfig, line: str) -> None:
     with pytest.raises(UserError) as caught:
         job(tier_with(change, value), gcp=gcp)

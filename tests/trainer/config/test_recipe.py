@@ -76,10 +76,8 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
         (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),
         (["--model=efficientnet", "--channels=3", "--weights=none", "--fine_tune_from=block6a"], FROM_SCRATCH),
-        (
-            ["--model=cnn", "--early_stopping=val_los"],
-            "early_stopping=val_los: cnn can stop by accuracy, loss, val_accuracy, val_loss; did you mean 'val_loss'?",
-        ),
+        (["--model=cnn", "--early_stopping=val_los"],
+         "early_stopping=val_los: cnn can stop by accuracy, loss, val_accuracy, val_loss; did you mean 'val_loss'?"),
         (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
         (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
         (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
@@ -95,7 +93,7 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+)  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve(flags)
