@@ -47,17 +47,21 @@ def main(arguments: Sequence[str]) -> int:
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.state == "CANCELLED" and outcome.code != DONE:
-        print(f"{outcome.error or 'interrupted'}: {_goes_on(job_dir, named=bool(config.job_dir))}")
+        print(f"{outcome.error or 'interrupted'}: {_how_to_resume(job_dir, named=bool(config.job_dir))}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
     return outcome.code
 
 
-def _goes_on(job_dir: Path, *, named: bool) -> str:
+def _how_to_resume(job_dir: Path, *, named: bool) -> str:
     """Returns how to resume a stopped job. `named`: its job directory was given on the command line."""
     step = checkpoint_step(job_dir)
     again = "the same command again" if named else f"the same command with --job_dir={job_dir}"
-    return f"{again} starts anew: there is no checkpoint yet" if step is None else f"{again} goes on from step {step:,}"
+    return (
+        f"{again} starts from scratch: there is no checkpoint yet"
+        if step is None
+        else f"{again} resumes from step {step:,}"
+    )
 
 
 def _loss(text: str, tier: Tier) -> WorkerKill | None:

@@ -1,1 +1,1 @@
-"""What a job is before it is sent: the machine table, tiers, schema, packages, and all checks of them."""
+"""Describes and checks a job before it is submitted: machine table, tiers, schema, packages."""

@@ -1,4 +1,4 @@
-"""Settings: the fields, their rules, recipes and flags, resolved to one frozen TrainConfig. Imports no TensorFlow."""
+"""Resolves settings (fields, rules, recipes and flags) to one frozen TrainConfig. Imports no TensorFlow."""
 
 from trainer.config.train_config import TrainConfig
 

@@ -168,11 +168,11 @@ def test_what_cannot_save_its_state_in_time_is_ended(
     assert outcome.error == "killed after 0 s"
 
 
-def test_a_stopped_job_says_what_goes_on(tmp_path: Path) -> None:
-    assert "with --job_dir=" in local._goes_on(tmp_path, named=False)
+def test_a_stopped_job_says_what_how_to_resume(tmp_path: Path) -> None:
+    assert "with --job_dir=" in local._how_to_resume(tmp_path, named=False)
     for name in ("step-00000500", "step-00001500", ".step-00002000.part", "step-2.part"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert local._goes_on(tmp_path, named=True) == "the same command again goes on from step 1,500"
+    assert local._how_to_resume(tmp_path, named=True) == "the same command again resumes from step 1,500"
 
 
 def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
         signal.signal(signal.SIGHUP, kept)
     shown = capsys.readouterr().out
     assert f"JOB_STATE_{state}" in shown
-    assert ("the same command again starts anew: there is no checkpoint yet" in shown) == (state == "CANCELLED")
+    assert ("the same command again starts from scratch: there is no checkpoint yet" in shown) == (state == "CANCELLED")
 
 
 def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
@@ -279,7 +279,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_restarted_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=60", "--report_every_steps=5", "--checkpoint_every_steps=10", "--sample_every_steps=0"]
     done = run("l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step20", "--restarts=2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -307,7 +307,7 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     assert "[all] stopping: the workers save their state and exit within 20 s" in output
     assert "JOB_STATE_CANCELLED" in output
     (kept,) = (path.name for path in (tmp_path / "job" / "checkpoints").iterdir())
-    assert output.endswith(f"interrupted: the same command again goes on from step {int(kept[5:]):,}\n")
+    assert output.endswith(f"interrupted: the same command again resumes from step {int(kept[5:]):,}\n")
     typed = shlex.join(["python", "-m", "deploy", "local", "cpu", *flags])
     assert json.loads((tmp_path / "job" / "run.json").read_text())["command"] == typed
 
