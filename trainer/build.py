@@ -1,14 +1,12 @@
 """Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.random import seed_generator
-from keras.src.utils import naming
 
+from trainer.compat import reset_layer_names, seed_initializers
 from trainer.config.train_config import TrainConfig
 from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches
@@ -55,13 +53,10 @@ def set_precision_and_seed(config: TrainConfig) -> None:
 
     `config.deterministic` applies to the whole process: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
     """
+    reset_layer_names()
     keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
-    # Keras numbers unnamed layers over the whole process, and StepDropout draws by its name: count from 0 again.
-    naming.reset_uids()
-    # Keras seeds initializers from Python's global generator, from which other threads draw too (retries of requests).
-    assert hasattr(seed_generator, "python_random"), "this Keras draws its seeds elsewhere"
-    seed_generator.python_random = random.Random(config.seed)  # noqa: S311
+    seed_initializers(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()

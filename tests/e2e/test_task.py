@@ -66,7 +66,7 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
         ([*SMALL, "--image_size=30"], "a multiple of 8 from 16 to 256: take 24 or 32"),
         ([*SMALL, "--steps=-5"], "steps=-5 must be at least 1"),
         ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
-        ([*SMALL, "--expect_devices=1"], "of accelerators none is visible"),
+        ([*SMALL, "--expect_devices=1"], "no accelerators are visible"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

@@ -168,7 +168,7 @@ def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path:
     codes, outputs = interrupted(tmp_path, 1, signal.SIGKILL)
     assert codes == [INTERRUPTED, -signal.SIGKILL]
     assert "error: worker 1 (127.0.0.1:" in outputs[0]
-    assert "is gone: its process has ended" in outputs[0]
+    assert "was lost: its process has ended" in outputs[0]
     assert "Traceback" not in outputs[0]
     result = json.loads((tmp_path / "job" / "result.json").read_text())
     assert (result["state"], result["exit_code"]) == ("failed", INTERRUPTED)
@@ -186,7 +186,7 @@ def test_a_lost_chief_is_noticed_too(tmp_path: Path) -> None:
 def test_a_frozen_worker_is_noticed_by_its_silence(tmp_path: Path) -> None:
     codes, outputs = interrupted(tmp_path, 1, signal.SIGSTOP)
     assert codes[0] == INTERRUPTED
-    assert "is gone: nothing was heard of it for 30 seconds" in outputs[0]
+    assert "was lost: it sent nothing for 30 seconds" in outputs[0]
 
 
 def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> None:
@@ -254,7 +254,10 @@ def test_workers_that_do_not_run_the_same_say_so(tmp_path: Path) -> None:
         workers.start(addresses, index, [*flags, f"--seed={index}"], tmp_path / f"{index}.log") for index in range(2)
     ]
     assert workers.end(processes) == [USER_MUST_CHANGE] * 2
-    assert "do not run the same (seed: 0 on the chief, 1 there): start them alike" in (tmp_path / "0.log").read_text()
+    assert (
+        "do not run the same job (seed: 0 on the chief, 1 on the worker): start them alike"
+        in (tmp_path / "0.log").read_text()
+    )
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:
 
 def test_a_failure_after_a_finished_run_is_reported(small_config: Make) -> None:
     folder = run(small_config("--steps=4"))
-    with pytest.raises(UserError, match="none is visible"):
+    with pytest.raises(UserError, match="no accelerators are visible"):
         run(small_config("--expect_devices=1"))
     assert read(folder / "result.json")["state"] == "done"  # it did not come to train
     with pytest.raises(UserError, match="this run reports"):

@@ -1,4 +1,4 @@
-"""An exponential moving average of weights, kept alike on every replica."""
+"""Keeps an exponential moving average of weights, equal on every replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import tensorflow as tf
 
 
 def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
-    """averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
+    """Computes averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
 
-    The lower d of the first steps keeps the random initial weights out of the average. Called in replica context.
-    averages, variables: keras.Variables, as many of each and of the same shapes; step: counted from 0, a tensor.
+    The lower d of the first steps keeps the random initial weights out of the average. Call it in replica context.
+    averages, variables: keras.Variables of the same number and shapes; step: a tensor, counted from 0.
     """
     count = tf.cast(step, tf.float64)
     keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))

@@ -1,4 +1,4 @@
-"""TF_CONFIG and CLUSTER_SPEC, as Vertex AI writes them, read into a Cluster. Imports no TensorFlow.
+"""Reads TF_CONFIG and CLUSTER_SPEC, as Vertex AI sets them, into a Cluster, without importing TensorFlow.
 
 https://cloud.google.com/vertex-ai/docs/training/distributed-training describes both variables.
 """
@@ -19,36 +19,36 @@ _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a job, the chief first, and which of them this process is."""
+    """Lists the workers of a job, the chief first, and the index of this process among them."""
 
     addresses: tuple[str, ...] = ()  # host:port of each worker; empty for one machine
     index: int = 0
-    note: str = ""  # what the variables said that a reader of the log should know
+    note: str = ""  # a line for the log about how the variables were read
 
     @property
     def workers(self) -> int:
-        """Processes of the job; 1 where no cluster is named."""
+        """Returns the number of processes of the job: 1 without a cluster."""
         return max(1, len(self.addresses))
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one worker."""
+        """Returns whether there is more than one worker."""
         return self.workers > 1
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes what is kept. One worker alone is its own chief."""
+        """Returns whether this worker writes checkpoints and results; a single worker is the chief."""
         return self.index == 0
 
     def name(self, index: int) -> str:
-        """How a worker is called in a message: `worker 1 (host:2222)`; worker 0 is the chief."""
+        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`; worker 0 is the chief."""
         return f"{'chief' if index == 0 else f'worker {index}'} ({self.addresses[index]})"
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster that the environment names; one machine where it names none, or a chief alone.
+    """Returns the cluster that the environment describes; one machine if there is none, or only a chief.
 
-    TF_CONFIG wins over CLUSTER_SPEC: it is what TensorFlow itself reads. UserError, one line, for what is malformed.
+    TF_CONFIG has precedence over CLUSTER_SPEC, as TensorFlow reads it too. Raises UserError if one is malformed.
     """
     found = {name: _read(name, environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC") if environment.get(name)}
     clusters = [cluster for cluster in found.values() if cluster is not None]
@@ -56,13 +56,13 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         return Cluster()
     first = clusters[0]
     if len(clusters) == 2 and clusters[1] != first:
-        note = "TF_CONFIG and CLUSTER_SPEC name different clusters: TF_CONFIG counts, as it does for TensorFlow"
+        note = "TF_CONFIG and CLUSTER_SPEC name different clusters: TF_CONFIG is used, as TensorFlow does"
         return Cluster(first.addresses, first.index, note)
     return first
 
 
 def _read(name: str, text: str) -> Cluster | None:
-    """The cluster in the variable `name`; None where it names no tasks."""
+    """Returns the cluster in the variable `name`; None if it has no tasks."""
     content = _object(name, _parse(name, text), "the variable")
     tasks: dict[str, tuple[str, ...]] = {}
     for role, addresses in _object(name, content.get("cluster", {}), "cluster").items():
@@ -83,7 +83,7 @@ def _parse(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not valid JSON ({error}): mend it, or unset {name} for one machine") from None
+        raise UserError(f"{name}: not valid JSON ({error}): fix it, or unset {name} for one machine") from None
 
 
 def _object(name: str, value: Any, what: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _object(name: str, value: Any, what: str) -> dict[str, Any]:
 
 
 def _role(name: str, role: str) -> str:
-    """`master` is an older word for the chief; CLUSTER_SPEC calls roles by their pools."""
+    """Returns the usual name of a role: `master` is an older one of the chief, and CLUSTER_SPEC uses pools."""
     plain = _POOLS.get(role, "chief" if role == "master" else role)
     if plain not in ("chief", "worker", "ps", "evaluator", "tpu"):
         raise UserError(f"{name}: unknown role {role[:60]!r} in the cluster: {_SUPPORTED}")
@@ -112,14 +112,14 @@ def _is_address(text: str) -> bool:
 
 def _check(name: str, tasks: Mapping[str, tuple[str, ...]], addresses: tuple[str, ...]) -> None:
     if len(tasks.get("chief", ())) > 1:
-        raise UserError(f"{name}: {len(tasks['chief'])} chiefs: there is one (replicaCount 1 in pool 0)")
+        raise UserError(f"{name}: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
     twice = sorted({address for address in addresses if addresses.count(address) > 1})
     if twice:
-        raise UserError(f"{name}: the address {twice[0]} stands there more than once: every task needs its own")
+        raise UserError(f"{name}: the address {twice[0]} appears more than once: every task needs a separate address")
 
 
 def _index(name: str, content: Mapping[str, Any], tasks: Mapping[str, tuple[str, ...]]) -> int:
-    """This process's place among all workers, from the `task` entry."""
+    """Returns the index of this process among all workers, from the `task` entry."""
     task = _object(name, content.get("task"), "task")
     role, index = _role(name, str(task.get("type"))), task.get("index", 0)
     if role in ("ps", "evaluator", "tpu"):
@@ -131,6 +131,6 @@ def _index(name: str, content: Mapping[str, Any], tasks: Mapping[str, tuple[str,
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
         raise UserError(
             f"{name}: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
-            f"give 0 to {len(tasks[role]) - 1}"
+            f"use 0 to {len(tasks[role]) - 1}"
         )
     return index if role == "chief" else index + len(tasks.get("chief", ()))

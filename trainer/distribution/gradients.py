@@ -1,4 +1,4 @@
-"""Sums gradients over replicas, then lets the optimizer apply the sum: the same update on every replica."""
+"""Sums gradients over replicas before the optimizer applies them, so that every replica makes the same update."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.compat import disable_gradient_sum
+
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
-    """`optimizer`, built on `variables`, summing over replicas first; with loss scaling for mixed_float16.
+    """Returns `optimizer`, built on `variables` and summing over replicas first; with loss scaling for mixed_float16.
 
-    Call it under the strategy's scope: an optimizer that is built later dies under MirroredStrategy. The loss whose
-    gradients it gets must be divided by the global batch.
+    Call it under the strategy's scope: an optimizer that is built later fails under MirroredStrategy. The loss must be
+    divided by the global batch.
     """
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -20,14 +22,12 @@ def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> A
 
 
 def sum_first(optimizer: Any) -> Any:
-    """Makes `optimizer.apply` sum gradients over replicas before anything else looks at them.
+    """Makes `optimizer.apply` sum gradients over replicas before LossScaleOptimizer checks them for overflow.
 
-    Keras sums inside, after LossScaleOptimizer has looked for overflow in one replica's own gradients: one replica
-    could skip an update that another takes, or all take a broken one.
+    Keras sums after that check of each replica's own gradients: one replica could skip an update that another makes, or
+    all could apply a sum that overflowed.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    assert hasattr(inner, "_all_reduce_sum_gradients"), "this Keras would sum gradients twice"
-    inner._all_reduce_sum_gradients = list  # nothing is left to sum there
+    disable_gradient_sum(getattr(optimizer, "inner_optimizer", optimizer))
     apply = optimizer.apply
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
@@ -38,10 +38,10 @@ def sum_first(optimizer: Any) -> Any:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Each tensor (None stays None) summed over all replicas; the tensors themselves where there is one replica."""
+    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves."""
     replica = tf.distribute.get_replica_context()
     if replica.num_replicas_in_sync == 1:
         return list(tensors)
-    there = [tensor for tensor in tensors if tensor is not None]
-    summed = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, there))
+    present = [tensor for tensor in tensors if tensor is not None]
+    summed = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, present))
     return [None if tensor is None else next(summed) for tensor in tensors]

@@ -1,8 +1,8 @@
-"""Workers meet before TensorFlow starts, and say what they run.
+"""Lets the workers of a job meet before TensorFlow starts, and checks that all of them run the same job.
 
-TensorFlow starts no worker before all are there. So the chief first listens on its own address of the cluster, in
-Python: each worker calls in and says what it runs. Where all run the same, TensorFlow takes the port; the connections
-stay, for `Peers`.
+TensorFlow waits silently until all workers have started. So the chief first listens in Python on its own address of the
+cluster; each worker connects and sends what it runs. If all run the same, TensorFlow takes over the port, and `Peers`
+keeps the connections.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from trainer.distribution.peers import Peers, parse
 from trainer.errors import PlatformFault, UserError
 from trainer.log import log
 
-_OTHERS_SECONDS = 10.0  # for the others to come and hear it too, once one worker is found to run something else
+_REFUSAL_SECONDS = 10.0  # how long other workers may still connect and be refused too, once one runs something else
 
 
 def meet(
@@ -27,12 +27,12 @@ def meet(
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
-    """Waits until all workers are there, and run the same: UserError on each of them where `runs` differ.
+    """Waits until all workers are connected; raises UserError on each of them if their `runs` differ.
 
-    `runs`: what must be equal everywhere, by name; what JSON can hold: texts, numbers, true, false, null. PlatformFault
-    where one does not come within `timeout_seconds`: an image may still be pulled, a machine be missing.
+    `runs`: values that must be equal on all workers, by name, all valid in JSON. Raises PlatformFault if a worker does
+    not connect within `timeout_seconds`, as its image is still pulled or its machine is missing.
 
-    `on_loss` hears, just before this process ends, the line that is said when a worker is gone, and the exit code.
+    `on_loss` is called with the error line and the exit code just before this process ends because a worker is lost.
     """
     host, _, port = cluster.addresses[cluster.index].rpartition(":")
     server = _own_port(host.strip("[]"), int(port))
@@ -48,13 +48,13 @@ def meet(
 
 
 def _own_port(host: str, port: int) -> socket.socket:
-    """A server on our own address: it proves that the port is free, which TensorFlow does not (it shares ports)."""
+    """Opens a server on our own address, which proves that the port is free: TensorFlow would share it silently."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
-        reason = "another process uses this port: end it, or take another port" if in_use else str(error)
+        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
         raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
 
 
@@ -62,19 +62,17 @@ def _await_workers(
     cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], deadline: float, timeout_seconds: float
 ) -> dict[int, socket.socket]:
     links: dict[int, socket.socket] = {}
-    refusal, said = "", time.monotonic()
+    refusal, logged = "", time.monotonic()
     server.settimeout(1.0)
     while len(links) < cluster.workers - 1:
-        missing = [cluster.name(index) for index in range(1, cluster.workers) if index not in links]
+        missing = ", ".join(cluster.name(index) for index in range(1, cluster.workers) if index not in links)
         if time.monotonic() > deadline:
             if refusal:
                 break
-            raise PlatformFault(
-                f"{', '.join(missing)} did not start within {timeout_seconds:.0f} seconds (see its log)"
-            )
-        if time.monotonic() - said > 10:
-            log.info(f"waiting for {', '.join(missing)}")
-            said = time.monotonic()
+            raise PlatformFault(f"{missing} did not start within {timeout_seconds:.0f} seconds (see its log)")
+        if time.monotonic() - logged > 10:
+            log.info(f"waiting for {missing}")
+            logged = time.monotonic()
         try:
             link, _ = server.accept()
         except TimeoutError:
@@ -86,12 +84,12 @@ def _await_workers(
             continue
         _send_line(link, {"welcome": index})
         if index in links:
-            links[index].close()  # it was started anew
+            links[index].close()  # the worker was restarted
         links[index] = link
         differing = _differing(runs, hello.get("runs"))
         if differing and not refusal:
-            refusal = f"{cluster.name(index)} and the chief do not run the same ({differing}): start them alike"
-            deadline = min(deadline, time.monotonic() + _OTHERS_SECONDS)
+            refusal = f"{cluster.name(index)} and the chief do not run the same job ({differing}): start them alike"
+            deadline = min(deadline, time.monotonic() + _REFUSAL_SECONDS)
     for index, link in links.items():
         _send_line(link, {"refused": refusal} if refusal else {"start": index})
     if refusal:
@@ -109,7 +107,7 @@ def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, time
         except OSError:
             time.sleep(0.2)
             continue
-        if link.getsockname() == link.getpeername():  # a port that nobody listens on may be connected to itself
+        if link.getsockname() == link.getpeername():  # without a listener, the socket may connect to itself
             link.close()
             continue
         _send_line(link, {"hello": cluster.index, "runs": dict(runs)})
@@ -120,26 +118,28 @@ def _call_chief(cluster: Cluster, runs: Mapping[str, Any], deadline: float, time
             if "refused" in verdict:
                 link.close()
                 raise UserError(verdict["refused"])
-        link.close()  # a server of an older run that is about to end
+        link.close()  # the server belongs to an older run that is about to end
         time.sleep(0.5)
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")
 
 
-def _differing(ours: Mapping[str, Any], theirs: Any) -> str:
-    """Names and values that differ; empty where all are equal."""
-    theirs = theirs if isinstance(theirs, dict) else {}
-    ours = json.loads(json.dumps(ours))
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return "; ".join(f"{name}: {ours.get(name)!r} on the chief, {theirs.get(name)!r} there" for name in names[:3])
+def _differing(chief: Mapping[str, Any], worker: Any) -> str:
+    """Returns the names and values that differ; empty if all are equal."""
+    worker = worker if isinstance(worker, dict) else {}
+    chief = json.loads(json.dumps(chief))
+    names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
+    return "; ".join(
+        f"{name}: {chief.get(name)!r} on the chief, {worker.get(name)!r} on the worker" for name in names[:3]
+    )
 
 
 def _send_line(link: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # it is gone: whoever waits for its answer sees that
+    with contextlib.suppress(OSError):  # the reader of the response notices a lost connection
         link.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _read_line(link: socket.socket, timeout_seconds: float = 5.0) -> dict[str, Any]:
-    """One JSON object a line, byte by byte so that nothing behind it is taken; {} for anything else."""
+    """Reads one JSON object, byte by byte so that no later data is consumed; returns {} for anything else."""
     link.settimeout(max(0.1, timeout_seconds))
     line = b""
     try:

@@ -1,7 +1,7 @@
-"""Who works beside us: each worker notices when another one is gone.
+"""Watches the connections between workers, so that each of them notices when another one is lost.
 
-TensorFlow aborts the survivors of a lost worker in C++, often without a word that helps. So the connections of the
-meeting stay: a killed process closes its own at once, a frozen machine falls silent.
+TensorFlow aborts the survivors of a lost worker in C++, often without a useful message. So the connections of the
+meeting stay open: a killed process closes its connection at once, a frozen machine stops sending.
 """
 
 import contextlib
@@ -20,32 +20,32 @@ from trainer.distribution.cluster import Cluster
 from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.log import log
 
-BEAT_SECONDS = 5.0
-SILENCE_SECONDS = 30.0  # without a beat: the peer's machine is gone or frozen
-LEAVE_SECONDS = 5.0  # for our own main thread to come to its end, after another one has failed
+BEAT_SECONDS = 5.0  # between two heartbeats
+SILENCE_SECONDS = 30.0  # without a heartbeat, after which the peer's machine is lost or frozen
+LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
 
 
 @dataclass
 class _Peer:
-    """One connection, and what is known of the worker at its other end."""
+    """Holds one connection and the last known state of the worker at its other end."""
 
     index: int
     link: socket.socket
-    heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     received: bytes = b""
-    calls: int = 0  # to the devices, as of its newest beat
-    in_step: float = field(default_factory=time.monotonic)  # when its count last moved, or was as high as ours
+    calls: int = 0  # to the devices, according to its newest heartbeat
+    in_step: float = field(default_factory=time.monotonic)  # when its count last rose, or was as high as ours
     done: bool = False
 
     def behind_for(self, calls: int, now: float) -> float:
-        """Seconds for which it has stood still behind our `calls`."""
+        """Returns for how many seconds it has made no progress while behind our `calls`."""
         if self.calls >= calls:
             self.in_step = now
         return now - self.in_step
 
 
 class Peers:
-    """Connections of the chief to all workers, or of a worker to its chief; watched in a thread of its own."""
+    """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in a thread."""
 
     def __init__(
         self,
@@ -66,28 +66,28 @@ class Peers:
         self._thread.start()
 
     def begin_call(self) -> None:
-        """Counts a call to the devices, in which all workers take part."""
+        """Counts a call to the devices, which all workers make together."""
         self._calls += 1
 
     def finish(self, timeout_seconds: float) -> None:
-        """The last barrier: the chief returns when every worker is done, so that it ends last.
+        """Waits as the last barrier: the chief returns when every worker is done, so that it ends last.
 
-        It waits at least as long as for a silent one: on a busy machine TensorFlow lets go of a dataset in seconds.
+        It waits for SILENCE_SECONDS or longer: on a busy machine TensorFlow needs seconds to release a dataset.
         """
         if not self._cluster.is_chief:
-            self._send({"done": True})  # the chief answers alike: a link closed too early would lose our word
+            self._send({"done": True})  # the chief confirms it: closing the link too early could lose our message
         deadline = time.monotonic() + max(timeout_seconds, SILENCE_SECONDS)
         while time.monotonic() < deadline and not all(peer.done for peer in self._peers.values()):
             time.sleep(0.02)
         self._close()
 
     def fail(self, code: int, error: str) -> None:
-        """Tells the others why this worker leaves, so that they leave for the same reason."""
+        """Sends the others the reason why this worker ends, so that they end for the same reason."""
         self._send({"failed": code, "error": error[:2000], "index": self._cluster.index})
         self._close()
 
     def await_verdict(self) -> None:
-        """After an error of TensorFlow's that a lost worker may have caused: gives the watch the time to find it."""
+        """Waits after an error of TensorFlow, to give the watching thread time to find a lost worker as its cause."""
         self._over.wait(SILENCE_SECONDS + BEAT_SECONDS)
 
     def _close(self) -> None:
@@ -99,7 +99,7 @@ class Peers:
         with self._lock:
             for peer in self._peers.values():
                 if peer.index != skip and only in (None, peer.index) and not peer.done:
-                    with contextlib.suppress(OSError):  # the watch hears of it too, and says so
+                    with contextlib.suppress(OSError):  # the watching thread notices and reports it
                         peer.link.sendall(line)
 
     def _watch(self) -> None:
@@ -124,12 +124,12 @@ class Peers:
             if not peer.done:
                 self._lost(peer, "its process has ended")
             return
-        peer.heard = time.monotonic()
+        peer.last_message = time.monotonic()
         *lines, peer.received = (peer.received + data).split(b"\n")
         for line in lines:
-            self._understand(peer, parse(line))
+            self._handle(peer, parse(line))
 
-    def _understand(self, peer: _Peer, message: Mapping[str, Any]) -> None:
+    def _handle(self, peer: _Peer, message: Mapping[str, Any]) -> None:
         if message.get("beat", peer.calls) != peer.calls:
             peer.calls, peer.in_step = message["beat"], time.monotonic()
         if "done" in message and not peer.done:
@@ -142,24 +142,25 @@ class Peers:
             self._leave(f"{who} stopped: {message['error']}", code, LEAVE_SECONDS)
 
     def _check(self, now: float) -> None:
-        """Loses a peer that is silent; the chief also one that stands still behind its own calls to the devices."""
-        allowed = self._stall_seconds + 2 * BEAT_SECONDS  # what we know of a peer is as old as its newest beat
+        """Gives up a peer that is silent; the chief also gives up one that makes no progress while behind."""
+        # Our count of a peer's calls is as old as its newest heartbeat.
+        allowed = self._stall_seconds + 2 * BEAT_SECONDS
         for peer in self._peers.values():
             if peer.done:
                 continue
-            if now - peer.heard > SILENCE_SECONDS:
-                self._lost(peer, f"nothing was heard of it for {SILENCE_SECONDS:.0f} seconds")
+            if now - peer.last_message > SILENCE_SECONDS:
+                self._lost(peer, f"it sent nothing for {SILENCE_SECONDS:.0f} seconds")
             elif self._cluster.is_chief and peer.behind_for(self._calls, now) > allowed:
-                self._lost(peer, f"it has stayed behind the others for {self._stall_seconds:.0f} seconds")
+                self._lost(peer, f"it made no progress for {self._stall_seconds:.0f} seconds while the others did")
 
     def _lost(self, peer: _Peer, reason: str) -> None:
-        error = f"{self._cluster.name(peer.index)} is gone: {reason}"
+        error = f"{self._cluster.name(peer.index)} was lost: {reason}"
         self._send({"failed": INTERRUPTED, "error": error, "index": self._cluster.index}, skip=peer.index)
-        advice = "the last checkpoint is the state, the same command again goes on"
+        advice = "run the same command again to resume from the last checkpoint"
         self._leave(f"{error}; {advice}", INTERRUPTED, 0.0)
 
     def _leave(self, line: str, code: int, grace_seconds: float) -> None:
-        """Ends this process: its main thread may wait in C++ for a worker that never answers."""
+        """Ends this process: its main thread may wait in C++ for a worker that never responds."""
         if self._over.wait(grace_seconds):
             return
         code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
@@ -173,7 +174,7 @@ class Peers:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line; {} for anything else."""
+    """Returns the JSON object of a line; {} for anything else."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,9 +1,8 @@
-"""Which devices a run uses, on how many workers, and the tf.distribute strategy over them."""
+"""Selects the devices of a run and builds the tf.distribute strategy over them and over all workers."""
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
+from trainer.compat import cpu_devices_per_worker
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.cluster import Cluster
 from trainer.errors import UserError
 
-SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` where the machine has no GPUs
+SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
 
 ONE_MACHINE = Cluster()
 
@@ -26,43 +25,43 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Replicas:
-    """The devices of this run and the strategy that joins them."""
+    """Describes the devices of this run and the strategy over them."""
 
     strategy: Any
     devices: tuple[str, ...]  # of this worker
-    rows: int  # of each global batch, on one replica
+    rows: int  # of each global batch, per replica
     global_batch_size: int
     cluster: Cluster = ONE_MACHINE
-    before_sum: Callable[[], None] = lambda: None  # called at each sum over the workers, on all of them; may raise
+    before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
     def local(self) -> int:
-        """Replicas of this worker."""
+        """Returns the number of replicas on this worker."""
         return len(self.devices)
 
     @property
     def count(self) -> int:
-        """Replicas of all workers."""
+        """Returns the number of replicas on all workers."""
         return self.cluster.workers * self.local
 
     @property
     def first(self) -> int:
-        """The number of this worker's first replica among all."""
+        """Returns the index of this worker's first replica among all."""
         return self.cluster.index * self.local
 
     @property
     def first_row(self) -> int:
-        """Where this worker's rows of each global batch begin."""
+        """Returns the index of this worker's first row in each global batch."""
         return self.first * self.rows
 
     def sentence(self) -> str:
-        """The batch, said once in one way everywhere: `global batch 128 = 2 workers x 2 replicas x 32`."""
+        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x 32`."""
         noun = "replica" if self.local == 1 else "replicas"
         workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""
         return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {self.rows}"
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Numbers:
-        """`values`, of one shape on all workers, added up over them; every worker must call it. Float64."""
+        """Returns the sum over workers of `values`, of one shape everywhere, as float64; every worker must call it."""
         self.before_sum()
         array = np.asarray(values, np.float64)
         if not self.cluster.several:
@@ -70,7 +69,7 @@ class Replicas:
         return np.reshape(self._sum(tf.constant(array.ravel())).numpy(), array.shape)
 
     def from_chief(self, value: Any) -> Any:
-        """What JSON can hold, as the chief has it; every worker must call it."""
+        """Returns the chief's `value`, which must be valid in JSON; every worker must call it."""
         if not self.cluster.several:
             return value
         text = np.frombuffer(json.dumps(value).encode(), np.uint8) if self.cluster.is_chief else np.zeros(0)
@@ -82,8 +81,8 @@ class Replicas:
     def _sum(self) -> Any:
         def on_replica(values: Any) -> Any:
             replica = tf.distribute.get_replica_context()
-            ours = tf.cast(replica.replica_id_in_sync_group == self.first, tf.float64)  # once a worker
-            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * ours)
+            counts = tf.cast(replica.replica_id_in_sync_group == self.first, tf.float64)  # one replica per worker
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * counts)
 
         def summed(values: Any) -> Any:
             return self.strategy.experimental_local_results(self.strategy.run(on_replica, args=(values,)))[0]
@@ -92,9 +91,9 @@ class Replicas:
 
 
 def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replicas:
-    """The strategy for what is visible and asked for; UserError where the machine or the batch does not fit.
+    """Builds the strategy for the visible devices; raises UserError if the machine or the batch does not fit the flags.
 
-    With several workers it must come before any other TensorFlow operation, and returns when all of them are there.
+    With several workers it must run before any other TensorFlow operation, and returns once all of them have called it.
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
@@ -108,7 +107,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
 
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
-    """This worker's devices, as `GPU:0`; UserError where they are too few. TensorFlow is not started."""
+    """Returns this worker's devices, as `GPU:0`, without starting TensorFlow; raises UserError if there are too few."""
     _check_cluster(config, cluster)
     gpus = tf.config.get_visible_devices("GPU")
     _check_expected(config.expect_devices, len(gpus) or simulated_devices())
@@ -130,7 +129,7 @@ def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
 
 
 class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
-    """Tells the strategy the workers and how many GPUs each of them uses."""
+    """Gives the strategy the workers and the number of GPUs that each of them uses."""
 
     def __init__(self, cluster: Cluster, gpus: int) -> None:
         spec = tf.train.ClusterSpec({"worker": list(cluster.addresses)})
@@ -145,62 +144,49 @@ def _multi_worker(config: TrainConfig, cluster: Cluster, devices: Sequence[str])
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[config.communication.upper()])
     gpus = len(devices) if devices[0].startswith("GPU") else 0
-    with _cpu_devices(0 if gpus else len(devices)):
+    with cpu_devices_per_worker(0 if gpus else len(devices)):
         return tf.distribute.MultiWorkerMirroredStrategy(_Resolver(cluster, gpus), options)
 
 
-@contextmanager
-def _cpu_devices(count: int) -> Iterator[None]:
-    """Within the block a strategy takes `count` logical CPU devices of its worker: it knows of one only."""
-    initialize = CollectiveAllReduceExtended._initialize_local_devices
-
-    def several(self: Any, resolver: Any, worker: str) -> tuple[tuple[str, ...], str]:
-        return tuple(f"{worker}/device:CPU:{index}" for index in range(count)), "CPU"
-
-    if count > 1:
-        CollectiveAllReduceExtended._initialize_local_devices = several
-    try:
-        yield
-    finally:
-        CollectiveAllReduceExtended._initialize_local_devices = initialize
-
-
 def simulated_devices() -> int:
-    """Logical CPU devices that stand for this worker's accelerators in a rehearsal; 0: none do."""
+    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0 for none."""
     return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0
 
 
 def _check_expected(expected: int, visible: int) -> None:
     if visible >= expected:
         return
-    found = f"{visible} visible" if visible else "none is visible"
     raise UserError(
-        f"expect_devices={expected}, but of accelerators {found}: check the machine's GPU count, its drivers and "
-        "whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower --expect_devices"
+        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible: check the machine's GPU count, "
+        "its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower "
+        "--expect_devices"
     )
 
 
 def _gpus(wanted: int, gpus: list[Any]) -> tuple[str, ...]:
     if wanted > len(gpus):
-        raise UserError(f"replicas={wanted}, but {len(gpus)} GPUs are visible: lower --replicas, or 0 for all of them")
+        raise UserError(
+            f"replicas={wanted}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
+        )
     for gpu in gpus:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
-        except RuntimeError:  # TensorFlow runs already and cannot change it any more
+        except RuntimeError:  # TensorFlow has started already: it can no longer be changed
             break
     return tuple(f"GPU:{index}" for index in range(wanted or len(gpus)))
 
 
 def _cpus(wanted: int) -> tuple[str, ...]:
-    """The first `wanted` logical CPU devices, made where TensorFlow has not started yet."""
+    """Returns the first `wanted` logical CPU devices, which it creates if TensorFlow has not started yet."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if wanted > 1:
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
-        except RuntimeError:  # already running, with as many as it was started with
-            made = len(tf.config.list_logical_devices("CPU"))
-            if made < wanted:
+        except RuntimeError:  # TensorFlow has started already, with a fixed number
+            existing = len(tf.config.list_logical_devices("CPU"))
+            if existing < wanted:
                 raise UserError(
-                    f"replicas={wanted}, but TensorFlow already runs here with {made} CPU devices: start a new process"
+                    f"replicas={wanted}, but TensorFlow already runs in this process with {existing} CPU devices: "
+                    "start a new process"
                 ) from None
     return tuple(f"CPU:{index}" for index in range(wanted))

@@ -1,4 +1,4 @@
-"""What classifiers share: logits, loss, and a compiled Keras model whose numbers do not depend on replicas."""
+"""Provides the last layer, the loss and the compilation that classifiers share, for any number of replicas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,29 +15,29 @@ from trainer.models.optimizers import learning_rate
 
 
 class GlobalCrossEntropy(keras.losses.SparseCategoricalCrossentropy):
-    """Sparse cross-entropy, divided by the global batch.
+    """Divides the sparse cross-entropy by the global batch.
 
     Keras multiplies a replica's mean by 1/replicas as a float32, which is 3e-8 off for three replicas even in float64.
     """
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The replica's part of the mean; outside a step, Keras's own mean."""
+        """Returns the replica's part of the mean; outside a step, Keras's own mean."""
         step = running_step()
         return step.mean(self.call(y_true, y_pred)) if step else super().__call__(y_true, y_pred, sample_weight)
 
 
 def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
-    """The last layer: one logit a class. UserError where the data has no labels or one class only."""
+    """Returns the last layer, one logit per class; raises UserError if the data has no labels or only one class."""
     if not dataset.train.labelled:
         raise UserError(
-            f"model={config.model}: {config.data} has no labels: a classifier needs them (class folders, say)"
+            f"model={config.model}: {config.data} has no labels: a classifier needs them, e.g. class folders"
         )
     classes = len(dataset.class_names)
     if not classes:
-        raise UserError(f"model={config.model}: {config.data} has labels but no class_names: say them in its Dataset")
+        raise UserError(f"model={config.model}: {config.data} has labels but no class_names: set them in its Dataset")
     if classes < 2:
         raise UserError(
-            f"model={config.model}: {config.data} has one class only ({dataset.class_names[0]}): two are needed"
+            f"model={config.model}: {config.data} has only one class ({dataset.class_names[0]}): two are required"
         )
     return layers.Dense(classes, dtype=full_precision(), name="logits")
 
@@ -45,7 +45,7 @@ def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
 def compile_classifier(
     model: keras.Model, config: TrainConfig, dataset: Dataset, optimizer: Callable[[Any], Any]
 ) -> keras.Model:
-    """`model` with sparse cross-entropy from logits, accuracy, and the optimizer at the run's learning rate."""
+    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate, and returns it."""
     model.compile(
         optimizer(learning_rate(config, dataset)),
         loss=GlobalCrossEntropy(from_logits=True),

@@ -1,6 +1,6 @@
-"""A convolutional classifier: two convolutions, pooling, three convolutions, a dense layer of 128.
+"""Builds a convolutional classifier: two convolutions, pooling, three convolutions, pooling, a dense layer of 128.
 
-At width 128 it is the MNIST network of an article on training with several cloud GPUs, RMSprop included.
+At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the same RMSprop.
 """
 
 import keras
@@ -13,7 +13,7 @@ from trainer.models.layers import StepDropout
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """(rows, image_size, image_size, channels) pixels -> (rows, classes) logits; RMSprop."""
+    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; trained by RMSprop."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Rescaling(1 / 255)(images)
     for count in (2, 3):

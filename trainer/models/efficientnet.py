@@ -1,6 +1,6 @@
-"""Transfer learning with EfficientNet: Tan and Le 2019, https://arxiv.org/abs/1905.11946, by keras.applications.
+"""Builds EfficientNet classifiers from keras.applications: Tan and Le 2019, https://arxiv.org/abs/1905.11946.
 
-With pretrained weights the backbone runs as at inference, its batch statistics kept: first only the new head learns;
+With pretrained weights the backbone runs as at inference, with fixed batch statistics: first only the new head learns;
 from step `fine_tune_after_steps` on also the backbone from block `fine_tune_from` upwards. Without weights
 (weights=none) the whole network learns from the first step, with batch norm and stochastic depth over all replicas.
 """
@@ -24,7 +24,7 @@ from trainer.storage.staging import stage
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """(rows, image_size, image_size, 3) pixels -> (rows, classes) logits; Adam."""
+    """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; trained by Adam."""
     pretrained = config.weights != "none"
     backbone = _over_all_replicas(_backbone(config), config, pretrained=pretrained)
     if pretrained:
@@ -38,25 +38,25 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 class Gate(keras.layers.Layer):
-    """Lets no gradient through before step `opens_at`: what lies below does not learn until then."""
+    """Blocks gradients before step `opens_at`: the layers below do not learn until then."""
 
     def __init__(self, opens_at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.opens_at = opens_at
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """The inputs, unchanged."""
+        """Returns the inputs unchanged."""
         if not training:
             return inputs
         is_open = tf.cast(current_step().step >= self.opens_at, inputs.dtype)
         return is_open * inputs + (1 - is_open) * tf.stop_gradient(inputs)
 
     def plain(self) -> keras.layers.Layer:
-        """The layer that a template holds instead."""
+        """Returns the layer that a template has instead."""
         return layers.Identity(name=self.name)
 
     def get_config(self) -> dict[str, Any]:
-        """As Keras asks."""
+        """Returns the settings from which Keras copies the layer."""
         return {**super().get_config(), "opens_at": self.opens_at}
 
 
@@ -65,7 +65,7 @@ def _backbone(config: TrainConfig) -> keras.Model:
     named = {"imagenet": "imagenet", "none": None}
     weights = named[config.weights] if config.weights in named else stage(config.weights, "weights", config.cache_dir)
     if isinstance(weights, Path) and not weights.is_file():
-        raise UserError(f"weights={config.weights}: no such file: give imagenet, none, or the path of a weights file")
+        raise UserError(f"weights={config.weights}: file not found: use imagenet, none, or the path of a weights file")
     try:
         return make(
             include_top=False,
@@ -73,37 +73,34 @@ def _backbone(config: TrainConfig) -> keras.Model:
             input_shape=(config.image_size, config.image_size, 3),
             pooling="avg",
         )
-    except Exception as error:  # no network, a checksum, a file of other shapes: Keras raises what it meets
+    except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
         raise UserError(
-            f"weights={config.weights}: cannot be had for EfficientNet{config.variant} ({reason(error)}): give the "
+            f"weights={config.weights}: cannot be loaded for EfficientNet{config.variant} ({reason(error)}): use the "
             f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
         ) from error
 
 
 def _freeze_below(backbone: keras.Model, block: str) -> None:
-    """Only the layers from `block` upwards stay trainable; none for an empty name.
-
-    Batch norm never is, and so keeps its statistics.
-    """
+    """Freezes all layers below `block`, or all if it is empty, and all batch norm, whose statistics then stay fixed."""
     names = [layer.name for layer in backbone.layers]
     blocks = list(dict.fromkeys(name.split("_")[0] for name in names if name.startswith("block")))
     if block and block not in blocks:
-        raise UserError(f"fine_tune_from={block}: no such block: it has {', '.join(blocks)}")
+        raise UserError(f"fine_tune_from={block}: unknown block: use one of {', '.join(blocks)}")
     first = next((i for i, name in enumerate(names) if block and name.startswith(f"{block}_")), len(names))
-    for place, layer in enumerate(backbone.layers):
-        layer.trainable = place >= first and not isinstance(layer, layers.BatchNormalization)
+    for index, layer in enumerate(backbone.layers):
+        layer.trainable = index >= first and not isinstance(layer, layers.BatchNormalization)
 
 
 def _over_all_replicas(backbone: keras.Model, config: TrainConfig, *, pretrained: bool) -> keras.Model:
-    """The same network with our dropout for Keras's own, and batch norm that spans the replicas.
+    """Copies the network with StepDropout instead of Keras's Dropout, and with batch norm that spans the replicas.
 
-    A pretrained one has no dropout: `backbone(images, training=False)` would not keep it still, as a Functional model
-    passes its own `training` on to all its layers.
+    A pretrained one gets no dropout: `backbone(images, training=False)` would not switch it off, as a Functional model
+    passes its own `training` to all its layers.
     """
     norm = batch_norm(synchronized=synchronized(config))
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if isinstance(layer, layers.Dropout):  # of stochastic depth: one draw an example
+        if isinstance(layer, layers.Dropout):  # stochastic depth: one draw per example
             rate = 0.0 if pretrained else layer.rate
             return StepDropout(rate, per_example=layer.noise_shape is not None, name=layer.name)
         kind = norm if isinstance(layer, layers.BatchNormalization) else type(layer)

@@ -1,9 +1,10 @@
-"""What GANs share: a convolutional generator and its opponent, the averaged generator, samples and templates."""
+"""Provides what GANs share: generator and critic networks, the averaged generator, samples and templates."""
 
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers
 
 from trainer.config.train_config import TrainConfig
@@ -13,16 +14,18 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
-from trainer.models.layers import batch_norm, full_precision
+from trainer.models.layers import batch_norm, full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
 
-Initializer = Callable[[], keras.initializers.Initializer]  # a new one a layer, so that no two begin alike
+Initializer = Callable[
+    [], keras.initializers.Initializer
+]  # returns a new one per layer, so that no two layers start with equal weights
 
 _GLOROT = keras.initializers.GlorotUniform
 
 
 def filters(config: TrainConfig) -> list[int]:
-    """Filters of each resolution, widest image first: halved while even and above 4 pixels, at most 8 x width."""
+    """Returns the filters per resolution, largest first: halved while even and above 4 pixels, at most 8 x width."""
     size = config.image_size
     result: list[int] = []
     while size % 2 == 0 and size > 4:
@@ -31,13 +34,13 @@ def filters(config: TrainConfig) -> list[int]:
     return result
 
 
-def build_generator(config: TrainConfig, *, synchronized: bool, initializer: Initializer = _GLOROT) -> keras.Model:
-    """(rows, latent_dim) noise -> (rows, image_size, image_size, channels) in [-1, 1]."""
+def build_generator(config: TrainConfig, synchronized: bool, initializer: Initializer = _GLOROT) -> keras.Model:
+    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1]."""
     widths = filters(config)
     base = config.image_size // 2 ** len(widths)
 
     def doubled(x: Any, width: int) -> Any:
-        kernel = {"kernel_initializer": initializer(), "use_bias": False}  # a bias before batch norm would do nothing
+        kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
         return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
 
     noise = keras.Input((config.latent_dim,), name="noise")
@@ -52,16 +55,16 @@ def build_generator(config: TrainConfig, *, synchronized: bool, initializer: Ini
 
 
 def build_critic(
-    config: TrainConfig, *, batch_norm: bool = False, synchronized: bool = False, initializer: Initializer = _GLOROT
+    config: TrainConfig, synchronized: bool = False, initializer: Initializer = _GLOROT, *, batch_norm: bool = False
 ) -> keras.Model:
-    """(rows, image_size, image_size, channels) in [-1, 1] -> (rows, 1) unbounded scores.
+    """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
-    `batch_norm`: on every layer but the first, as in DCGAN.
+    With `batch_norm`, every layer but the first has one, as in DCGAN.
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
     for depth, width in enumerate(filters(config)):
-        normed = batch_norm and depth > 0  # and then a bias would do nothing
+        normed = batch_norm and depth > 0
         kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
         if depth == 0:
             x = ImageConv2D(width, **kernel)(x)
@@ -75,61 +78,89 @@ def build_critic(
 
 
 def _batch_norm(x: Any, synchronized: bool) -> Any:
-    # A short memory (momentum) lets the statistics that sampling uses follow the weights.
+    # With a low momentum the statistics that sampling uses follow the weights quickly.
     return batch_norm(synchronized=synchronized)(momentum=0.9)(x)
 
 
 class GAN(keras.Model):
-    """A generator, its moving average, and its opponent. A subclass says how they train.
+    """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`.
 
-    `batches_per_step`: global batches that one step reads. `beta_1`, `beta_2`: of both Adams.
+    `batches_per_step`: global batches that one step reads. `betas`: of both Adam optimizers.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         dataset: Dataset,
-        generator: keras.Model,
-        generator_average: keras.Model,
-        critic: keras.Model,
         *,
         batches_per_step: int,
-        beta_1: float,
-        beta_2: float,
+        betas: tuple[float, float],
+        critic_batch_norm: bool = False,
+        initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        generator_average.set_weights(generator.get_weights())
-        self.generator, self.generator_average, self.critic = generator, generator_average, critic
+        spans = synchronized(config)
+        self.generator, self.generator_average = (build_generator(config, spans, initializer) for _ in range(2))
+        self.critic = build_critic(config, spans, initializer, batch_norm=critic_batch_norm)
+        self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
-        self.generator_variables = [variable.value for variable in generator.trainable_variables]
-        self.critic_variables = [variable.value for variable in critic.trainable_variables]
+        self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
+        self.critic_variables = [variable.value for variable in self.critic.trainable_variables]
 
         def adam(network: keras.Model, updates_per_step: int) -> Any:
             rate = learning_rate(config, dataset, batches_per_step, updates_per_step)
-            optimizer = FusedAdam(rate, beta_1=beta_1, beta_2=beta_2)
+            optimizer = FusedAdam(rate, beta_1=betas[0], beta_2=betas[1])
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
-        self.critic_optimizer, self.generator_optimizer = adam(critic, batches_per_step), adam(generator, 1)
+        self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
+        self.compiles = config.jit_compile and not spans  # XLA supports no all-reduce
+        self._generator_gradients = self.compiled(self.generator_gradients)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function`, compiled by XLA if --jit_compile is set and no batch norm spans replicas."""
+        return tf.function(function, jit_compile=True, autograph=False) if self.compiles else function
+
+    def generator_loss(self, scores: Any) -> Any:
+        """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
+        raise NotImplementedError
+
+    def update_generator(self, step: StepContext, noise: Any) -> Any:
+        """Updates the generator once; returns this replica's part of its loss. noise: (rows, latent_dim)."""
+        loss, gradients = self._generator_gradients(noise, step.global_batch_size)
+        self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
+        return loss
+
+    def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
+        """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
+
+        noise: (rows, latent_dim).
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.generator_variables)
+            scores = self.critic(self.generator(noise, training=True), training=True)
+            loss = self.generator_loss(scores) / global_batch_size
+            scaled = self.generator_optimizer.scale_loss(loss)
+        return loss, tape.gradient(scaled, self.generator_variables)
 
     def average_generator(self, step: StepContext) -> None:
-        """Moves the average towards the generator. Called once at the end of each step."""
+        """Moves the average towards the generator; called once at the end of each step."""
         averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables
         update_average(averaged, trained, self.ema_decay, step.step)
 
     def sample(self, noise: Any) -> Any:
-        """(count, latent_dim) noise -> (count, height, width, channels) uint8 images by the averaged generator."""
+        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise."""
         return to_uint8(self.averaged_generator()(noise, training=False)).numpy()
 
     def templates(self) -> dict[str, keras.Model]:
-        """What is saved: the averaged generator as the template model, the plain one and the critic beside it."""
+        """Returns the models to save: the averaged generator as "model", the plain one, and the critic."""
         return {"model": self.averaged_generator(), "generator_raw": self.generator, "critic": self.critic}
 
     def serve(self, outputs: Any) -> Any:
-        """A served generator gives uint8 images."""
+        """Converts the outputs of a served generator to uint8 images."""
         return to_uint8(outputs)
 
     def averaged_generator(self) -> keras.Model:
-        """The averaged generator with the batch statistics of the trained one (they are averages already)."""
+        """Returns the averaged generator, with the batch statistics of the trained one (they are averages already)."""
         pairs = zip(self.generator_average.non_trainable_variables, self.generator.non_trainable_variables, strict=True)
         for average, trained in pairs:
             average.assign(trained)

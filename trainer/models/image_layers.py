@@ -1,8 +1,8 @@
-"""Convolutions of 4x4, stride 2, between images of few channels and wide layers.
+"""Provides faster convolutions of 4x4, stride 2, between images with few channels and wide layers.
 
-On a CPU oneDNN computes the gradient by such an image as if it had 16 channels. Over blocks of 2x2 pixels the same sum
-is a 2x2 kernel of stride 1 with four times the channels, which takes a third of the time. It is also what a transposed
-convolution to an image computes. On a GPU both layers are Keras's own.
+On a CPU, oneDNN computes the gradient for such an image as if it had 16 channels. Over blocks of 2x2 pixels the same
+sum is a 2x2 kernel of stride 1 with four times the channels, which takes a third of the time. A transposed convolution
+to an image computes the same. On a GPU both layers use Keras's own operations.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _SHAPE = {"kernel_size": KERNEL, "strides": STRIDE, "padding": "same"}
 
 
 def _convolve(images: Any, kernel: Any) -> Any:
-    """(rows, height, width, channels), even sizes, by (4, 4, channels, filters) -> half the size, "same" padding."""
+    """Convolves (rows, height, width, channels), even sizes, by (4, 4, channels, filters) to half the size, "same"."""
 
     def gradient(upstream: Any) -> tuple[Any, Any]:
         return spread(upstream, kernel), _kernel_gradient(images, kernel, upstream)
@@ -26,7 +26,7 @@ def _convolve(images: Any, kernel: Any) -> Any:
 
 
 def _spread(features: Any, kernel: Any) -> Any:
-    """The adjoint of `convolve`: (rows, height, width, filters) -> (rows, 2 height, 2 width, channels)."""
+    """Computes the adjoint of `convolve`: (rows, height, width, filters) to (rows, 2 height, 2 width, channels)."""
 
     def gradient(upstream: Any) -> tuple[Any, Any]:
         return convolve(upstream, kernel), _kernel_gradient(upstream, kernel, features)
@@ -53,35 +53,35 @@ convolve, spread = tf.custom_gradient(_convolve), tf.custom_gradient(_spread)
 
 
 class ImageConv2D(layers.Conv2D):
-    """Keras's Conv2D of 4x4, stride 2, "same", on images."""
+    """Convolves images like Keras's Conv2D of 4x4, stride 2, "same"."""
 
     def __init__(self, filters: int, **kwargs: Any) -> None:
         super().__init__(filters, **{**kwargs, **_SHAPE})
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Any:
-        """As Keras names it."""
+        """Returns the convolution without bias and activation; Keras's `call` adds them."""
         return super().convolution_op(inputs, kernel) if _has_gpu() else convolve(inputs, tf.convert_to_tensor(kernel))
 
     def plain(self) -> keras.layers.Layer:
-        """The layer that a template holds instead."""
+        """Returns the layer that a template has instead."""
         return layers.Conv2D.from_config(self.get_config())
 
 
 class ImageConv2DTranspose(layers.Conv2DTranspose):
-    """Keras's Conv2DTranspose of 4x4, stride 2, "same", to images."""
+    """Makes images like Keras's Conv2DTranspose of 4x4, stride 2, "same"."""
 
     def __init__(self, filters: int, **kwargs: Any) -> None:
         super().__init__(filters, **{**kwargs, **_SHAPE})
 
     def call(self, inputs: Any) -> Any:
-        """(rows, height, width, channels) -> (rows, 2 height, 2 width, filters)."""
+        """Maps (rows, height, width, channels) to (rows, 2 height, 2 width, filters)."""
         if _has_gpu():
             return super().call(inputs)
         images = spread(inputs, tf.convert_to_tensor(self.kernel))
         return self.activation(images + self.bias if self.use_bias else images)
 
     def plain(self) -> keras.layers.Layer:
-        """The layer that a template holds instead."""
+        """Returns the layer that a template has instead."""
         return layers.Conv2DTranspose.from_config(self.get_config())
 
 

@@ -1,4 +1,4 @@
-"""A dense classifier: two hidden layers of `width` units. The MNIST network with which two GPUs were once slower."""
+"""Builds a dense classifier with two hidden layers of `width` units."""
 
 import keras
 from keras import layers
@@ -11,7 +11,7 @@ from trainer.models.optimizers import FusedAdam
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """(rows, image_size, image_size, channels) pixels -> (rows, classes) logits; Adam."""
+    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; trained by Adam."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):

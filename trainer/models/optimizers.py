@@ -1,4 +1,4 @@
-"""Adam in one operation a variable, and learning rates over a run: constant or a cosine, after a linear warm-up."""
+"""Provides Adam in one operation per variable, and learning rates that change over a run."""
 
 import math
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.compat import adam_moments
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule
 from trainer.data.dataset import Dataset
 
 
 def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int = 1, updates_per_step: int = 1) -> Any:
-    """What to give a Keras optimizer that makes `updates_per_step` updates a step of `batches_per_step` batches."""
+    """Returns the rate for a Keras optimizer that makes `updates_per_step` updates per step: a number or a schedule."""
     later = (config.fine_tune_after_steps, config.fine_tune_learning_rate)
     if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later[0]:
         return config.learning_rate
@@ -28,18 +29,21 @@ def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int =
 
 
 class FusedAdam(keras.optimizers.Adam):
-    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980) of Keras, in one operation a variable for its ten.
+    """Updates a variable in one operation where Keras's Adam uses ten (Kingma and Ba 2015, arxiv.org/abs/1412.6980).
 
-    They cost memory traffic on a CPU, and time to launch on a GPU, where a GAN's step is otherwise mostly they.
+    The ten cost memory traffic on a CPU, and on a GPU time to launch, which dominates a GAN's step otherwise.
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable and its two moments. Without `amsgrad`."""
-        index = self._get_variable_index(variable)
+        """Updates a variable and its two moments, without `amsgrad`."""
+        moments = adam_moments(self, variable)
+        if moments is None:
+            super().update_step(gradient, variable, learning_rate)
+            return
         updates = tf.cast(self.iterations.value, variable.dtype) + 1
         beta1, beta2 = (tf.constant(beta, variable.dtype) for beta in (self.beta_1, self.beta_2))
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=self._momentums[index].value.handle, v=self._velocities[index].value.handle,
+            var=variable.handle, m=moments[0].value.handle, v=moments[1].value.handle,
             beta1_power=beta1**updates, beta2_power=beta2**updates, lr=tf.cast(learning_rate, variable.dtype),
             beta1=beta1, beta2=beta2, epsilon=tf.constant(self.epsilon, variable.dtype),
             grad=tf.cast(gradient, variable.dtype),
@@ -47,7 +51,7 @@ class FusedAdam(keras.optimizers.Adam):
 
 
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate by step, where a step is `updates_per_step` updates of the optimizer.
+    """Gives a learning rate by step, where a step is `updates_per_step` updates of the optimizer.
 
     Linear from 0 over `warmup_steps`; then constant, or a cosine that reaches 0 at `total_steps` (Loshchilov and Hutter
     2017, https://arxiv.org/abs/1608.03983, without restarts). `later`: (step, the peak from that step on).
@@ -66,7 +70,7 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps, self.total_steps, self.updates_per_step = warmup_steps, total_steps, updates_per_step
 
     def __call__(self, update: Any) -> Any:
-        """The rate of the update with this number, from 0; float32."""
+        """Returns the rate of the update with this number, counted from 0, as float32."""
         step = tf.cast(update // self.updates_per_step, tf.float32)
         rate = tf.constant(self.peak, tf.float32)
         if self.later:
@@ -79,5 +83,5 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return rate
 
     def get_config(self) -> dict[str, Any]:
-        """As Keras asks."""
+        """Returns the settings from which Keras copies the schedule."""
         return dict(vars(self))

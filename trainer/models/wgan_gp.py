@@ -1,6 +1,6 @@
-"""WGAN-GP: Wasserstein GAN with gradient penalty. Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, Algorithm 1.
+"""Builds WGAN-GP (Wasserstein, gradient penalty): Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, Algorithm 1.
 
-The critic has no batch norm: the penalty is on each example's own gradient. The generator's batch norm spans all
+The critic has no batch norm, as the penalty is on each example's own gradient. The generator's batch norm spans all
 replicas. Losses and penalty are divided by the GLOBAL batch, so the number of replicas changes nothing.
 """
 
@@ -13,17 +13,16 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import StepContext, current_step
-from trainer.models.gan import GAN, build_critic, build_generator
-from trainer.models.layers import synchronized
+from trainer.models.gan import GAN
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Generator, critic and their optimizers, for `config.image_size` and `config.channels`."""
-    return WGANGP(config, dataset, synchronized=synchronized(config))
+    """Builds generator, critic and their optimizers for `config.image_size` and `config.channels`."""
+    return WGANGP(config, dataset)
 
 
 def gradient_norms(critic: Any, images: Any) -> Any:
-    """L2 norm of the critic's gradient at each image, (rows,); its own gradient is 0, not NaN, where the norm is 0."""
+    """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its gradient is 0, not NaN."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(images)
         scores = critic(images, training=True)
@@ -34,27 +33,18 @@ def gradient_norms(critic: Any, images: Any) -> Any:
 
 
 class WGANGP(GAN):
-    """critic_steps critic updates, then one generator update, a step. `synchronized`: batch norm spans the replicas."""
+    """Makes `critic_steps` critic updates and then one generator update per step."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, *, synchronized: bool) -> None:
-        generator, average = (build_generator(config, synchronized=synchronized) for _ in range(2))
-        critic = build_critic(config)
-        super().__init__(
-            config, dataset, generator, average, critic, batches_per_step=config.critic_steps, beta_1=0.0, beta_2=0.9
-        )
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        super().__init__(config, dataset, batches_per_step=config.critic_steps, betas=(0.0, 0.9))
         self.gradient_penalty_weight = config.gradient_penalty_weight
-        # Traced once for all critic updates of a step. XLA takes no all-reduce: a synchronised generator stays outside.
+        # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
         self._critic_gradients = tf.function(
             self.critic_gradients, jit_compile=config.jit_compile or None, autograph=False
         )
-        self._generator_gradients = (
-            tf.function(self.generator_gradients, jit_compile=True, autograph=False)
-            if config.jit_compile and not synchronized
-            else self.generator_gradients
-        )
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """data: (critic_steps, rows, height, width, channels) pixels in [0, 255]. Returns the losses."""
+        """Returns the losses. data: (critic_steps, rows, height, width, channels) pixels in [0, 255]."""
         step = current_step()
         reals = from_uint8(data)
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
@@ -66,7 +56,7 @@ class WGANGP(GAN):
         return logs
 
     def update_critic(self, step: StepContext, reals: Any, noise: Any, mix: Any) -> dict[str, Any]:
-        """One critic update on `reals` and as many fakes; returns its losses, this replica's part of each.
+        """Updates the critic once on `reals` and as many fakes; returns this replica's part of its losses.
 
         reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim); mix: (rows, 1, 1, 1) in [0, 1).
         """
@@ -76,7 +66,7 @@ class WGANGP(GAN):
         return losses
 
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int) -> Any:
-        """Losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
+        """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
         reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
         one in each image whose gradient is penalised.
@@ -95,20 +85,6 @@ class WGANGP(GAN):
         losses = {"critic_loss": loss, "wasserstein_distance": -wasserstein, "gradient_penalty": penalty}
         return losses, tape.gradient(scaled, self.critic_variables)
 
-    def update_generator(self, step: StepContext, noise: Any) -> Any:
-        """One generator update; returns its loss, this replica's part. noise: (rows, latent_dim)."""
-        loss, gradients = self._generator_gradients(noise, step.global_batch_size)
-        self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
-        return loss
-
-    def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
-        """Loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
-
-        noise: (rows, latent_dim).
-        """
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.generator_variables)
-            scores = self.critic(self.generator(noise, training=True), training=True)
-            loss = -tf.reduce_sum(scores) / global_batch_size
-            scaled = self.generator_optimizer.scale_loss(loss)
-        return loss, tape.gradient(scaled, self.generator_variables)
+    def generator_loss(self, scores: Any) -> Any:
+        """Returns minus the sum of the scores."""
+        return -tf.reduce_sum(scores)

@@ -24,28 +24,37 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     def __init__(self, monitor: str, patience: int) -> None:
         mode = "min" if is_loss(monitor) else "max" if "accuracy" in monitor else "auto"
         super().__init__(monitor=monitor, patience=patience, mode=mode)
+        self.best: float | None = None
         self.evaluates = False  # whether epochs have val_loss and val_accuracy
+        self.checked = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Raises UserError, after the first call to the device, if epochs cannot be compared by `monitor`."""
         known = {*(logs or {}), *(EVALUATION_METRICS if self.evaluates else ())}
         check_known("early_stopping", self.monitor, "an epoch has", known)
-        if self.monitor_op is None:
+        if not self.checked:
+            # Keras decides whether less or more is better at the end of the first epoch: this callback ends one now.
+            rehearsal = keras.callbacks.EarlyStopping(monitor=self.monitor, mode=self.mode)
+            rehearsal.set_model(self.model)
+            rehearsal.on_train_begin()
             try:
-                self._set_monitor_op()
+                rehearsal.on_epoch_end(0, {self.monitor: 0.0})
             except ValueError:
                 line = "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras metric"
                 raise UserError(f"early_stopping={self.monitor}: {line}") from None
+            self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Counts the epochs without improvement."""
+        """Counts the epochs without improvement; NaN is none, although Keras takes any first value for the best."""
+        value = (logs or {}).get(self.monitor, 0.0)
+        first_is_nan = self.best is None and math.isnan(value)
+        if first_is_nan:
+            self.best = value  # nothing is an improvement on NaN, itself included
         super().on_epoch_end(epoch, logs)
+        if first_is_nan:
+            self.best = None
         if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
-
-    def _is_improvement(self, value: float, best: float | None) -> bool:
-        """Returns False for NaN: no later value would compare as better."""
-        return not math.isnan(value) and bool(super()._is_improvement(value, best))
 
 
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:

@@ -1,4 +1,4 @@
-"""TF_CONFIG and CLUSTER_SPEC become a cluster, or one line."""
+"""Tests that TF_CONFIG and CLUSTER_SPEC become a cluster, or an error of one line."""
 
 import json
 from typing import Any
@@ -49,22 +49,22 @@ def test_the_chief_comes_first_and_alone_writes() -> None:
     assert found[0].name(2) == f"worker 2 ({TWO})"
 
 
-def test_without_a_chief_worker_0_is_it_and_master_is_an_old_word_for_it() -> None:
+def test_without_a_chief_worker_0_is_the_chief_and_master_is_an_older_name() -> None:
     workers = [read_cluster(tf_config({"worker": [ONE, TWO]}, "worker", index)) for index in (0, 1)]
     assert [one.is_chief for one in workers] == [True, False]
     assert read_cluster(tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", "0")).index == 1
 
 
-def test_cluster_spec_serves_where_tf_config_is_missing() -> None:
+def test_cluster_spec_is_used_where_tf_config_is_missing() -> None:
     found = read_cluster(cluster_spec({"workerpool0": [CHIEF], "workerpool1": [ONE]}, "workerpool1"))
     assert found == Cluster((CHIEF, ONE), 1)
 
 
-def test_where_both_disagree_tf_config_counts_and_it_is_said() -> None:
+def test_where_both_disagree_tf_config_is_used_and_logged() -> None:
     both = {**tf_config({"chief": [CHIEF], "worker": [ONE]}), **cluster_spec({"workerpool0": [CHIEF]})}
     found = read_cluster(both)
     assert found.workers == 2
-    assert "TF_CONFIG counts" in found.note
+    assert "TF_CONFIG is used" in found.note
     agreeing = {**both, **cluster_spec({"workerpool0": [CHIEF], "workerpool1": [ONE]})}
     assert not read_cluster(agreeing).note
 
@@ -79,11 +79,11 @@ def test_where_both_disagree_tf_config_counts_and_it_is_said() -> None:
         (tf_config({"chief": CHIEF}), "cluster.chief must be a list of host:port"),
         (tf_config({"chief": ["nowhere"]}), "cluster.chief must be a list of host:port"),
         (tf_config({"chief": ["host:99999"]}), "cluster.chief must be a list of host:port"),
-        (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "stands there more than once"),
-        (tf_config({"chief": [CHIEF, ONE]}), "2 chiefs: there is one"),
-        (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "give 0 to 0"),
-        (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", -1), "give 0 to 0"),
-        (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "give 0 to 0"),
+        (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "appears more than once"),
+        (tf_config({"chief": [CHIEF, ONE]}), "2 chiefs: use only one"),
+        (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "use 0 to 0"),
+        (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", -1), "use 0 to 0"),
+        (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "use 0 to 0"),
         (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has worker"),
         (tf_config({"chief": [CHIEF], "ps": [ONE]}), "has ps tasks, which this trainer does not use"),
         (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "this task is a evaluator"),

@@ -1,4 +1,4 @@
-"""Gradients are summed once, whatever the optimizer, and replicas agree on what overflowed."""
+"""Tests that gradients are summed once with every optimizer, and that replicas agree on overflow."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from trainer.models.optimizers import FusedAdam
 
 
 def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
-    """A weight of ones after one SGD step of size 1; gradient_of(replica) -> its gradient. And the optimizer."""
+    """Returns a weight of ones after one SGD step of size 1 with gradient_of(replica), and the optimizer."""
     fresh_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
@@ -54,7 +54,7 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_fused_adam_is_the_one_of_keras(replicas: int, dtype: str) -> None:
+def test_the_fused_adam_equals_that_of_keras(replicas: int, dtype: str) -> None:
     fresh_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()

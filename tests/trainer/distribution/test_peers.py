@@ -1,4 +1,4 @@
-"""Workers that meet, in this process: who fails is heard with its exit code, who is late may come the next time."""
+"""Tests workers that meet in this process: failures reach the chief with their exit code, late workers may retry."""
 
 import json
 import os
@@ -22,19 +22,19 @@ from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.reporting.run_info import versions
 
 Make = Callable[..., TrainConfig]
-HEARD: list[tuple[str, int]] = []
+LOST: list[tuple[str, int]] = []
 
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> tuple[Peers, Peers]:
-    """A chief and a worker. The chief ends its watch where it would end its process."""
+    """Returns a chief and a worker. The chief stops watching where it would end its process."""
     monkeypatch.setattr(os, "_exit", lambda code: None)
     monkeypatch.setattr(peers, "LEAVE_SECONDS", 0.0)
-    HEARD.clear()
+    LOST.clear()
     addresses = tuple(free_addresses(2))
 
     def on_loss(line: str, code: int) -> None:
-        HEARD.append((line, code))
+        LOST.append((line, code))
         chief._over.set()
 
     with ThreadPoolExecutor() as pool:
@@ -44,41 +44,41 @@ def met(monkeypatch: pytest.MonkeyPatch) -> tuple[Peers, Peers]:
 
 
 @pytest.mark.parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
-def test_a_worker_that_fails_is_heard_with_its_exit_code(met: tuple[Peers, Peers], code: int) -> None:
+def test_a_worker_that_fails_is_reported_with_its_exit_code(met: tuple[Peers, Peers], code: int) -> None:
     chief, worker = met
     worker.fail(code, "no such folder")
     chief._thread.join(10)
-    assert [(line.partition(" stopped: ")[2], heard) for line, heard in HEARD] == [("no such folder", code)]
+    assert [(line.partition(" stopped: ")[2], reported) for line, reported in LOST] == [("no such folder", code)]
 
 
-def test_a_worker_whose_count_moves_is_not_lost_and_one_that_stands_still_is(
+def test_a_worker_whose_count_rises_is_not_lost_and_one_without_progress_is(
     met: tuple[Peers, Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls of a second, beats of five: what the chief knows of the worker is always behind."""
+    """Makes a call per second and a heartbeat per five: the chief's count of the worker is always behind."""
     for one in met:
         one._over.set()
         one._thread.join(10)
     chief, now = met[0], [time.monotonic()]
-    chief._over.clear()  # from here on this test is its watch
+    chief._over.clear()  # from here on this test replaces the watching thread
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (peer,) = chief._peers.values()
 
     def pass_seconds(count: int) -> None:
         for _ in range(count):
             now[0] += 1
-            peer.heard = now[0]
+            peer.last_message = now[0]
             chief._check(now[0])
 
     for _ in range(20):
         chief.begin_call()
         pass_seconds(4)
-        chief._understand(peer, {"beat": chief._calls})
+        chief._handle(peer, {"beat": chief._calls})
         chief.begin_call()
         pass_seconds(1)
-    assert HEARD == []
-    pass_seconds(60)  # it is late for as long as it may be, and what we know of it as old as it can be
-    assert [line.partition(" is gone: ")[2].partition(";")[0] for line, _ in HEARD] == [
-        "it has stayed behind the others for 10 seconds"
+    assert LOST == []
+    pass_seconds(60)  # as long as it may be late, and its newest heartbeat as old as it can be
+    assert [line.partition(" was lost: ")[2].partition(";")[0] for line, _ in LOST] == [
+        "it made no progress for 10 seconds while the others did"
     ]
 
 
@@ -94,23 +94,23 @@ def test_the_chief_waits_for_a_worker_that_is_late_at_the_end(met: tuple[Peers, 
         chief.finish(0.0)
         assert all(peer.done for peer in chief._peers.values())
         ending.result()
-    assert HEARD == []
+    assert LOST == []
 
 
-def test_all_workers_hear_at_once_that_one_runs_something_else() -> None:
+def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
     addresses = tuple(free_addresses(3))
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(meet, Cluster(addresses, index), {"seed": index == 2}, 60.0) for index in range(3)]
         errors = {str(one.exception()) for one in waiting}
         assert all(isinstance(one.exception(), UserError) for one in waiting)
-    line = f"worker 2 ({addresses[2]}) and the chief do not run the same (seed: False on the chief, True there)"
-    assert errors == {f"{line}: start them alike"}
+    line = f"worker 2 ({addresses[2]}) and the chief do not run the same job"
+    assert errors == {f"{line} (seed: False on the chief, True on the worker): start them alike"}
 
 
 def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
     small_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And they compare what they run: settings, devices, versions."""
+    """Checks too that workers compare settings, devices and versions."""
     given: list[Any] = []
     monkeypatch.setattr(job, "meet", lambda *parts: given.extend(parts))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
@@ -126,7 +126,7 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_who_is_late_may_come_the_next_time(small_config: Make, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+def test_a_late_worker_may_come_the_next_time(small_config: Make, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     addresses = free_addresses(2)
     task = {"type": "worker", "index": index}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task}))

@@ -1,4 +1,4 @@
-"""The number of replicas does not change the result: 50 steps on 1, 2 and 4 of them."""
+"""Tests that the number of replicas does not change the result, over 50 steps on 1, 2 and 4 of them."""
 
 from functools import cache
 from typing import Any
@@ -41,7 +41,7 @@ def test_fifty_steps_move_every_kernel() -> None:
 def test_in_float32_replicas_differ_by_rounding_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The control, one replica with the rows of each batch in another order, differs by nothing but rounding."""
+    """Compares with a control that differs only by rounding: one replica with the rows of each batch reordered."""
     alone, alone_logs = trained(1, LEARNING_RATE)
     together = {replicas: trained(replicas, LEARNING_RATE) for replicas in (2, 4)}
     controls = []
@@ -69,7 +69,7 @@ def test_in_float32_replicas_differ_by_rounding_alone(
     ],
 )
 def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, replicas: int) -> None:
-    """Losses of fifty steps within `tolerance` of float32's, relative to the largest loss."""
+    """Checks that the losses of fifty steps are within `tolerance` of float32's, relative to the largest loss."""
     (_, single), (_, mixed) = trained(1), trained(replicas, f"--precision={precision}")
     assert np.isfinite(mixed.values).all()
     assert loss_difference(single, mixed) < tolerance * np.abs(single.values).max()
@@ -100,6 +100,6 @@ def test_jit_compile_compiles() -> None:
 
 
 def test_without_synchronised_batch_norm_replicas_differ() -> None:
-    """What the synchronisation is for: without it each replica normalises its own rows."""
+    """Shows why batch norm is synchronised: otherwise each replica normalises its own rows."""
     (alone, _), (apart, _) = trained(1), trained(2, "--sync_batch_norm=false")
     assert largest_difference(alone, apart) > 1e-3

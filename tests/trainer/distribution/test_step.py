@@ -1,4 +1,4 @@
-"""Random numbers of a step: the same for a global row on any number of replicas, in every precision."""
+"""Tests that a global row gets the same random numbers on any number of replicas and in every precision."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_step_seed_and_stream_each_give_other_numbers() -> None:
             assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.15
 
 
-def test_numbers_have_the_distribution_that_their_name_says() -> None:
+def test_numbers_have_the_distribution_of_their_name() -> None:
     normal, uniform = context().normal((5000,), "a").numpy(), context().uniform((5000,), "b").numpy()
     assert abs(normal.mean()) < 0.02
     assert abs(normal.std() - 1) < 0.02
@@ -42,7 +42,7 @@ def test_numbers_have_the_distribution_that_their_name_says() -> None:
     assert 0 <= uniform.min() < uniform.max() < 1
 
 
-def test_double_precision_sees_the_same_numbers() -> None:
+def test_double_precision_gets_the_same_numbers() -> None:
     single = context().normal((3,), "noise").numpy()
     keras.config.set_floatx("float64")
     double = context().normal((3,), "noise").numpy()

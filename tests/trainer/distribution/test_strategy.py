@@ -1,4 +1,4 @@
-"""Devices of this machine -> replicas, and one sentence about the batch."""
+"""Tests how the devices of this machine become replicas, and the sentence about the batch."""
 
 import pytest
 import tensorflow as tf
@@ -19,7 +19,7 @@ from trainer.errors import UserError
         (TrainConfig(replicas=4), "global batch 64 = 4 replicas x 16", True),
     ],
 )
-def test_the_batch_is_said_in_one_sentence(config: TrainConfig, sentence: str, mirrored: bool) -> None:
+def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: str, mirrored: bool) -> None:
     fresh_collectives()
     replicas = make_replicas(config)
     assert replicas.sentence() == sentence
@@ -33,7 +33,7 @@ def test_replicas_are_the_first_devices() -> None:
 
 
 def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As trainer.check hides them: TensorFlow still lists them as physical devices."""
+    """Hides them as trainer.check does: TensorFlow still lists them as physical devices."""
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     others = tf.config.list_physical_devices
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else others(kind))
@@ -44,8 +44,8 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
     ("config", "line"),
     [
         (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
-        (TrainConfig(expect_devices=4), "expect_devices=4, but of accelerators none is visible"),
-        (TrainConfig(replicas=16), "TensorFlow already runs here with 4 CPU devices"),
+        (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
+        (TrainConfig(replicas=16), "TensorFlow already runs in this process with 4 CPU devices"),
     ],
 )
 def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, line: str) -> None:

@@ -1,4 +1,4 @@
-"""The batch norm of one replica: Keras's own, up to rounding, in outputs, gradients and moving statistics."""
+"""Tests that our batch norm equals Keras's, up to rounding, in outputs, gradients and moving statistics."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
 
 
 def computed(layer: keras.layers.Layer, inputs: tf.Tensor) -> list[np.ndarray]:
-    """Outputs, gradients by inputs and weights, the moving statistics after it, and outputs by them."""
+    """Returns outputs, gradients by inputs and weights, the new moving statistics, and the outputs at inference."""
     weights = [weight.value for weight in layer.trainable_variables]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -40,7 +40,7 @@ def test_as_keras_does(precision: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def test_frozen_it_keeps_its_statistics_in_training_too() -> None:
+def test_frozen_batch_norm_keeps_its_statistics_in_training() -> None:
     layer = FusedBatchNormalization(trainable=False)
     inputs = tf.constant(RANDOM.normal(2.0, 3.0, (8, 6, 6, 5)), tf.float32)
     np.testing.assert_array_equal(layer(inputs, training=True), layer(inputs))

@@ -1,4 +1,4 @@
-"""Layers between images and features compute what Keras's own do; so do their gradients and second gradients."""
+"""Tests that layers between images and features equal Keras's, with their first and second gradients."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def _float64():
 
 
 def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
-    """A network with our layer, and its template of Keras's own, of the same weights."""
+    """Returns networks with our layers, each with its template of Keras's layers and the same weights."""
     images = keras.Input((size, size, channels))
     features = keras.Input((size // 2, size // 2, 8))
     ours = [
@@ -35,7 +35,7 @@ def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:
 
 
 def computed(network: keras.Model, inputs: tf.Tensor) -> list[tf.Tensor]:
-    """Outputs, gradients by inputs and weights, and the weights' gradients of a penalty on the gradient by inputs."""
+    """Returns outputs, gradients by inputs and weights, and the weights' gradients of a gradient penalty."""
     weights = [weight.value for weight in network.trainable_variables]
     with tf.GradientTape(persistent=True) as outer:
         with tf.GradientTape() as tape:

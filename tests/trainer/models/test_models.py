@@ -1,4 +1,4 @@
-"""Every model on 1, 2 and 4 replicas; what classifiers are made of; what a user's own model has to meet."""
+"""Tests every model on 1, 2 and 4 replicas, the parts of classifiers, and the rules for a user's own model."""
 
 import json
 import subprocess
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tests.support import fresh_collectives, largest_difference, permute_rows, run_steps, small, weights
 from trainer import check as check_module
 from trainer import job
+from trainer.compat import all_layers
 from trainer.config.metric_names import STEP_METRICS
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
@@ -71,26 +72,26 @@ def test_mixed_precision_runs_on_two_replicas(name: str, precision: str) -> None
     assert np.isfinite(logs.values).all()
 
 
-def test_dcgan_begins_as_the_paper_says() -> None:
+def test_dcgan_starts_with_the_papers_weights() -> None:
     model, _ = run_steps(small("--model=dcgan", "--width=32"), 0)
     networks = (model.generator, model.critic)
     kernels = [v.numpy() for network in networks for v in network.trainable_variables if v.name == "kernel"]
     for kernel in kernels:
         assert abs(kernel.std() - 0.02) < 0.004
     assert len({kernel.flat[0] for kernel in kernels}) == len(kernels)
-    norms = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+    norms = [x for x in all_layers(model) if isinstance(x, keras.layers.BatchNormalization)]
     assert len(norms) == 2 * 2 + 1  # generator, its average, and all but the discriminator's first layer
 
 
 def test_dcgans_first_losses_are_those_of_a_guess() -> None:
-    """With weights near 0 every score is near 0: ln 2 for the generator, twice that for the discriminator."""
+    """Checks losses where scores are near 0: ln 2 for the generator, and twice that for the discriminator."""
     _, logs = run_steps(small("--model=dcgan"), 1)
     assert logs.means()["generator_loss"] == pytest.approx(np.log(2), abs=0.1)
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
-def test_what_is_saved_loads_without_this_package(name: str, tmp_path: Path) -> None:
+def test_a_saved_model_loads_without_this_package(name: str, tmp_path: Path) -> None:
     model, _ = run_steps(small(*FAMILIES[name]), 2)
     export(model, tmp_path / "model", (24, 24, 1))
     program = (
@@ -185,7 +186,7 @@ def one_class(config: TrainConfig) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("data", "line"), [("one_class", "has one class only"), ("no_labels", "has no labels: a classifier needs them")]
+    ("data", "line"), [("one_class", "has only one class"), ("no_labels", "has no labels: a classifier needs them")]
 )
 def test_a_classifier_needs_labels_of_two_classes(data: str, line: str) -> None:
     dataset = labelled(1) if data == "one_class" else Dataset("d", Arrays(np.zeros((4, 32, 32, 3), np.uint8)))
@@ -195,7 +196,7 @@ def test_a_classifier_needs_labels_of_two_classes(data: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "warned"), [("mlp", True), ("wgan_gp", False)])
-def test_jit_compile_says_where_it_does_nothing(
+def test_jit_compile_warns_where_it_does_nothing(
     model: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
@@ -209,7 +210,7 @@ EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e
 
 @pytest.fixture(scope="module")
 def efficientnet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file as one who has downloaded weights has it; these are random."""
+    """Writes a weights file like a downloaded one, with random weights."""
     path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
     keras.utils.set_random_seed(0)
     keras.applications.EfficientNetB0(include_top=False, weights=None, input_shape=(32, 32, 3)).save_weights(path)
@@ -217,7 +218,7 @@ def efficientnet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(before: keras.Model, after: keras.Model) -> set[str]:
-    """Names of the layers whose weights differ."""
+    """Returns the names of the layers whose weights differ."""
     pairs = zip(before.weights, after.weights, strict=True)
     return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
 
@@ -267,7 +268,7 @@ def test_the_copied_network_has_our_batch_norm_and_dropout_and_a_pretrained_one_
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
     runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
-    # Some of its tensors are 0 but for rounding (what batch norm subtracts again): those, against an update's size.
+    # Some tensors are 0 up to rounding, as batch norm cancels them: those are compared with the size of an update.
     assert largest_difference(weights(runs[0][0]), weights(runs[1][0]), smallest_norm=1e-3) < 1e-8
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
@@ -275,11 +276,11 @@ def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
 @pytest.mark.parametrize(
     ("flag", "line"),
     [
-        ("--weights=/no/such/file", "no such file"),
-        (f"--weights={__file__}", "cannot be had for EfficientNetB0"),
+        ("--weights=/no/such/file", "file not found"),
+        (f"--weights={__file__}", "cannot be loaded for EfficientNetB0"),
     ],
 )
-def test_efficientnets_weights_that_cannot_be_had(flag: str, line: str) -> None:
+def test_efficientnets_weights_that_cannot_be_loaded(flag: str, line: str) -> None:
     with pytest.raises(UserError) as caught:
         build_model(resolve([*EFFICIENT, flag]).config, labelled(2))
     assert line in str(caught.value)
@@ -295,7 +296,7 @@ def test_a_frozen_batch_norm_does_not_depend_on_replicas(frozen: bool) -> None:
 
 def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
-    with pytest.raises(UserError, match="no such block: it has block1a, block2a"):
+    with pytest.raises(UserError, match="unknown block: use one of block1a, block2a"):
         build_model(resolve(flags).config, labelled(2))
 
 
@@ -337,18 +338,18 @@ def check(*flags: str) -> tuple[int, str]:
         ("docs.own_model:build", 0, "give the same weights and losses"),
         ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
         ("tests.models:own_dropout", 2, "layers.StepDropout"),
-        ("tests.models:own_batch_norm", 2, "say BatchNormalization(synchronized=True)"),
+        ("tests.models:own_batch_norm", 2, "use BatchNormalization(synchronized=True)"),
     ],
 )
 def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
-    flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it asks the CPU alone
+    flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
     data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
     found, shown = check(f"--model={model}", *data, *flags)
     assert found == code, shown
     assert line in shown
 
 
-def test_check_tells_a_fault_of_the_platform_in_one_line(
+def test_check_reports_a_fault_of_the_platform_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fault(arguments: list[str]) -> None:

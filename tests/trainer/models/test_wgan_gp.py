@@ -1,4 +1,4 @@
-"""WGAN-GP against the paper: https://arxiv.org/abs/1704.00028, Algorithm 1."""
+"""Tests WGAN-GP against the paper: https://arxiv.org/abs/1704.00028, Algorithm 1."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainer.models.wgan_gp import gradient_norms
 
 
 def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:
-    """score = <weights, image>: its gradient at any image is `weights`."""
+    """Returns a critic with score = <weights, image>, whose gradient at any image is `weights`."""
     critic = keras.Sequential([keras.Input(weights.shape), keras.layers.Flatten(), keras.layers.Dense(1, dtype=dtype)])
     critic.layers[-1].set_weights([weights.reshape(-1, 1), np.zeros(1)])
     return critic
@@ -33,7 +33,7 @@ def test_the_gradient_norm_of_a_linear_critic_is_that_of_its_weights(policy: str
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_where_the_gradient_is_zero_so_is_the_norms_own_gradient(policy: str) -> None:
+def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     critic = linear_critic(np.zeros((4, 4, 1), np.float32), dtype=policy)
     kernel = critic.layers[-1].kernel.value
@@ -45,8 +45,8 @@ def test_where_the_gradient_is_zero_so_is_the_norms_own_gradient(policy: str) ->
     assert np.array_equal(tape.gradient(penalty, kernel), np.zeros((16, 1)))
 
 
-def test_the_penaltys_gradient_is_that_worked_by_hand() -> None:
-    """d/dw (|w| - 1)^2 = 2 (|w| - 1) w / |w|."""
+def test_the_penaltys_gradient_equals_the_derivation_by_hand() -> None:
+    """Checks d/dw (|w| - 1)^2 = 2 (|w| - 1) w / |w|."""
     weights = np.zeros((4, 4, 1), np.float32)
     weights[0, 0], weights[3, 3] = 3.0, 4.0
     critic = linear_critic(weights)
@@ -72,7 +72,7 @@ def test_filters_double_up_to_eight_times_the_width() -> None:
 
 
 class Paper:
-    """One critic and one generator step in plain TensorFlow, for 16 pixels: two convolutions each."""
+    """Runs one critic and one generator step in plain TensorFlow, for 16 pixels: two convolutions each."""
 
     def __init__(self, model: keras.Model):
         self.theta = [tf.Variable(v) for v in model.generator.trainable_variables]
@@ -116,7 +116,7 @@ class Paper:
 
     @staticmethod
     def adam(variables: Any, gradients: Any, alpha: float = 1e-4, beta2: float = 0.9) -> None:
-        """The first step of Adam with beta_1 = 0: m = g, v = (1 - beta2) g^2, both with their bias corrected."""
+        """Makes the first step of Adam with beta_1 = 0: m = g, v = (1 - beta2) g^2, both with their bias corrected."""
         for variable, g in zip(variables, gradients, strict=True):
             v = (1 - beta2) * g**2
             corrected = alpha * np.sqrt(1 - beta2)
@@ -148,7 +148,7 @@ def test_the_first_step_is_that_of_the_paper() -> None:
 
 
 def test_the_average_follows_the_generator() -> None:
-    """After one step with decay min(0.999, 1/10) the average is 1/10 old and 9/10 new."""
+    """Checks that after one step, with decay min(0.999, 1/10), the average is 1/10 old and 9/10 new."""
     config = small("--precision=float64")
     before, _ = run_steps(config, 0)
     after, _ = run_steps(config, 1)

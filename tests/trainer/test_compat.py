@@ -1,0 +1,256 @@
+"""Tests that only trainer/compat.py uses private names of Keras and TensorFlow, and what happens without them."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import trainer
+from trainer import compat
+from trainer.distribution.gradients import sum_first
+from trainer.models.optimizers import FusedAdam
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "trainer").rglob("*.py"))
+OTHERS = {"_exit", "_http", "_option_string_actions"}  # of os, of Cloud Storage's client, of argparse
+PRIVATE = re.compile(r"_[a-z]\w*")  # not __init__, not _
+
+
+def foreign(dotted: str) -> bool:
+    """Returns whether a dotted name is in Keras or TensorFlow, and not of their public modules."""
+    root, _, rest = dotted.partition(".")
+    parts = rest.split(".")
+    hidden = {"src", "python", "core", "compiler", "__internal__"} & set(parts) or any(map(PRIVATE.match, parts))
+    return root in ("keras", "tensorflow", "tf") and bool(hidden)
+
+
+def private_names(source: str) -> Iterator[str]:
+    """Yields the private names in `source` that it does not define itself, and private modules of Keras and TensorFlow.
+
+    An attribute `x._name` is a module's own if the same module defines `_name`: as a function, as a variable or by
+    assigning `self._name`. Names that collide with those of a base class are found by `overridden`.
+    """
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own |= {x.attr for x in attributes if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) in ("self", "cls")}
+    for node in attributes:
+        text = ast.unparse(node)
+        if foreign(text) or (PRIVATE.fullmatch(node.attr) and node.attr not in own | OTHERS):
+            yield text
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from filter(foreign, (name.name for name in node.names))
+        if isinstance(node, ast.ImportFrom):
+            yield from filter(foreign, (f"{node.module}.{name.name}" for name in node.names))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from filter(foreign, re.findall(r"^[\w.]+$", node.value))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+            yield from (ast.unparse(x) for x in node.args[1:2] if isinstance(x, ast.Constant) and x.value not in own
+                        and PRIVATE.fullmatch(str(x.value)))  # fmt: skip
+
+
+def overridden(kind: type) -> set[str]:
+    """Returns the private names in the code of a class that a base class in Keras or TensorFlow has too."""
+    defined = set(vars(kind)) | set(re.findall(r"\bself\.(_\w+)", inspect.getsource(kind)))
+    bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] in ("keras", "tensorflow")]
+    theirs = {name for base in bases for name in re.findall(r"\b_[a-z]\w*", inspect.getsource(base))}
+    return {name for name in defined & theirs if PRIVATE.fullmatch(name)}
+
+
+def classes() -> Iterator[type]:
+    """Yields every class of trainer/."""
+    for module in pkgutil.walk_packages(trainer.__path__, "trainer."):
+        found = importlib.import_module(module.name)
+        yield from (x for x in vars(found).values() if inspect.isclass(x) and x.__module__ == module.name)
+
+
+def test_private_names_are_used_in_compat_alone() -> None:
+    used = {file.relative_to(ROOT).as_posix(): list(private_names(file.read_text(encoding="utf-8"))) for file in FILES}
+    lasts = {name.rpartition(".")[2] for name in used.pop("trainer/compat.py") if not name.endswith("Extended")}
+    assert {file: names for file, names in used.items() if names} == {}
+    modules = {"seed_generator", "collective_all_reduce_strategy"}
+    assert lasts - modules == {name.rpartition(".")[2] for name in compat.PRIVATE_NAMES}
+
+
+def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
+    found = list(classes())
+    assert FusedAdam in found
+    assert {kind: names for kind in found if (names := overridden(kind))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from keras.src.utils import naming",
+        "from keras.src import backend",
+        "import tensorflow.python.eager.context",
+        "from tensorflow.python import distribute",
+        "from keras.utils import _naming",
+        "keras.src.backend.shape(x)",
+        "tf.__internal__.tracking",
+        "model._symbolic_build()",
+        "index = self._get_variable_index(variable)",
+        "super()._moments(inputs, mask)",
+        "optimizer._all_reduce_sum_gradients = list",
+        "getattr(model, '_layers')",
+        "importlib.import_module('keras.src.utils')",
+    ],
+)
+def test_a_private_name_is_found(line: str) -> None:
+    assert list(private_names(f"class Own:\n    def run(self):\n        self._own = 1\n        {line}\n")) != []
+    assert list(private_names("def _own(): ...\nself._state = keras.Model(_own)\ntf.nn.relu(self._state)")) == []
+
+
+class _Overrides(keras.layers.BatchNormalization):
+    def __init__(self) -> None:
+        super().__init__()
+        self._own, self._reduction_axes = 1, None
+
+    def _moments(self, inputs: Any, mask: Any) -> Any: ...
+
+    def _mine(self) -> None: ...
+
+
+def test_an_override_is_found() -> None:
+    assert overridden(_Overrides) == {"_moments", "_reduction_axes"}
+
+
+def test_the_decision_lists_the_same_names() -> None:
+    page = (ROOT / "docs" / "decisions" / "1-own-loop.md").read_text(encoding="utf-8")
+    listed = list(filter(foreign, re.findall(r"`([\w.]+)`", page)))
+    assert sorted(listed) == sorted(compat.PRIVATE_NAMES)
+    assert len(page.splitlines()) <= 40
+
+
+def remove(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Removes a private name from its module, or from its class and the bases of it."""
+    path, _, attribute = name.rpartition(".")
+    owner = pkgutil.resolve_name(path)
+    for one in inspect.getmro(owner) if inspect.isclass(owner) else [owner]:
+        if attribute in vars(one):
+            monkeypatch.delattr(one, attribute)
+
+
+def small_model() -> keras.Model:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), loss="mse")
+    return model
+
+
+def devices_per_worker(nothing: None) -> None:
+    with compat.cpu_devices_per_worker(2):
+        pass
+
+
+def build_compiled(model: keras.Model) -> None:
+    compat.build_compiled(model, (np.zeros((1, 2)), np.zeros((1, 1))))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize(
+    ("last", "prepare", "use"),
+    [
+        ("_flatten_layers", small_model, compat.all_layers),
+        ("_symbolic_build", small_model, build_compiled),
+        ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
+        ("_initialize_local_devices", lambda: None, devices_per_worker),
+    ],
+)
+def test_what_has_no_fallback_fails_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, last: str, prepare: Any, use: Any, changed: bool
+) -> None:
+    use(prepare())
+    (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
+    prepared, owner = prepare(), pkgutil.resolve_name(name.rpartition(".")[0])
+    if changed:
+        monkeypatch.setattr(owner, last, lambda self, *, other_than_ours: None)
+    else:
+        remove(monkeypatch, name)
+    line = rf"^{re.escape(name)} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow 2\.17"
+    with pytest.raises(RuntimeError, match=line) as caught:
+        use(prepared)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove(monkeypatch, compat.PRIVATE_NAMES[-1])
+    with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
+        pass
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    compat._warn_once.cache_clear()
+    return caplog
+
+
+def names_and_seed() -> tuple[str, str, int]:
+    return keras.layers.Flatten().name, keras.layers.Flatten().name, keras.initializers.GlorotUniform().seed
+
+
+def test_names_and_seeds_are_those_of_a_new_process(warnings: pytest.LogCaptureFixture) -> None:
+    keras.layers.Flatten()
+    compat.reset_layer_names()
+    keras.utils.set_random_seed(7)
+    compat.seed_initializers(7)
+    random.random()  # as another thread may draw
+    assert names_and_seed() == ("flatten", "flatten_1", random.Random(7).randint(1, int(1e9)))
+    assert warnings.text == ""
+
+
+def test_without_them_public_names_of_keras_do_the_same(
+    monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    seeds = pkgutil.resolve_name("keras.src.random.seed_generator")
+    monkeypatch.setattr(seeds, "make_default_seed", lambda: random.randint(1, int(1e9)))
+    monkeypatch.setattr("keras.src.backend.random.make_default_seed", seeds.make_default_seed)
+    keras.layers.Dense(1)
+    remove(monkeypatch, "keras.src.utils.naming.reset_uids")
+    compat.reset_layer_names()
+    for removed in (False, True):  # first it only goes unused
+        if removed:
+            remove(monkeypatch, "keras.src.random.seed_generator.python_random")
+        compat._warn_once.cache_clear()
+        compat.seed_initializers(7)
+        assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+    assert keras.layers.Dense(1).name == "dense"
+    assert [record.message.partition(" is missing")[0] for record in warnings.records] == [
+        "keras.src.random.seed_generator.python_random"
+    ] * 2
+
+
+@pytest.mark.parametrize("last", ["_get_variable_index", "_momentums", "_velocities"])
+def test_without_its_moments_adam_uses_keras_own_update(
+    monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture, last: str
+) -> None:
+    optimizer, real = FusedAdam(0.1), compat._private
+
+    def lacking(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.endswith(last):
+            raise compat.Missing(name)
+        return real(name, *arguments, **named)
+
+    values = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(compat, "_private", lacking)
+        weight, optimizer = keras.Variable([1.0, 2.0]), FusedAdam(0.1)
+        optimizer.build([weight])
+        for _ in range(2):
+            optimizer.apply([np.array([0.5, -1.0], np.float32)], [weight])
+        values.append(weight.numpy())
+    np.testing.assert_allclose(*values, rtol=2e-5)  # Keras rounds the powers of the betas to float32
+    assert [f"{last} is missing" in record.message for record in warnings.records] == [True]

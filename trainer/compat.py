@@ -1,0 +1,155 @@
+"""Holds every private name of Keras and TensorFlow that this package uses; no other module uses one.
+
+Each is looked up when a run first needs it: a release without it stops only the runs that need it, with one line, or
+none where the function has a fallback. TRIED names the versions that all of them were tried with.
+"""
+
+import inspect
+import pkgutil
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.log import log
+
+TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
+
+PRIVATE_NAMES = (
+    "keras.src.utils.naming.reset_uids",
+    "keras.src.random.seed_generator.python_random",
+    "keras.Model._flatten_layers",
+    "keras.Model._symbolic_build",
+    "keras.optimizers.Optimizer._all_reduce_sum_gradients",
+    "keras.optimizers.Optimizer._get_variable_index",
+    "keras.optimizers.Adam._momentums",
+    "keras.optimizers.Adam._velocities",
+    "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
+)
+
+
+class Missing(RuntimeError):
+    """Reports a private name that the installed release no longer has, or now has with other parameters."""
+
+    def __init__(self, name: str) -> None:
+        installed = f"TensorFlow {tf.__version__} with Keras {keras.__version__}"
+        super().__init__(f"{name} is missing or has changed in {installed}: install {TRIED}")
+
+
+def reset_layer_names() -> None:
+    """Restarts the numbers in layers' default names, so that a model's names do not depend on earlier models.
+
+    StepDropout draws by its layer's name. Fallback: Keras's public `clear_session`, which also resets the dtype policy
+    and other global settings of Keras; so call this before they are set.
+    """
+    try:
+        reset = _private("keras.src.utils.naming.reset_uids")
+    except Missing:
+        keras.utils.clear_session(free_memory=False)
+    else:
+        reset()
+
+
+def seed_initializers(seed: int) -> None:
+    """Gives Keras a separate generator for the seeds of its initializers.
+
+    Keras takes them from Python's global generator, from which other threads draw too (retries of Cloud Storage
+    requests do). The numbers are the same. Fallback: the global generator, seeded anew, with a warning.
+    """
+    generator = random.Random(seed)  # noqa: S311
+    start = generator.getstate()
+    try:
+        _private("keras.src.random.seed_generator.python_random")
+        pkgutil.resolve_name("keras.src.random.seed_generator").python_random = generator
+        keras.initializers.GlorotUniform()  # draws a seed, unless Keras now takes it from elsewhere
+        if generator.getstate() == start:
+            raise Missing("keras.src.random.seed_generator.python_random")
+    except Missing as error:
+        _warn_once(f"{error}; until then a storage request that is retried may change the initial weights of a seed")
+        keras.utils.set_random_seed(seed)
+    generator.setstate(start)
+
+
+def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns `model` and all layers in it, at any depth: `model.layers` has only the outermost. No fallback."""
+    layers = _private("keras.Model._flatten_layers", owner=model)()
+    return [layer for layer in layers if isinstance(layer, keras.layers.Layer)]
+
+
+def build_compiled(model: keras.Model, batch: Any) -> None:
+    """Creates the variables of a compiled model's optimizer, loss and metrics, as `fit` does. No fallback.
+
+    Only the shapes and types of `batch` are used.
+    """
+    _private("keras.Model._symbolic_build", owner=model, data_batch=batch)(data_batch=batch)
+
+
+def disable_gradient_sum(optimizer: keras.optimizers.Optimizer) -> None:
+    """Stops Keras from summing gradients over replicas, which `trainer.distribution.gradients` does earlier.
+
+    No fallback: gradients would silently be summed twice.
+    """
+    _private("keras.optimizers.Optimizer._all_reduce_sum_gradients", [], owner=optimizer)
+    optimizer._all_reduce_sum_gradients = list
+
+
+def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, Any] | None:
+    """Returns the two moments that Adam keeps for `variable`, for an update in one operation.
+
+    Fallback: None, with a warning; the caller then uses Keras's own update.
+    """
+    try:
+        index = _private("keras.optimizers.Optimizer._get_variable_index", variable, owner=optimizer)(variable)
+        first = _private("keras.optimizers.Adam._momentums", owner=optimizer)
+        second = _private("keras.optimizers.Adam._velocities", owner=optimizer)
+    except Missing as error:
+        _warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
+        return None
+    return first[index], second[index]
+
+
+@contextmanager
+def cpu_devices_per_worker(count: int) -> Iterator[None]:
+    """Makes a MultiWorkerMirroredStrategy created in the block use `count` logical CPU devices of its worker.
+
+    TensorFlow itself uses one. A count below 2 changes nothing. No fallback.
+    """
+    if count < 2:
+        yield
+        return
+    module = "tensorflow.python.distribute.collective_all_reduce_strategy"
+    original = _private(f"{module}.CollectiveAllReduceExtended._initialize_local_devices", None, None, "")
+    extended = pkgutil.resolve_name(f"{module}.CollectiveAllReduceExtended")
+
+    def several(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
+
+    extended._initialize_local_devices = several
+    try:
+        yield
+    finally:
+        extended._initialize_local_devices = original
+
+
+def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
+    """Returns what `name` of PRIVATE_NAMES is, on `owner` if given; checks that it takes the arguments.
+
+    Raises Missing if it does not exist or takes others.
+    """
+    path, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(pkgutil.resolve_name(path) if owner is None else owner, attribute)
+        if callable(found):
+            inspect.signature(found).bind(*arguments, **named)
+    except (ImportError, AttributeError, TypeError):
+        raise Missing(name) from None
+    return found
+
+
+@cache
+def _warn_once(line: str) -> None:
+    log.warning("%s", line)
