@@ -69,7 +69,7 @@ def make_hooks(
     best: Best,
     control: Control,
 ) -> list[Hook]:
-    """Returns all hooks but the checkpoint, which must be last. The end of an epoch may stop the run: it comes early."""
+    """Returns all hooks but the checkpoint, which must be last. An epoch's end may stop the run: it comes early."""
 
     def end_epoch(progress: Progress) -> None:
         means = reporter.epoch_end(progress)
