@@ -29,7 +29,7 @@ from trainer.storage.initial import fetch_checkpoint, fetch_model
 from trainer.storage.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
-from trainer.training.failures import is_out_of_memory, one_line, out_of_memory
+from trainer.training.error_lines import is_out_of_memory, one_line, out_of_memory
 from trainer.training.hooks import Best
 from trainer.training.preemption import stop_on_signals
 from trainer.training.state import LearningRates

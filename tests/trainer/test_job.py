@@ -24,7 +24,7 @@ from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
 from trainer.training.checkpoint import whole_checkpoints
-from trainer.training.failures import is_out_of_memory
+from trainer.training.error_lines import is_out_of_memory
 
 Make = Callable[..., TrainConfig]
 
