@@ -28,7 +28,7 @@ class DCGAN(GAN):
         super().__init__(
             config, dataset, batches_per_step=1, betas=(0.5, 0.999), critic_batch_norm=True, initializer=_normal
         )
-        self._critic_gradients = self.compiled(self.critic_gradients)
+        self._critic_gradients = self.xla_compiled(self.critic_gradients)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: (1, rows, height, width, channels) pixels in [0, 255]."""

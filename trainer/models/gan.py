@@ -113,12 +113,12 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self.compiles = config.jit_compile and not spans  # XLA supports no all-reduce
-        self._generator_gradients = self.compiled(self.generator_gradients)
+        self.uses_xla = config.jit_compile and not spans  # XLA supports no all-reduce
+        self._generator_gradients = self.xla_compiled(self.generator_gradients)
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, compiled by XLA if --jit_compile is set and no batch norm spans replicas."""
-        return tf.function(function, jit_compile=True, autograph=False) if self.compiles else function
+        return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
 
     def generator_loss(self, scores: Any) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
