@@ -22,7 +22,14 @@ setup(
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
     package_data={
         "trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"],
-        "deploy": ["py.typed", "cloudbuild.yaml", "Dockerfile", "spec/machines.yaml", "report/report.html"],
+        "deploy": [
+            "py.typed",
+            "cloudbuild.yaml",
+            "Dockerfile",
+            "spec/machines.yaml",
+            "spec/schema.yaml",
+            "report/report.html",
+        ],
     },
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
     install_requires=[

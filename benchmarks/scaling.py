@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 def counted(flags: Sequence[str]) -> Step:
     """Counts the step of a recipe; the digits replace its data."""
-    rows = resolve(flags).config.global_batch_size
+    rows = resolve([*flags, "--data=digits"]).config.global_batch_size
     two = [op for op in _operations(*flags, "--replicas=2") if op.reduced_bytes]
     return Step(
         _operations(*flags, "--replicas=1"),

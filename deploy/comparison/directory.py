@@ -10,8 +10,7 @@ from deploy.report.collection import COMPARISON
 from trainer.config.fields import as_text
 from trainer.config.recipe import Overrides
 from trainer.errors import USER_MUST_CHANGE, UserError
-from trainer.reporting.json_files import read_json
-from trainer.reporting.run_files import read_result
+from trainer.reporting.run_files import read_json, read_result
 from trainer.storage import make_writable, write_whole
 from trainer.storage.run_layout import CHECKPOINTS, RUN_INFO, STATS
 

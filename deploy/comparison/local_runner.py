@@ -32,7 +32,6 @@ class LocalRunner:
         self._lock = threading.Lock()
 
     def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
-        """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
         return request_on(self._tiers[tier.name], overrides).config
 
     def check(self, run: TierPlan) -> None:
@@ -51,7 +50,6 @@ class LocalRunner:
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
-        """Waits for the run and returns its exit code."""
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         arguments = run.overrides.replace(job_dir=str(job_dir.absolute())).arguments()

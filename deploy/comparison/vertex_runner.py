@@ -31,8 +31,7 @@ from deploy.vertex.submission import attempt_label, check_buckets, submit_job, u
 from trainer.config import TrainConfig
 from trainer.config.recipe import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.reporting.json_files import read_json
-from trainer.reporting.run_files import record_failure
+from trainer.reporting.run_files import read_json, record_failure
 from trainer.storage import Address, write_whole
 from trainer.storage.run_layout import RESULT
 
@@ -71,7 +70,6 @@ class VertexRunner:
         return read_gcp_config(self._args, with_project=True)
 
     def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
-        """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
         return request_on(self._tiers[tier.name], overrides).config
 
     def check(self, run: TierPlan) -> None:
@@ -116,7 +114,6 @@ class VertexRunner:
                     check_buckets(job, backend, self._clock)
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
-        """Waits for the job, fetches its output, and returns the exit code for its state."""
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:

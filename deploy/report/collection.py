@@ -8,7 +8,7 @@ from typing import Any
 from deploy.report.run_reader import Run, read_run
 from deploy.spec.tier import TierFacts
 from trainer.errors import UserError
-from trainer.reporting.json_files import mapping, number, positive, read_json, whole
+from trainer.reporting.run_files import mapping, number, positive, read_json, whole
 from trainer.storage import expanded, parse
 from trainer.storage.run_layout import RUN_FILES, SAMPLE_FILES
 

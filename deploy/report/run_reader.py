@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.reporting.json_files import items, mapping, number, positive, whole
-from trainer.reporting.run_files import StatsEntry, read_result, read_run_info, read_stats
+from trainer.reporting.run_files import (
+    StatsEntry,
+    items,
+    mapping,
+    number,
+    positive,
+    read_result,
+    read_run_info,
+    read_stats,
+    whole,
+)
 from trainer.storage.run_layout import RESULT, SAMPLE_FILES, STATS
 
 

@@ -6,11 +6,16 @@ gcloud sends nearly anything, and the API's error comes late and is terse.
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from deploy.spec.schema_fields import ENUMS, MESSAGES
 from trainer.config.fields import nearest
+from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
+
+_TABLES = read_yaml(Path(__file__).with_name("schema.yaml"), "schema.yaml")
+MESSAGES: Mapping[str, Mapping[str, str]] = _TABLES["messages"]
+ENUMS: Mapping[str, tuple[str, ...]] = {name: tuple(values) for name, values in _TABLES["enums"].items()}
 
 
 def check_shape(value: Any, kind: str, where: str) -> None:

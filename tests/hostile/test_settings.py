@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deploy.__main__ import main as deploy
 from deploy.spec.machine_table import load_machines
-from deploy.spec.schema_fields import MESSAGES
+from deploy.spec.schema import MESSAGES
 from deploy.spec.tier import JOB_CONFIGS, load_tier
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
 from trainer.config.recipe import resolve

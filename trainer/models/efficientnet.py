@@ -52,11 +52,9 @@ class Gate(keras.layers.Layer):
         return is_open * inputs + (1 - is_open) * tf.stop_gradient(inputs)
 
     def plain(self) -> keras.layers.Layer:
-        """Returns the layer that a template has instead."""
         return layers.Identity(name=self.name)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the settings from which Keras copies the layer."""
         return {**super().get_config(), "opens_at": self.opens_at}
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from trainer.config.train_config import MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
-from trainer.reporting.json_files import number, write_json
-from trainer.reporting.run_files import Result, StatsEntry, append_stats, read_result, read_run_info
+from trainer.reporting.run_files import Result, StatsEntry, append_stats, number, read_result, read_run_info, write_json
 from trainer.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
 from trainer.storage.mirror import BucketMirror, Mirror
 from trainer.storage.run_layout import CHECKPOINTS, LOGS, MODEL, RESULT, RUN_INFO, SAMPLES, STATS

@@ -65,7 +65,6 @@ class Reporter:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state()` returned."""
         self._since_report, self._since_epoch = (
             RunningMeans.restored(state[f"since_{name}"]) for name in ("report", "epoch")
         )

@@ -5,14 +5,15 @@ than the schema says.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from trainer.reporting.json_files import finite, number, read_json, whole, write_json
 from trainer.storage import write_whole, writing
 from trainer.storage.run_layout import RESULT, RUN_INFO, STATS
 
+_LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged
 Scalars = dict[str, float]
 
 
@@ -145,3 +146,57 @@ def _parse(line: str) -> StatsEntry | None:
     times = ("step_seconds", "images_per_second")
     valid = valid and all(entry.get(name) is None or number(entry[name]) is not None for name in times)
     return cast(StatsEntry, entry) if valid else None
+
+
+def read_json(path: Path) -> tuple[dict[str, Any], str]:
+    """Returns the object in a JSON file and "", or {} and what is wrong with the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, f"{path} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{path} cannot be read ({error})"
+    return (content, "") if isinstance(content, dict) else ({}, f"{path} contains no JSON object")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object atomically; NaN and infinity, which JSON does not have, become null."""
+    write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Returns a copy of `value` in which NaN and infinity are None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns the object under `key`, or an empty one."""
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(content: Mapping[str, Any], key: str) -> list[Any]:
+    """Returns the list under `key`, or an empty one."""
+    value = content.get(key)
+    return value if isinstance(value, list) else []
+
+
+def number(value: Any) -> float | None:
+    """Returns a number of plausible size as float; None for anything else."""
+    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LIMIT
+    return float(value) if valid else None
+
+
+def positive(value: Any) -> float | None:
+    """Returns a `number` above 0; None for anything else."""
+    valid = number(value)
+    return valid if valid is not None and valid > 0 else None
+
+
+def whole(value: Any) -> int | None:
+    """Returns a count; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT else None

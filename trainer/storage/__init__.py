@@ -18,17 +18,6 @@ from trainer.storage.local_files import (
 )
 
 __all__ = [
-    "Address",
-    "cannot_write",
-    "expanded",
-    "is_remote",
-    "keep_others_out",
-    "local_path",
-    "make_writable",
-    "output_address",
-    "parse",
-    "sync",
-    "whole_folder",
-    "write_whole",
-    "writing",
-]
+    "Address", "cannot_write", "expanded", "is_remote", "keep_others_out", "local_path", "make_writable",
+    "output_address", "parse", "sync", "whole_folder", "write_whole", "writing",
+]  # fmt: skip

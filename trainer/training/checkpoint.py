@@ -22,7 +22,7 @@ import tensorflow as tf
 from trainer.distribution.strategy import Replicas
 from trainer.errors import NotFinite, UserError, reason
 from trainer.log import log
-from trainer.reporting.json_files import finite, write_json
+from trainer.reporting.run_files import finite, write_json
 from trainer.storage import sync, whole_folder
 from trainer.storage.checksum import sha256_of
 from trainer.storage.mirror import MANIFEST as _MANIFEST

@@ -47,7 +47,6 @@ class LearningRates:
         return [now / given if given else 1.0 for now, given in zip(self._now(), self._given, strict=True)]
 
     def resume(self, factors: Sequence[float]) -> None:
-        """Restores what `state()` returned."""
         for rate, given, factor in zip(self._rates, self._given, factors, strict=True):
             rate.assign(given * float(factor))
 

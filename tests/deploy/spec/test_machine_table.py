@@ -8,7 +8,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.spec.machine_table import TABLE, accelerator_of, load_machines
-from deploy.spec.schema_fields import ENUMS
+from deploy.spec.schema import ENUMS
 from deploy.spec.tier import JOB_CONFIGS, load_tier
 from trainer.errors import UserError
 

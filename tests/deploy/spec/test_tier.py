@@ -9,7 +9,7 @@ import pytest
 import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
-from deploy.spec.schema_fields import ENUMS, MESSAGES
+from deploy.spec.schema import ENUMS, MESSAGES
 from deploy.spec.tier import JOB_CONFIGS, find_tier, load_tier
 from trainer.errors import UserError
 

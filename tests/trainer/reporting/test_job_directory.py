@@ -11,7 +11,7 @@ import pytest
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
-from trainer.reporting.json_files import write_json
+from trainer.reporting.run_files import write_json
 from trainer.storage import whole_folder, write_whole
 
 

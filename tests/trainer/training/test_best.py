@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import small
 from trainer.errors import UserError
-from trainer.reporting.json_files import finite
+from trainer.reporting.run_files import finite
 from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
 from trainer.training.hooks import Best
 

@@ -24,7 +24,7 @@ from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import INTERRUPTED, UserError
-from trainer.reporting.json_files import write_json
+from trainer.reporting.run_files import write_json
 from trainer.training import preemption
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints, write_checkpoint
 from trainer.training.evaluation import Evaluation
