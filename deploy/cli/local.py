@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fails here rather than in workers that wait for each other
     workers = local_workers(tier, overrides.arguments(), job_dir.absolute(), job_id, command_line("local", arguments))
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
-    print(f"{job_id}: rehearses {tier.facts.machine}; writes to {job_dir}", flush=True)
+    print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))

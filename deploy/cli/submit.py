@@ -75,7 +75,7 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
 def describe(job: Job) -> Iterator[str]:
     """Yields lines that state what is submitted, what it costs and what happens when it fails."""
     tier = job.tier
-    yield f"{job.name}: {tier.facts.machine} in {job.gcp.region}, {tier.strategy}"
+    yield f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
     yield training(job.config)
     yield f"writes to {job.output}"
     yield price_and_limit(tier)

@@ -108,7 +108,8 @@ def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, 
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
     check_tiers(usd_by_tier, [tier.name for tier in tiers], "price_per_hour")
-    return [dataclasses.replace(tier, given_price=usd_by_tier.get(tier.name)) for tier in tiers]
+    given = {name: {"price_per_hour": usd, "price_inferred": False} for name, usd in usd_by_tier.items()}
+    return [dataclasses.replace(tier, **given.get(tier.name, {})) for tier in tiers]
 
 
 def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int = 1) -> int:

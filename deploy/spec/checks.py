@@ -42,7 +42,7 @@ class NoMachines(UserError):
 
 def check_region(tier: Tier, gcp: GcpConfig) -> None:
     """Raises NoMachines if the region does not have the tier's accelerator."""
-    if tier.accelerator_type is None:
+    if not tier.accelerator_type:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
     if gcp.region not in accelerator.regions:
@@ -167,7 +167,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
         )
     if tier.strategy == "SPOT":
         yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
-    accelerator = load_machines().accelerators.get(tier.accelerator_type or "")
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
     for pool in tier.pools:

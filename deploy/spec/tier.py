@@ -55,37 +55,18 @@ class TierFacts:
         return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + each
 
 
-@dataclasses.dataclass(frozen=True)
-class Tier:
-    """Holds a machine spec: `spec` is the CustomJobSpec of its file, without arguments, packages or bucket.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tier(TierFacts):
+    """Holds a machine spec: `spec` is the CustomJobSpec of its file, without arguments, packages or bucket."""
 
-    `given_price`, in USD an hour for all machines, overrides the prices of the pools.
-    """
-
-    name: str
     spec: Mapping[str, Any]
     pools: tuple[Pool, ...]
-    given_price: float | None = None
+    price_inferred: bool = False  # the price is an estimate
 
     @property
-    def workers(self) -> int:
-        """Returns the number of machines that train: chief and workers, without a Reduction Server."""
-        return sum(pool.replicas for pool in self.pools if pool.index < 2)
-
-    @property
-    def accelerators(self) -> int:
-        """Returns the accelerators of each worker; 0 on a CPU tier."""
-        return self.pools[0].accelerators
-
-    @property
-    def accelerator_type(self) -> str | None:
-        """Returns the workers' accelerator, as Vertex AI names it."""
-        return self.pools[0].accelerator_type
-
-    @property
-    def machine_type(self) -> str:
-        """Returns the workers' machine type."""
-        return self.pools[0].machine_type
+    def facts(self) -> TierFacts:
+        """Returns what a comparison needs of the tier."""
+        return TierFacts(*(getattr(self, field.name) for field in dataclasses.fields(TierFacts)))
 
     @property
     def strategy(self) -> str:
@@ -99,29 +80,9 @@ class Tier:
         return float(timeout[:-1]) if timeout else WEEK_S
 
     @property
-    def price_per_hour(self) -> float | None:
-        """Returns USD an hour for all machines; None if the price of one is not known."""
-        if self.given_price is not None:
-            return self.given_price
-        prices = [pool.price.under(self.strategy) for pool in self.pools]
-        known = [usd * pool.replicas for usd, pool in zip(prices, self.pools, strict=True) if usd is not None]
-        return sum(known) if len(known) == len(prices) else None
-
-    @property
     def most_usd(self) -> float | None:
         """Returns the cost in USD of a job that runs until its timeout; None if the price is not known."""
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
-
-    @property
-    def facts(self) -> TierFacts:
-        """Returns what a comparison needs of the tier."""
-        kind = self.accelerator_type or ""
-        return TierFacts(self.name, self.machine_type, kind, self.accelerators, self.workers, self.price_per_hour)
-
-    @property
-    def price_inferred(self) -> bool:
-        """Returns whether the price is an estimate."""
-        return self.given_price is None and any(pool.price.inferred for pool in self.pools)
 
 
 def load_tier(name: str, price_file: str = "") -> Tier:
@@ -133,7 +94,20 @@ def load_tier(name: str, price_file: str = "") -> Tier:
     pools = tuple(_pools(spec, path.name, machines))
     _check_pools(pools, path.name)
     _check_scheduling(spec.get("scheduling", {}), path.name)
-    return Tier(path.stem, spec, pools)
+    first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
+    prices = [pool.price.under(strategy) for pool in pools]
+    usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]
+    return Tier(
+        name=path.stem,
+        machine_type=first.machine_type,
+        accelerator_type=first.accelerator_type or "",
+        accelerators=first.accelerators,
+        workers=sum(pool.replicas for pool in pools if pool.index < 2),  # without a Reduction Server
+        price_per_hour=sum(usd) if len(usd) == len(pools) else None,
+        spec=spec,
+        pools=pools,
+        price_inferred=any(pool.price.inferred for pool in pools),
+    )
 
 
 def find_tier(name: str) -> Path:

@@ -105,14 +105,9 @@ FLAGS = (*dataclasses.fields(TrainConfig), dataclasses.fields(Command)[1])
 
 def resolve(arguments: Sequence[str]) -> Command:
     """Parses and resolves a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
-    return resolve_texts(parse_flags(arguments))
-
-
-def resolve_texts(texts: Mapping[str, str]) -> Command:
-    """Resolves the texts of flags, by name. Raises UserError for a mistake."""
-    print_config = coerce(FLAGS[-1], texts.get("print_config", "false"))
-    settings = {name: text for name, text in texts.items() if name != "print_config"}
-    return Command(Overrides.read(settings).resolve(), print_config)
+    texts = parse_flags(arguments)
+    print_config = coerce(FLAGS[-1], texts.pop("print_config", "false"))
+    return Command(Overrides.read(texts).resolve(), print_config)
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:

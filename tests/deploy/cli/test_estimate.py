@@ -293,7 +293,7 @@ def test_what_a_run_here_cannot_tell_is_said_before_it(
     assert main(["estimate", "l4x4", "cpu-2workers", *flags]) == 2
     assert capsys.readouterr().out.startswith("l4x4: will not be known: this machine has no GPU")
     assert main(["estimate", "l4x4", "--relative_speed=l4x4=9", *flags]) == 2
-    assert [(tier.name, tier.facts.devices) for tier in shorts] == [("cpu-2workers", 1), ("l4x4", 1)]
+    assert [(tier.name, tier.devices) for tier in shorts] == [("cpu-2workers", 1), ("l4x4", 1)]
 
 
 def test_a_relative_speed_of_no_tier_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
