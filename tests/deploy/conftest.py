@@ -1,5 +1,7 @@
-"""Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and `compare` on them."""
+"""Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and commands on them."""
 
+import dataclasses
+import os
 import shutil
 import subprocess
 import time
@@ -9,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from google.auth.credentials import AnonymousCredentials
 
+from deploy.__main__ import main
 from deploy.cli import compare
+from deploy.localrun.processes import LocalJob
+from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
 from deploy.report.summary import TierSummary, summarize
 from deploy.spec import packages as package
+from deploy.spec.tier import load_tier
 from deploy.vertex.api import Backend
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
@@ -25,6 +32,10 @@ from trainer.storage import gcs, staging
 from trainer.storage.address import Address, parse
 
 Job = dict[str, Any]
+Capture = pytest.CaptureFixture[str]
+Command = Callable[..., str]
+ROOT = Path(__file__).parents[2]
+WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
 JOB = ["--model=mlp", "--data=digits", "--image_size=8", "--steps=4", "--report_every_steps=2", "--global_batch_size=8"]
 needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed here")
 
@@ -79,14 +90,9 @@ def google() -> Iterator[Emulator]:
 @pytest.fixture
 def cloud(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """Returns the emulator, and directs gcloud and the SDK to it."""
-    point(google, tmp_path, monkeypatch)
-    return google
-
-
-def point(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     token.write_text("not-a-secret")
-    environment = {
+    for name, value in {
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{google.url}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{google.url}/",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{google.url}/storage/v1/",
@@ -100,9 +106,9 @@ def point(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # otherwise a new configuration searches for a metadata server
         "STORAGE_EMULATOR_HOST": google.url,
         "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
-    }
-    for name, value in environment.items():
+    }.items():
         monkeypatch.setenv(name, value)
+    return google
 
 
 class FlyingClock:
@@ -118,6 +124,9 @@ class FlyingClock:
         self.slept += seconds
         self.asleep()
         time.sleep(0.005)  # lets other threads run
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -139,6 +148,26 @@ def session(cloud: Emulator, flying: FlyingClock) -> Session:
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+
+
+def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a fake gcloud first on the PATH, since the real one does not fail on demand."""
+    (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "gcloud").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def refused(capsys: Capture) -> Command:
+    """Returns a function that runs a command that must be refused, and returns its error, which must be one line."""
+
+    def run(*arguments: str) -> str:
+        assert main([*arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    return run
 
 
 def tier_of(job: Job) -> str:
@@ -169,18 +198,34 @@ def trains(folder: Path) -> Callable[[Emulator, Job], None]:
     return run
 
 
+def train_here(google: Emulator, job: Job, folder: Path, environment: dict[str, str]) -> None:
+    """Runs the job's workers as local processes, from the submitted spec alone, with `environment` added to theirs."""
+    google.begin(job)
+    folder.mkdir(parents=True)
+    spec = folder.with_suffix(".yaml")
+    spec.write_text(yaml.safe_dump(job["jobSpec"]))
+    given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
+    environment = {"PYTHONPATH": str(ROOT), **environment}
+    workers = [dataclasses.replace(one, environment={**one.environment, **environment}) for one in given]
+    outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
+    google.end(job, outcome.state, outcome.error)
+
+
 @pytest.fixture
-def command(
-    cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
-    """Returns a function that runs `compare` on Vertex AI and returns its exit code and output."""
+def target(bucket: Address, tmp_path: Path) -> list[str]:
+    """Returns the flags of a comparison on Vertex AI: where it runs, and --out."""
+    return ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
+
+
+@pytest.fixture
+def command(cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture) -> Command:
+    """Returns a function that runs `compare` on Vertex AI, expects the exit `code`, and returns the output."""
     cloud.run = trains(tmp_path / "trained")
 
-    def run(*arguments: str) -> tuple[int, str]:
-        where = ["--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
+    def run(*arguments: str, code: int = 0) -> str:
         image = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-        code = compare.main([*arguments, "--on=vertex", *where, *image, *JOB], session)
-        return code, capsys.readouterr().out
+        assert compare.main([*arguments, *target, *image, *JOB], session) == code
+        return capsys.readouterr().out
 
     return run
 

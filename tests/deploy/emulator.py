@@ -25,9 +25,8 @@ from google_crc32c import Checksum
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
-QUOTA = (
-    "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
-)
+METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+QUOTA = f"The following quota metrics exceed quota limits: {METRIC}"
 RATE = (  # Google's message, with 429, for too many calls; no machine quota is exhausted
     "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
     "'logging.googleapis.com' for consumer 'project_number:123456'."
@@ -94,12 +93,8 @@ class Emulator:
         with self.lock:
             job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
             number = str(1000 + len(self.jobs))
-            region = parent.rsplit("/", 1)[-1]
-            job |= {
-                "name": f"projects/123456/locations/{region}/customJobs/{number}",
-                "state": "JOB_STATE_PENDING",
-                "createTime": now(),
-            }
+            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/customJobs/{number}"
+            job |= {"name": name, "state": "JOB_STATE_PENDING", "createTime": now()}
             self.jobs[number] = job
         if self.run:
             thread = threading.Thread(target=self.run_job, args=(self.run, job), name=job["name"], daemon=True)
@@ -164,6 +159,16 @@ class Emulator:
 
 def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def ends(state: str, error: str = "") -> Callable[[Emulator, dict[str, Any]], None]:
+    """Returns a job that runs at once to its end."""
+
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        google.end(job, state, error)
+
+    return run
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -248,9 +253,13 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     if wanted:
         labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
         jobs = [job for job, label in zip(jobs, labels, strict=True) if label and wanted[2] in ("*", label)]
-    first = int(query.get("pageToken") or 0)
-    more = {"nextPageToken": str(first + 2)} if len(jobs) > first + 2 else {}
-    return 200, {"customJobs": jobs[first : first + 2], **more}
+    return 200, _page("customJobs", jobs, 2, query)
+
+
+def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
+    first = int(request.get("pageToken") or 0)
+    more = {"nextPageToken": str(first + size)} if len(found) > first + size else {}
+    return {key: found[first : first + size], **more}
 
 
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -272,15 +281,10 @@ def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) 
     job = re.search(r'job_id="(\d+)"', request["filter"])
     since = re.search(r'timestamp>="([^"]+)"', request["filter"])
     assert job
-    found = [
-        entry
-        for entry in google.logs
-        if entry["resource"]["labels"]["job_id"] == job[1] and (not since or entry["timestamp"] >= since[1])
-    ]
+    found = [entry for entry in google.logs if entry["resource"]["labels"]["job_id"] == job[1]]
+    found = [entry for entry in found if not since or entry["timestamp"] >= since[1]]
     found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in request.get("orderBy", ""))
-    first = int(request.get("pageToken") or 0)
-    more = {"nextPageToken": str(first + 3)} if len(found) > first + 3 else {}
-    return 200, {"entries": found[first : first + 3], **more}
+    return 200, _page("entries", found, 3, request)
 
 
 def _bucket(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:

@@ -1,16 +1,16 @@
 """Tests that every verb is listed, has help and imports little."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from deploy.__main__ import VERBS, main
+from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
 from trainer.errors import PlatformFault
 
-ROOT = Path(__file__).parents[2]
 LIGHT = """
 import sys
 from deploy.__main__ import main
@@ -19,28 +19,24 @@ heavy = {"tensorflow", "keras", "numpy", "google.api_core", "google.auth", "requ
 sys.exit(code or (f"imported: {heavy}" if heavy else 0))
 """
 
-WHERE = ["--project=p", "--region=us-central1", "--bucket=gs://my-bucket"]
-
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--help"],
         ["machines"],
-        ["render", "l4x4", "--recipe=wgan_gp_digits", *WHERE],
-        ["submit", "l4x4", "--recipe=wgan_gp_digits", *WHERE, "--dry_run"],
+        ["render", "l4x4", "--recipe=wgan_gp_digits", "--project=p", *WHERE],
+        ["submit", "l4x4", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--dry_run"],
     ],
     ids=lambda value: value[0],
 )
 def test_a_verb_that_needs_no_network_imports_nothing_heavy(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run([sys.executable, "-c", LIGHT, *arguments], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_has_help(verb: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
     assert caught.value.code == 0
@@ -58,9 +54,8 @@ def test_no_verb_is_imported_by_another_module() -> None:
     assert paths == []
 
 
-def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submitt"]) == 2
-    assert "submitt: unknown verb; did you mean 'submit'?" in capsys.readouterr().err
+def test_a_misspelt_verb_is_named(refused: Command) -> None:
+    assert "submitt: unknown verb; did you mean 'submit'?" in refused("submitt")
 
 
 @pytest.mark.parametrize(
@@ -77,32 +72,22 @@ def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=" ".join,
 )
-def test_what_is_empty_is_refused(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
     assert main(arguments) == 2
     shown = capsys.readouterr()
     (empty,) = (one for one in arguments if one.endswith("=") or not one.strip())
-    assert shown.err == (
-        f"error: empty argument {empty!r}: give a value, or leave it out (is a variable of the shell not set?)\n"
-    )
-    assert (shown.out, list(tmp_path.iterdir())) == ("", [tmp_path / "work"])
+    line = f"error: empty argument {empty!r}: give a value, or leave it out (is a variable of the shell not set?)\n"
+    assert (shown.err, shown.out, list(tmp_path.rglob("*"))) == (line, "", [tmp_path / "work"])
 
 
-def test_a_setting_may_be_emptied(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     """An empty value overrides the recipe, which has flip here."""
-    assert main(["render", "cpu", "--recipe=wgan_gp_photos", "--data=digits", "--augment=", *WHERE]) == 0
+    assert main(["render", "cpu", "--recipe=wgan_gp_photos", "--data=digits", "--augment=", "--project=p", *WHERE]) == 0
     assert "- --augment=\n" in capsys.readouterr().out
 
 
-def test_a_fault_of_the_platform_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def away(arguments: object) -> int:
-        raise PlatformFault("gs://bucket/runs: Cloud Storage does not answer as it should")
-
-    monkeypatch.setattr("deploy.cli.report.main", away)
+def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    fault = "gs://bucket/runs: Cloud Storage does not answer as it should"
+    monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=PlatformFault(fault)))
     assert main(["report", "gs://bucket/runs"]) == 1
-    line = "error: gs://bucket/runs: Cloud Storage does not answer as it should: run the same command again later\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err == f"error: {fault}: run the same command again later\n"

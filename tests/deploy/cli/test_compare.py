@@ -25,12 +25,12 @@ from deploy.report.collection import collect
 from deploy.report.run_reader import read_run
 from deploy.report.summary import summarize
 from deploy.spec.tier import JOB_CONFIGS, TierFacts
+from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
 from trainer.config import TrainConfig
 from trainer.config.recipe import Overrides
 from trainer.errors import UserError
 
-ROOT = Path(__file__).parents[3]
 FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",
          "--report_every_steps=10", "--checkpoint_every_steps=10")  # fmt: skip
 ONE, TWO, FOUR = TierFacts("one", "n1"), TierFacts("two", "g2", "NVIDIA_L4", 2), TierFacts("four", "g2", "NVIDIA_L4", 4)
@@ -89,11 +89,8 @@ def test_repeats_alternate_and_what_is_done_is_not_repeated(tmp_path: Path) -> N
     again = Planting()
     assert compare(planned((ONE, TWO), FLAGS, repeats=3), tmp_path, again) == 0
     assert asked(again) == ["one/repeat-3", "two/repeat-3"]
-    rows = summarize(collect([str(tmp_path)]))
-    assert [(row.tier, row.repeats, row.machine) for row in rows] == [
-        ("one", 3, "n1"),
-        ("two", 3, "g2 + 2 x NVIDIA_L4"),
-    ]
+    rows = [(row.tier, row.repeats, row.machine) for row in summarize(collect([str(tmp_path)]))]
+    assert rows == [("one", 3, "n1"), ("two", 3, "g2 + 2 x NVIDIA_L4")]
 
 
 def test_a_tier_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -122,14 +119,13 @@ def test_the_exit_code_says_what_to_do(tmp_path: Path, codes: tuple[int, int], w
 def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
     compare(planned((ONE, TWO), FLAGS), tmp_path, Planting())
     longer = (*FLAGS[:-3], "--steps=20", *FLAGS[-2:], "--seed=1")
+    two_workers = dataclasses.replace(TWO, workers=2)
     for key, other in {
         "steps: 40 stored, 20 given; seed: unset stored, 1 given": planned((ONE, TWO), longer),
         "skip_bad_images: unset stored, true given": planned((ONE, TWO), (*FLAGS, "--skip_bad_images")),
         "checkpoint_every_steps: 10 stored, unset given": planned((ONE, TWO), FLAGS[:-1]),
         "tiers: one, two stored, one given": planned((ONE,), FLAGS),
-        "tier two: {.*'workers': 1.* stored, .*'workers': 2.*": planned(
-            (ONE, dataclasses.replace(TWO, workers=2)), FLAGS
-        ),
+        "tier two: {.*'workers': 1.* stored, .*'workers': 2.*": planned((ONE, two_workers), FLAGS),
         "scaling: strong stored, weak given": planned((ONE, TWO), FLAGS, "weak"),
     }.items():
         runner = Planting()
@@ -181,9 +177,7 @@ def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_pa
     assert asked(runner) == ["one/repeat-1"]
 
 
-def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(tmp_path: Path, capsys: Capture) -> None:
     runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier is TWO else None)
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
@@ -191,7 +185,7 @@ def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(
     assert line in capsys.readouterr().out
 
 
-def test_what_is_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_trained_is_said_first(tmp_path: Path, capsys: Capture) -> None:
     compare(planned((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
     assert capsys.readouterr().out.startswith("trains mlp on digits, global batch 8, 40 steps\n")
     compare(planned((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
@@ -308,7 +302,7 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, refused: Command) -> None:
     for arguments, line in {
         ("cpu", "cpu", *FLAGS): "cpu is given twice",
         ("l4x", *FLAGS): "tier l4x: no such tier; did you mean 'l4x",
@@ -318,21 +312,16 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, capsys: pytes
         ("cpu", "--scaling=both", *FLAGS): "invalid choice: 'both'",
         (): "the following arguments are required: TIER",
     }.items():
-        assert main(["compare", *arguments, f"--out={tmp_path / 'out'}"]) == 2
-        error = capsys.readouterr().err
-        assert line in error
-        assert error.count("\n") == 1
+        assert line in refused("compare", *arguments, f"--out={tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()
 
 
-def test_data_that_are_not_there_start_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_are_not_there_start_nothing(tmp_path: Path, capsys: Capture) -> None:
     flags = [*FLAGS, f"--data=idx:{tmp_path / 'nothere'}", f"--out={tmp_path / 'out'}"]
     assert main(["compare", "l4x1", "l4x2", *flags]) == 2
     shown = capsys.readouterr()
-    assert (
-        shown.err
-        == f"error: data=idx:{tmp_path}/nothere: there is no such path: give a folder or file of this machine\n"
-    )
+    line = f"error: data=idx:{tmp_path}/nothere: there is no such path: give a folder or file of this machine\n"
+    assert shown.err == line
     assert ("runs; its output" in shown.out, list((tmp_path / "out").iterdir())) == (False, [])
 
 

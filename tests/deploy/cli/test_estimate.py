@@ -9,10 +9,11 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.comparison.directory import write_comparison
-from deploy.comparison.estimation import Interval, estimate
-from deploy.report.collection import collect, repeat_folder
+from deploy.comparison.estimation import Estimate, Interval, estimate
+from deploy.report.collection import Collection, collect, repeat_folder
 from deploy.spec.tier import Tier, TierFacts
 from tests.deploy.cli.test_compare import Planting, compare, deploy, planned
+from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import edit, plant
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
@@ -20,6 +21,15 @@ from trainer.errors import UserError
 CONFIG = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, steps=10_000)
 CPU = TierFacts("cpu", "n1", price_per_hour=0.5)
 L4X2, L4X4 = TierFacts("l4x2", "g2", "NVIDIA_L4", 2, price_per_hour=2.0), TierFacts("l4x4", "g2", "NVIDIA_L4", 4)
+
+
+def known(
+    measured: Collection, tier: TierFacts, config: TrainConfig = CONFIG, **speeds: float
+) -> tuple[Estimate, list[str]]:
+    """Returns the estimate of one tier, for which a time must be known, and the assumptions."""
+    (found,), assumptions = estimate(measured, [tier], config, speeds)
+    assert found.seconds is not None
+    return found, assumptions
 
 
 def short_run(tmp_path: Path, tier: TierFacts, device: str = "GPU", gpu: str = "NVIDIA L4") -> Path:
@@ -37,8 +47,7 @@ def short_run(tmp_path: Path, tier: TierFacts, device: str = "GPU", gpu: str = "
 
 def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
-    (cpu,), assumptions = estimate(measured, [CPU], CONFIG, {})
-    assert cpu.seconds is not None
+    cpu, assumptions = known(measured, CPU)
     assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
     assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((1005, 1005))
     assert cpu.usd is not None
@@ -49,8 +58,7 @@ def test_a_tier_of_the_short_run_has_its_own_times(tmp_path: Path) -> None:
 
 def test_more_devices_lie_between_ideal_and_no_gain(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, L4X2))])
-    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
-    assert four.seconds is not None
+    four, assumptions = known(measured, L4X4)
     assert (four.seconds.low, four.seconds.high) == pytest.approx((505, 1005))
     assert four.seconds.middle == pytest.approx(5 + 1000 / 2**0.5)
     assert (four.usd, four.reason) == (None, "no price: give --price_per_hour=l4x4=USD")
@@ -71,14 +79,12 @@ def two_tiers(tmp_path: Path, *seconds: float) -> Path:
 
 def test_two_measured_tiers_narrow_the_interval_of_a_larger_one(tmp_path: Path) -> None:
     measured = collect([str(two_tiers(tmp_path, ring(1), ring(2)))])
-    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {})
-    assert four.seconds is not None
+    four, assumptions = known(measured, L4X4)
     assert four.seconds.middle == pytest.approx(5 + 10_000 * ring(4))  # exact: a ring's volume is a / N + b too
     assert four.seconds.low == pytest.approx(four.seconds.middle)
     assert four.seconds.high == pytest.approx(min(5 + 10_000 * (ring(4) + 0.04), 5 + 10_000 * ring(2)))
     assert any("by a / N + b through 1 and 2 devices, 4 take" in line for line in assumptions)
-    (two_machines,), _ = estimate(measured, [replace(L4X4, accelerators=2, workers=2)], CONFIG, {})
-    assert two_machines.seconds is not None
+    two_machines, _ = known(measured, replace(L4X4, accelerators=2, workers=2))
     assert two_machines.seconds.low < four.seconds.low  # another network: not measured, so the wide interval
 
 
@@ -87,8 +93,7 @@ def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
     tmp_path: Path, seconds: tuple[float, float], bounds: tuple[float, float]
 ) -> None:
     measured = collect([str(two_tiers(tmp_path, *seconds))])
-    (four,), _ = estimate(measured, [L4X4], CONFIG, {})
-    assert four.seconds is not None
+    four, _ = known(measured, L4X4)
     assert (four.seconds.low, four.seconds.high) == pytest.approx([5 + 10_000 * each for each in bounds])
 
 
@@ -98,8 +103,7 @@ def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
     assert (l4.seconds, l4.usd) == (None, None)
     cure = "give --relative_speed=l4x2=FACTOR, or with --from= a run on it"
     assert l4.reason == f"the speed of one NVIDIA_L4 was not measured: {cure}"
-    (l4,), assumptions = estimate(measured, [L4X2], CONFIG, {"l4x2": 20})
-    assert l4.seconds is not None
+    l4, assumptions = known(measured, L4X2, l4x2=20)
     assert (l4.seconds.low, l4.seconds.high) == pytest.approx((5 + 1000 / 40, 5 + 1000 / 20))
     assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the run of cpu") for line in assumptions)
 
@@ -110,8 +114,7 @@ def test_nor_is_a_cpu_guessed_from_an_accelerator(tmp_path: Path) -> None:
     assert (cpu.seconds, cpu.usd) == (None, None)
     cure = "give --relative_speed=cpu=FACTOR, or with --from= a run on it"
     assert cpu.reason == f"the speed of one n1 was not measured: {cure}"
-    (cpu,), _ = estimate(measured, [CPU], CONFIG, {"cpu": 0.1})
-    assert cpu.seconds is not None
+    cpu, _ = known(measured, CPU, cpu=0.1)
     assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((5 + 10_000, 5 + 20_000))
 
 
@@ -150,8 +153,7 @@ def test_a_relative_speed_is_against_one_device_never_several_simulated(tmp_path
         names = [f"CPU:{index}" for index in range(devices)]
         plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [seconds] * 20, devices=names)
     measured = collect([str(tmp_path)])
-    (four,), assumptions = estimate(measured, [L4X4], CONFIG, {"l4x4": 100})
-    assert four.seconds is not None
+    four, assumptions = known(measured, L4X4, l4x4=100)
     assert (four.seconds.low, four.seconds.high) == pytest.approx((5 + 1000 / 400, 5 + 1000 / 100))
     assert assumptions[0].startswith(
         f"the short run of l4x1 is {tmp_path / 'l4x1' / 'repeat-1'}: 200 steps on 1 device"
@@ -177,8 +179,7 @@ EPOCHS = replace(CONFIG, steps=None, epochs=100)
 
 def test_epochs_are_counted_in_the_steps_of_the_short_run(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
-    (cpu,), _ = estimate(measured, [CPU], EPOCHS, {})
-    assert cpu.seconds is not None
+    cpu, _ = known(measured, CPU, EPOCHS)
     assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
 
 
@@ -187,8 +188,7 @@ def test_a_repeat_that_failed_early_says_nothing_of_the_others(tmp_path: Path) -
     failed.mkdir(parents=True)
     (failed / "result.json").write_text('{"state": "failed", "error": "no memory"}')
     done = plant(repeat_folder(tmp_path, "cpu", 2), [0.1] * 20, devices=["CPU:0"])
-    (cpu,), assumptions = estimate(collect([str(tmp_path)]), [CPU], EPOCHS, {})
-    assert cpu.seconds is not None
+    cpu, assumptions = known(collect([str(tmp_path)]), CPU, EPOCHS)
     assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
     assert assumptions[0].startswith(f"the short run of cpu is {done}: 200 steps")
     with pytest.raises(UserError, match="is another training"):
@@ -200,8 +200,7 @@ def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:
     edit(folder / "run.json", data=None)
     with pytest.raises(UserError, match="does not say how many steps an epoch has: give --steps= instead of --epochs="):
         estimate(collect([str(folder)]), [CPU], EPOCHS, {})
-    (cpu,), _ = estimate(collect([str(folder)]), [CPU], CONFIG, {})
-    assert cpu.seconds is not None
+    cpu, _ = known(collect([str(folder)]), CPU)
     assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
 
 
@@ -219,7 +218,7 @@ def test_an_interval_can_be_scaled() -> None:
     assert Interval(1, 2, 3).times(2) == Interval(2, 4, 6)
 
 
-def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: Capture) -> None:
     short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
     flags = ["--recipe=mlp_mnist", "--model=mlp", "--global_batch_size=100", "--learning_rate=0.1", "--steps=200"]
     given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
@@ -252,12 +251,7 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )  # fmt: skip
 def test_an_estimate_of_another_job_is_called_so(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    batch: int,
-    kept: dict[str, Any],
-    other: str,
+    tmp_path: Path, capsys: Capture, flags: list[str], batch: int, kept: dict[str, Any], other: str
 ) -> None:
     """The last is as estimates were kept before they said of which job they are."""
     short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
@@ -273,7 +267,7 @@ def test_an_estimate_of_another_job_is_called_so(
 
 
 def test_what_a_run_here_cannot_tell_is_said_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     shorts: list[Tier] = []
@@ -296,9 +290,9 @@ def test_what_a_run_here_cannot_tell_is_said_before_it(
     assert [(tier.name, tier.devices) for tier in shorts] == [("cpu-2workers", 1), ("l4x4", 1)]
 
 
-def test_a_relative_speed_of_no_tier_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "l4x1", "l4x4", "--recipe=mlp_mnist", "--relative_speed=l4=100"]) == 2
-    assert "relative_speed=l4: no such tier; did you mean 'l4x" in capsys.readouterr().err
+def test_a_relative_speed_of_no_tier_here_is_refused(refused: Command) -> None:
+    error = refused("estimate", "l4x1", "l4x4", "--recipe=mlp_mnist", "--relative_speed=l4=100")
+    assert "relative_speed=l4: no such tier; did you mean 'l4x" in error
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from deploy.localrun import processes as backend
 from deploy.localrun.processes import LocalJob, WorkerKill, readable
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.spec.tier import load_tier
+from tests.deploy.conftest import ROOT, Capture, run
 from trainer.errors import UserError
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -51,14 +53,12 @@ def script(tmp_path: Path) -> Path:
 
 def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: int = 0) -> tuple[LocalJob, list[str]]:
     """Workers, each with (seconds, exit codes of its starts)."""
-    said: list[str] = []
+    printed: list[str] = []
     workers = [
-        worker(
-            f"workerpool{min(index, 1)}-{max(0, index - 1)}", script, seconds, str(tmp_path / f"starts{index}"), codes
-        )
-        for index, (seconds, codes) in enumerate(cases)
+        worker(name, script, seconds, str(tmp_path / f"starts{index}"), codes)
+        for index, (name, (seconds, codes)) in enumerate(zip(("workerpool0-0", "workerpool1-0"), cases, strict=False))
     ]
-    return LocalJob(workers, tmp_path, lambda name, line: said.append(f"[{name}] {line}"), restarts), said
+    return LocalJob(workers, tmp_path, lambda name, line: printed.append(f"[{name}] {line}"), restarts), printed
 
 
 def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path,
     ids=["closed", "nohup"],
 )
 def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
-    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture,
     before: Any, seconds: str, code: int, state: str,
 ) -> None:  # fmt: skip
     starts = tmp_path / "starts"
@@ -245,9 +245,8 @@ def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
     ],
 )  # fmt: skip
 def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         local.main(arguments)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +258,7 @@ def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> 
     ],
 )
 def test_a_job_dir_that_cannot_be_is_refused_before_any_worker_starts(
-    below: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    below: str, line: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "file").write_text("a file where a folder belongs")
     (tmp_path / "other" / "checkpoints" / "step").mkdir(parents=True)
@@ -270,18 +269,14 @@ def test_a_job_dir_that_cannot_be_is_refused_before_any_worker_starts(
     assert (shown.err.count("\n"), shown.out) == (1, "")
 
 
-ROOT = Path(__file__).parents[3]
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "deploy", "local", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+LOCAL = [sys.executable, "-m", "deploy", "local"]
 
 
 @pytest.mark.slow
 def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=60", "--report_every_steps=5", "--checkpoint_every_steps=10", "--sample_every_steps=0"]
-    done = run("l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step20", "--restarts=2")
+    given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step20", "--restarts=2"]
+    done = run([*LOCAL, *given], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[workerpool1-0] killed at step" in done.stdout
     assert "[workerpool0-0] resumes at step" in done.stdout
@@ -294,8 +289,8 @@ def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) ->
 
 def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
-    command = [sys.executable, "-m", "deploy", "local", "cpu", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    command, pipe = [*LOCAL, "cpu", *flags], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     assert process.stdout is not None
     for line in process.stdout:
         if "step 10/" in line:
@@ -318,7 +313,7 @@ def test_a_closed_terminal_keeps_the_state(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
     ours, theirs = pty.openpty()
     shell = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs)]  # the first one that a session opens controls it
-    command = [*shell, sys.executable, "-m", "deploy", "local", "cpu", *flags]
+    command = [*shell, *LOCAL, "cpu", *flags]
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand on that it is ignored
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **ends) as process:

@@ -13,11 +13,11 @@ from PIL import Image
 from deploy.__main__ import main
 from deploy.cli.arguments import numbers_by_tier
 from deploy.report.collection import collect
-from deploy.report.figures import draw, pareto_front
+from deploy.report.figures import Figure, draw, pareto_front
 from deploy.report.summary import summarize
 from deploy.report.table import to_terminal
 from docs.pictures import comparison
-from tests.deploy.conftest import put
+from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.errors import UserError
 from trainer.storage.address import Address
@@ -63,7 +63,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Capture) -> None:
     assert main(["report", str(runs), "--price-per-hour=one=1", "--price_per_hour=three=1.5", "--baseline=two"]) == 0
     text = (runs / "report.html").read_text()
     page = Page(text)
@@ -128,26 +128,27 @@ def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("deploy.report.html_page._MOST_IMAGE_BYTES", 10)
     sample(plant(tmp_path / "a", noisy(0.1)))
     main(["report", str(tmp_path / "a")])
-    assert (
-        f"too large for this page: {tmp_path}/a/samples/step-00000500.png" in (tmp_path / "a/report.html").read_text()
-    )
+    text = (tmp_path / "a" / "report.html").read_text()
+    assert f"too large for this page: {tmp_path}/a/samples/step-00000500.png" in text
+
+
+def drawn(folder: Path, **prices: float) -> list[Figure]:
+    collection = collect([str(folder)])
+    return draw(collection, summarize(collection, usd_by_tier=prices))
 
 
 def test_figures_fall_back_to_steps_and_leave_out_what_is_not_known(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.1))
-    collection = collect([str(tmp_path)])
-    titles = [figure.title for figure in draw(collection, summarize(collection))]
+    titles = [figure.title for figure in drawn(tmp_path)]
     assert titles == ["Time of each step", "Distribution of step times", "Loss"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "run.json").write_text("{}")
-    empty = collect([str(tmp_path / "b")])
-    assert draw(empty, summarize(empty)) == []
+    assert drawn(tmp_path / "b") == []
 
 
 def test_steps_epochs_and_counts_are_marked_in_whole_numbers(tmp_path: Path) -> None:
     plant(tmp_path / "a", [0.2, 0.1, 0.11, 0.1], epochs=True)
-    collection = collect([str(tmp_path)])
-    times, spread, loss = (figure.svg for figure in draw(collection, summarize(collection)))
+    times, spread, loss = (figure.svg for figure in drawn(tmp_path))
     for svg, label in ((times, "epoch"), (spread, "epochs"), (loss, "step")):
         words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
         axis = words[: words.index(label)] if label != "epochs" else words[words.index("s") : words.index(label)]
@@ -160,8 +161,7 @@ def test_epochs_of_unknown_length_are_not_drawn(tmp_path: Path) -> None:
     for name in ("a", "b"):
         plant(tmp_path / name, noisy(0.1), epochs=True)
     edit(tmp_path / "b" / "run.json", data=None)
-    collection = collect([str(tmp_path)])
-    titles = [figure.title for figure in draw(collection, summarize(collection))]
+    titles = [figure.title for figure in drawn(tmp_path)]
     assert titles[:2] == ["Time of each epoch", "Distribution of epoch times"]
 
 
@@ -175,8 +175,7 @@ def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> No
 def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
     for number in range(10):
         plant(tmp_path / f"tier{number}", noisy(0.1, 4))
-    collection = collect([str(tmp_path)])
-    svg = draw(collection, summarize(collection))[0].svg
+    svg = drawn(tmp_path)[0].svg
     lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
     tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
     assert len(set(tiers)) == 10
@@ -186,8 +185,7 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     names = ["_old", r"a$\x$b", "$5"]
     for name in names:
         plant(tmp_path / name, noisy(0.1))
-    collection = collect([str(tmp_path)])
-    for figure in draw(collection, summarize(collection, usd_by_tier=dict.fromkeys(names, 1.0))):
+    for figure in drawn(tmp_path, **dict.fromkeys(names, 1.0)):
         words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
         assert [name for name in names if name not in words] == [], figure.title
 
@@ -224,11 +222,8 @@ def test_prices_that_are_none_are_refused(text: str) -> None:
         (["{runs}", "--baseline=tow"], "tow: no such tier; did you mean 'two'?"),
     ],
 )
-def test_mistakes_are_one_line(runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:
-    assert main(["report", *(argument.format(runs=runs) for argument in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
+def test_mistakes_are_one_line(runs: Path, refused: Command, arguments: list[str], line: str) -> None:
+    assert line in refused("report", *(argument.format(runs=runs) for argument in arguments))
 
 
 def test_names_and_states_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -241,6 +236,5 @@ def test_names_and_states_are_shown_as_they_are(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_cure_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    collection = collect([str(runs)])
     with pytest.raises(UserError, match=r"pip install matplotlib"):
-        draw(collection, summarize(collection))
+        drawn(runs)

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,16 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
 from deploy.spec.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, FlyingClock, needs_gcloud
-from tests.deploy.emulator import POSTS, QUOTA, RATE, Emulator, Fault
+from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
+from tests.deploy.emulator import METRIC, POSTS, QUOTA, RATE, Emulator, Fault, ends
 from trainer.errors import UserError
 
-ROOT = Path(__file__).parents[3]
-WHERE = ["--region=us-central1", "--bucket=gs://my-bucket"]
 SDK = [*WHERE, *JOB, "--backend=sdk"]
+
+pytestmark = pytest.mark.usefixtures("dist")
 
 
 def record() -> dict[str, Any]:
@@ -34,29 +31,15 @@ def record() -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def ends(state: str, error: str = "", says: str = "") -> Callable[[Emulator, dict[str, Any]], None]:
-    """A job that runs at once to its end."""
+@pytest.fixture
+def unknown(session: Session, capsys: Capture) -> Command:
+    """Returns a function that submits and expects the exit code of a job of unknown state; it returns the error."""
 
-    def run(google: Emulator, job: dict[str, Any]) -> None:
-        google.begin(job)
-        if says:
-            google.log(job, says)
-        google.end(job, state, error)
-
-    return run
-
-
-def trains(folder: Path) -> Callable[[Emulator, dict[str, Any]], None]:
-    """A job whose workers are processes of this machine, by the local backend, with what was sent and nothing else."""
-
-    def run(google: Emulator, job: dict[str, Any]) -> None:
-        google.begin(job)
-        folder.mkdir()
-        spec = folder / "spec.yaml"
-        spec.write_text(yaml.safe_dump(job["jobSpec"]))
-        workers = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
-        outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
-        google.end(job, outcome.state, outcome.error)
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            submit.main([*arguments], session)
+        assert caught.value.code == STATE_UNKNOWN
+        return capsys.readouterr().err
 
     return run
 
@@ -69,13 +52,12 @@ def trains(folder: Path) -> Callable[[Emulator, dict[str, Any]], None]:
     ],
 )
 def test_a_submitted_job_trains_and_is_followed_to_its_end(
-    backend: str, tier: str, workers: set[str], cloud: Emulator, session: Session, flying: FlyingClock, dist: Path,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    backend: str, tier: str, workers: set[str], cloud: Emulator, session: Session, flying: FlyingClock,
+    tmp_path: Path, capsys: Capture,
 ) -> None:  # fmt: skip
     output = tmp_path / "output"
-    cloud.run = trains(output)
+    cloud.run = lambda google, job: train_here(google, job, output, {})
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], session) == 0
     shown = capsys.readouterr().out
     (job,) = cloud.jobs.values()
@@ -85,9 +67,8 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert json.loads((output / "result.json").read_text())["state"] == "done"
     assert (output / "model" / "model.keras").is_file()
     number = job["name"].rsplit("/", 1)[-1]
-    assert (
-        f"https://console.cloud.google.com/vertex-ai/locations/us-central1/training/{number}?project=my-proj" in shown
-    )
+    console = "https://console.cloud.google.com/vertex-ai/locations/us-central1/training"
+    assert f"{console}/{number}?project=my-proj" in shown
     lines = re.findall(r"(workerpool\d-\d)  (.*)", shown)
     sent = [(entry["resource"]["labels"]["task_name"], entry["jsonPayload"]["message"]) for entry in cloud.logs]
     assert lines == sent  # all, in order, none twice
@@ -99,7 +80,7 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert attempt["spent_usd"] > 0
 
 
-def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session, dist: Path) -> None:
+def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) -> None:
     cloud.run = ends("SUCCEEDED")
     for _ in range(2):
         assert submit.main(["cpu", *SDK], session) == 0
@@ -108,9 +89,7 @@ def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session, 
     assert len(cloud.jobs) == 2
 
 
-def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(
-    cloud: Emulator, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(cloud: Emulator, capsys: Capture) -> None:
     assert main(["submit", "l4x4", "--dry-run", *WHERE, "--recipe=wgan_gp_photos", "--data=gs://my-bucket/a b"]) == 0
     assert cloud.requests == []
     assert not Path("runs").exists()
@@ -126,7 +105,7 @@ def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(
 
 
 @needs_gcloud
-def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture) -> None:
     assert main(["submit", "l4x4", "--dry-run", *WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
     pasted = capsys.readouterr().out
     done = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, timeout=120)
@@ -138,7 +117,7 @@ def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: pytest.C
 
 
 def test_no_quota_here_goes_on_there_and_everything_is_recorded(
-    cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     """Quota in the first region, a stock-out on the first tier in the second; then the second tier."""
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=2, message=QUOTA)]
@@ -146,14 +125,12 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
 
     def run(google: Emulator, job: dict[str, Any]) -> None:
         with google.lock:
-            alive.append(
-                sum(other["state"] in ("JOB_STATE_PENDING", "JOB_STATE_RUNNING") for other in google.jobs.values())
-            )
+            states = [other["state"] for other in google.jobs.values()]
+            alive.append(sum(state in ("JOB_STATE_PENDING", "JOB_STATE_RUNNING") for state in states))
         if len(google.jobs) == 1:
             google.end(job, "FAILED", "Resources are insufficient in region: us-east4. Please try another.")
         else:
-            google.begin(job)
-            google.end(job, "SUCCEEDED")
+            ends("SUCCEEDED")(google, job)
 
     cloud.run = run
     flags = ["--regions=us-central1,us-east4,europe-west4", "--fallback=l4x1", *SDK]
@@ -173,7 +150,7 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
 
 
-def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, session: Session, dist: Path) -> None:
+def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, session: Session) -> None:
     def run(google: Emulator, job: dict[str, Any]) -> None:
         if len(google.jobs) == 1:
             google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
@@ -188,9 +165,7 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
     assert first["job"] != second["job"]
 
 
-def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
-    cloud: Emulator, session: Session, dist: Path
-) -> None:
+def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud: Emulator, session: Session) -> None:
     """It is listed late, and its own machines are why it is refused the second time."""
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
@@ -202,25 +177,23 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(
 
 
 @pytest.mark.parametrize(
-    ("where", "code", "said"),
+    ("where", "code", "message"),
     [(POSTS, 429, QUOTA), (POSTS, 400, "no"), ("GET .*/customJobs$", 403, "the list itself is refused")],
 )
 def test_no_other_tier_is_tried_beside_a_job_that_may_run(
-    where: str, code: int, said: str, cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
+    where: str, code: int, message: str, cloud: Emulator, unknown: Command
 ) -> None:
-    """Whatever ends the asking."""
-    cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=said)]
+    """Covers errors of the request and of the list."""
+    cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=message)]
     cloud.lists_nothing = 1000
-    with pytest.raises(SystemExit) as caught:
-        submit.main(["l4x2", *SDK, "--fallback=l4x1"], session)
-    assert caught.value.code == STATE_UNKNOWN
-    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
+    error = unknown("l4x2", *SDK, "--fallback=l4x1")
+    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in error
     (attempt,) = record()["attempts"]
     assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
 
 
 def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
-    cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     """After a lost answer the second one is clear; that jobs may not be listed from then on does not unmake it."""
     cloud.run = ends("SUCCEEDED")
@@ -232,26 +205,20 @@ def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
 
 
 def test_stopped_while_submitting_it_says_where_to_look(
-    cloud: Emulator, session: Session, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     cloud.faults = [Fault(POSTS, 503)]
-    flying.asleep = interrupt
+    flying.asleep = flying.interrupt
     with pytest.raises(KeyboardInterrupt):
         submit.main(["cpu", *SDK], session)
     assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
     assert record()["attempts"][0]["state"] == "SUBMITTING"
 
 
-def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session, dist: Path) -> None:
+def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) -> None:
     cloud.faults = [Fault(POSTS, 429, times=9, message=QUOTA)]
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"no quota left in us-central1 for {re.escape(METRIC)}"):
         submit.main(["l4x2", *SDK], session)
-    assert "no quota left in us-central1 for aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus" in str(
-        caught.value
-    )
     assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
 
 
@@ -264,48 +231,44 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session, di
         (404, "not found: check --project=my-proj"),
     ],
 )
-def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, session: Session, dist: Path) -> None:
+def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, session: Session) -> None:
     cloud.faults = [Fault(POSTS, code, times=9)]
     with pytest.raises(UserError, match=re.escape(line)):
         submit.main(["cpu", *SDK], session)
 
 
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
-    cloud: Emulator, session: Session, dist: Path, flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, flying: FlyingClock, unknown: Command
 ) -> None:
-    """Nor is it known whether one of its answers made a job."""
+    """It is also unknown whether one of the requests created a job."""
     cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
-    with pytest.raises(SystemExit) as caught:
-        submit.main(["cpu", *SDK], session)
-    assert caught.value.code == STATE_UNKNOWN
-    assert "away), and its job is not listed yet: see `python -m deploy jobs --project=" in capsys.readouterr().err
+    expected = "away), and its job is not listed yet: see `python -m deploy jobs --project="
+    assert expected in unknown("cpu", *SDK)
     assert 0 < flying.slept < 2 * 1800
     assert cloud.jobs == {}
 
 
-@pytest.mark.parametrize("said", ["Too many requests", RATE])
-def test_too_many_calls_are_waited_for(said: str, cloud: Emulator, session: Session, dist: Path) -> None:
+@pytest.mark.parametrize("message", ["Too many requests", RATE])
+def test_too_many_calls_are_waited_for(message: str, cloud: Emulator, session: Session) -> None:
     cloud.run = ends("SUCCEEDED")
-    cloud.faults = [Fault(where, 429, times=3, message=said) for where in (POSTS, "GET .*/customJobs/")]
+    cloud.faults = [Fault(where, 429, times=3, message=message) for where in (POSTS, "GET .*/customJobs/")]
     assert submit.main(["cpu", *SDK], session) == 0
     assert len(cloud.jobs) == 1
 
 
 @pytest.mark.parametrize("code", [401, 503])
 def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
-    code: int, cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
+    code: int, cloud: Emulator, unknown: Command
 ) -> None:
     cloud.faults = [Fault("GET .*/customJobs/", code, times=1000)]
-    with pytest.raises(SystemExit) as caught:
-        submit.main(["cpu", *SDK], session)
+    error = unknown("cpu", *SDK)
     (job,) = cloud.jobs.values()
-    assert caught.value.code == STATE_UNKNOWN
-    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().err
+    assert f"watch it: python -m deploy watch {job['name']}" in error
     assert record()["attempts"][0]["state"] == "SUBMITTED"
 
 
 def test_detached_it_is_named_in_the_record_and_watched_later(
-    cloud: Emulator, session: Session, dist: Path, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
     (job,) = cloud.jobs.values()
@@ -319,7 +282,7 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
         submit.main(["cpu", *SDK, "--detach", "--fallback=t4x1"], session)
 
 
-def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session, dist: Path) -> None:
+def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session) -> None:
     cloud.run = ends("SUCCEEDED")
     assert submit.main(["l4x4", *SDK, "--max_cost=5", "--disable-retries"], session) == 0
     (job,) = cloud.jobs.values()
@@ -339,13 +302,13 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session, dis
     ],
 )
 def test_what_is_trained_without_a_recipe_is_said(
-    cloud: Emulator, capsys: pytest.CaptureFixture[str], flags: list[str], line: str
+    cloud: Emulator, capsys: Capture, flags: list[str], line: str
 ) -> None:
     assert main(["submit", "cpu", *WHERE, *flags, "--dry_run"]) == 0
     assert f"# {line}" in capsys.readouterr().out.splitlines()
 
 
-def test_a_missing_project_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_project_is_refused_before_anything() -> None:
     with pytest.raises(UserError, match="project is missing: use --project=ID"):
         submit.main(["cpu", *WHERE, *JOB])
 
@@ -360,7 +323,7 @@ def test_without_the_sdk_it_says_how_to_get_it(
     assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
 
 
-def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) -> None:
     flags = ["--bucket=gs://my-bucket", *JOB, "--dry_run"]
     assert main(["submit", "l4x1", "--regions=us-west2,us-east4", *flags]) == 0
     shown = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,32 @@ from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
 from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
-from tests.deploy.conftest import FlyingClock, needs_gcloud
+from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
-from tests.deploy.vertex.test_backends import SPEC
+from tests.deploy.vertex.test_backends import PARENT, SPEC
 from trainer.errors import UserError
 
-PARENT = "projects/my-proj/locations/us-central1"
 EXITED = "workerpool0-0 exited with a non-zero status of"
 SDK = ["--backend=sdk", "--project=my-proj"]
+Watched = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
 def job(cloud: Emulator) -> dict[str, Any]:
     labels = {"submission": "s1", "usd-per-hour": "3-6000"}
     return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": labels})
+
+
+@pytest.fixture
+def watched(session: Session, job: Job, capsys: Capture) -> Watched:
+    """Returns a function that watches the job, expects the exit `code`, and returns the output and the errors."""
+
+    def run(code: int = 0) -> tuple[str, str]:
+        assert watch.main([job["name"], *SDK], session) == code
+        shown = capsys.readouterr()
+        return shown.out, shown.err
+
+    return run
 
 
 def step_by_step(flying: FlyingClock, *steps: Any) -> None:
@@ -38,7 +51,7 @@ def step_by_step(flying: FlyingClock, *steps: Any) -> None:
 
 
 def test_states_and_the_logs_of_all_workers_in_order_and_once(
-    cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
 ) -> None:
     def late() -> None:
         """Logs an entry older than those already read, as a slow worker does."""
@@ -56,8 +69,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         times,
         lambda: cloud.log(job, "the last words", time="2026-11-20T10:00:30Z"),
     )
-    assert watch.main([job["name"], *SDK], session) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = watched()[0].splitlines()
     assert [line.split("  ", 1)[1] for line in shown[:-1]] == [
         "PENDING", "RUNNING", "workerpool0-0  step 0", "workerpool1-0  step 1", "workerpool0-0  step 2",
         "workerpool1-0  late", "workerpool0-0  step 3", "workerpool0-0  the last words", "SUCCEEDED",
@@ -66,7 +78,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
     assert shown[-1] == "SUCCEEDED after 0:30:00 on its machines, about 1.80 USD"
 
 
-def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
+def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: Job) -> None:
     tail = LogTail(session.open("sdk", "my-proj", "us-central1"), job["name"])
     for minute in range(60):
         cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
@@ -86,22 +98,19 @@ def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: dict
     ],
 )  # fmt: skip
 def test_the_exit_code_of_a_job_that_ended(
-    state: str, error: str, code: int, line: str, cloud: Emulator, session: Session, job: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    state: str, error: str, code: int, line: str, cloud: Emulator, watched: Watched, job: Job
+) -> None:
     cloud.begin(job)
     cloud.end(job, state, error)
-    assert watch.main([job["name"], *SDK], session) == code
-    assert line in capsys.readouterr().err
+    assert line in watched(code)[1]
 
 
 @pytest.mark.parametrize(
     ("kind", "message"), [(500, "x"), (503, "x"), (429, "Too many requests"), (429, RATE), ("cut", "")]
 )
 def test_ten_minutes_of_failures_are_survived(
-    kind: int | str, message: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kind: int | str, message: str, cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
+) -> None:
     began = flying.time
     cloud.faults = [Fault("customJobs|entries", kind, times=10**6, message=message)]
 
@@ -111,17 +120,16 @@ def test_ten_minutes_of_failures_are_survived(
             cloud.end(job, "SUCCEEDED")
 
     flying.asleep = recover
-    assert watch.main([job["name"], *SDK], session) == 0
+    (line,) = watched()[1].splitlines()
     assert len(cloud.requests) < 40  # backoff
-    (line,) = capsys.readouterr().err.splitlines()
     until = time.strftime("%H:%M", time.gmtime(began + RETRY_S))
     assert line.endswith(f" ({'no response' if kind == 'cut' else kind}): retrying until {until} UTC; Ctrl-C stops")
 
 
-def test_a_slow_response_is_awaited(cloud: Emulator, session: Session, job: dict[str, Any]) -> None:
+def test_a_slow_response_is_awaited(cloud: Emulator, watched: Watched, job: Job) -> None:
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("GET .*customJobs/", "slow")]
-    assert watch.main([job["name"], *SDK], session) == 0
+    watched()
     assert len([request for request in cloud.requests if "customJobs" in request]) == 1
 
 
@@ -129,9 +137,8 @@ def test_a_slow_response_is_awaited(cloud: Emulator, session: Session, job: dict
     ("code", "fix"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
 )
 def test_a_job_of_unknown_state_has_not_failed(
-    code: int, fix: str, cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    code: int, fix: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
+) -> None:
     """Covers an expired token, and a service that is down for more than half an hour."""
 
     def lose() -> None:
@@ -155,9 +162,8 @@ def test_a_job_that_does_not_exist_is_not_reported_as_running(cloud: Emulator, s
 
 def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, session: Session) -> None:
     """gcloud's project differs, and the names that Vertex AI returns contain a project number instead of an ID."""
-    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--image=us-docker.pkg.dev/p/r/x:1", "--detach"]
-    sent = ["cpu", *where, "--model=mlp", "--data=digits", "--image_size=8", "--backend=sdk"]
-    assert submit.main([*sent, "--project=other-proj"], session) == 0
+    where = [*WHERE, "--image=us-docker.pkg.dev/p/r/x:1", "--detach", "--backend=sdk", "--project=other-proj"]
+    assert submit.main(["cpu", *where, "--model=mlp", "--data=digits", "--image_size=8"], session) == 0
     (made,) = cloud.jobs.values()
 
     def project(job: str, given: str = "") -> str:
@@ -176,41 +182,29 @@ def test_a_job_number_is_in_gclouds_region(monkeypatch: pytest.MonkeyPatch) -> N
         assert find_target(args).job == f"projects/my-proj/locations/{region}/customJobs/1000"
 
 
-def test_logs_without_permission_do_not_end_the_watch(
-    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_without_permission_do_not_end_the_watch(cloud: Emulator, watched: Watched, job: Job) -> None:
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 403, times=99)]
-    assert watch.main([job["name"], *SDK], session) == 0
-    assert "no logs: " in capsys.readouterr().err
+    assert "no logs: " in watched()[1]
 
 
-def test_the_last_logs_are_retried(
-    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_logs_are_retried(cloud: Emulator, watched: Watched, job: Job) -> None:
     cloud.log(job, "the last words")
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 503, times=3)]
-    assert watch.main([job["name"], *SDK], session) == 0
-    assert "the last words" in capsys.readouterr().out
+    assert "the last words" in watched()[0]
 
 
 def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
-    cloud: Emulator, session: Session, job: dict[str, Any], flying: FlyingClock, capsys: pytest.CaptureFixture[str]
+    cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
 ) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    step_by_step(flying, lambda: cloud.begin(job), interrupt)
-    assert watch.main([job["name"], *SDK], session) == 75
+    step_by_step(flying, lambda: cloud.begin(job), flying.interrupt)
+    assert f"watch it: python -m deploy watch {job['name']}" in watched(75)[0]
     assert job["state"] == "JOB_STATE_RUNNING"
-    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
 
 
 @needs_gcloud
-def test_gcloud_watches_by_the_jobs_number(
-    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gcloud_watches_by_the_jobs_number(cloud: Emulator, session: Session, job: Job, capsys: Capture) -> None:
     cloud.begin(job)
     cloud.log(job, "hello")
     cloud.end(job, "SUCCEEDED")
@@ -238,9 +232,7 @@ def test_an_invalid_record_is_refused() -> None:
         watch.main([])
 
 
-def test_jobs_are_listed_with_time_and_cost(
-    cloud: Emulator, session: Session, job: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_are_listed_with_time_and_cost(cloud: Emulator, session: Session, job: Job, capsys: Capture) -> None:
     job.update(createTime="2026-11-20T09:58:00Z", startTime="2026-11-20T10:00:00Z", endTime="2026-11-20T11:30:00Z")
     cloud.end(job, "SUCCEEDED")
     job["endTime"] = "2026-11-20T11:30:00Z"
@@ -252,9 +244,7 @@ def test_jobs_are_listed_with_time_and_cost(
     assert capsys.readouterr().out == "no jobs of this package in us-east1\n"
 
 
-def test_a_service_that_is_down_is_no_user_error(
-    cloud: Emulator, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_service_that_is_down_is_no_user_error(cloud: Emulator, session: Session, capsys: Capture) -> None:
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(SystemExit) as caught:
         jobs.main([*SDK, "--region=us-central1"], session)
@@ -262,28 +252,21 @@ def test_a_service_that_is_down_is_no_user_error(
 
 
 def test_cancel_asks_cancels_and_waits(
-    cloud: Emulator,
-    session: Session,
-    job: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cloud: Emulator, session: Session, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     questions: list[str] = []
+    answers = ["y", "n"]
 
-    def answer(text: str) -> Any:
-        def read(question: str) -> str:
-            questions.append(question)
-            return text
-
-        return read
+    def answer(question: str) -> str:
+        questions.append(question)
+        return answers.pop()
 
     cloud.begin(job)
-    monkeypatch.setattr("builtins.input", answer("n"))
+    monkeypatch.setattr("builtins.input", answer)
     with pytest.raises(UserError, match="not cancelled"):
         cancel.main([job["name"], *SDK], session)
     assert job["state"] == "JOB_STATE_RUNNING"
     assert questions[0].startswith("cancel demo (RUNNING, 0:00:0")
-    monkeypatch.setattr("builtins.input", answer("y"))
     assert cancel.main([job["name"], *SDK], session) == 0
     assert job["state"] == "JOB_STATE_CANCELLED"
     assert capsys.readouterr().out.endswith("CANCELLED\n")
@@ -292,7 +275,7 @@ def test_cancel_asks_cancels_and_waits(
 
 
 def test_cancel_with_yes_does_not_ask(
-    cloud: Emulator, session: Session, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, session: Session, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builtins.input", None)
     assert cancel.main([job["name"], *SDK, "--yes"], session) == 0
@@ -310,8 +293,7 @@ def test_cancel_with_yes_does_not_ask(
     ],
 )
 def test_failures_for_lack_of_machines(error: str, expected: bool) -> None:
-    failed = JobStatus("n", "d", "FAILED", 0.0, None, 1.0, error, {})
-    assert stocked_out(failed) is expected
+    assert stocked_out(JobStatus("n", "d", "FAILED", 0.0, None, 1.0, error, {})) is expected
     assert not stocked_out(JobStatus("n", "d", "RUNNING", 0.0, 0.0, None, error, {}))
 
 

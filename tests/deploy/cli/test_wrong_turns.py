@@ -1,9 +1,7 @@
 """A user with a deadline: each wrong turn on the way to a submitted comparison is one line that says what to do."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import _error
 from deploy.vertex.session import Session
+from tests.deploy.conftest import WHERE, Capture, Command
 from tests.deploy.emulator import Emulator, Fault
 from trainer.config.flags import Parser
 from trainer.config.recipe import Overrides, resolve
@@ -23,6 +22,7 @@ from trainer.errors import UserError
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
 PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
+SDK_LOGIN = "gcloud auth application-default login"
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,7 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
         (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: separate several tiers by blanks: l4x1 l4x4"),
         (["l4x4", *JOB, "--max_cost=-3"], "argument --max_cost: '-3' must be a number above 0, in USD"),
         (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
-        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket", "--project=My Project"],
-         "project=My Project: use its ID, of lower-case letters"),
+        (["l4x4", *JOB, *WHERE, "--project=My Project"], "project=My Project: use its ID, of lower-case letters"),
         (["l4x4", *JOB, "--bukket=gs://b"], "unknown flag --bukket; did you mean 'bucket'?"),
         (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
@@ -48,13 +47,13 @@ PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
         (["l4x4", *JOB], "region is missing: use --region=us-central1"),
         (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: use --bucket=gs://NAME"),
-        (["l4x4", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing: use --project=ID"),
+        (["l4x4", *JOB, *WHERE], "project is missing: use --project=ID"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["submit", "render"])
 def test_mistakes_of_the_command_come_before_those_of_the_account(
-    verb: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    verb: str, arguments: list[str], line: str, capsys: Capture
 ) -> None:
     code = main([verb, *arguments])
     if verb == "render" and "project is missing" in line:
@@ -73,31 +72,28 @@ def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["local", "compare", "estimate"])
-def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "cpu", "--recipe=efficientnet_photos"]) == 2
-    assert capsys.readouterr().err.startswith("error: data is missing: use --data=FOLDER")
+def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, refused: Command) -> None:
+    assert refused(verb, "cpu", "--recipe=efficientnet_photos").startswith("error: data is missing: use --data=FOLDER")
 
 
 def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 404, times=9, message="The specified bucket does not exist.")]
-    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk"]
     with pytest.raises(UserError, match=re.escape("gcloud storage buckets create gs://my-bucket --location=us-")):
-        submit.main(["cpu", *JOB, *where], session)
+        submit.main(["cpu", *JOB, *WHERE, "--backend=sdk"], session)
     assert cloud.jobs == {}
 
 
 @pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
 def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.objects["my-bucket/photos/a.png"] = b"a"
-    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--backend=sdk", "--recipe=wgan_gp_photos"]
     with pytest.raises(UserError, match="data=gs://my-bucket/photoz: not found: check with `gcloud storage l"):
-        submit.main(["l4x4", *where, f"--data={data}"], session)
+        submit.main(["l4x4", *WHERE, "--backend=sdk", "--recipe=wgan_gp_photos", f"--data={data}"], session)
     assert cloud.jobs == {}
 
 
 @pytest.mark.parametrize("verb", [["submit"], ["render"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
 @pytest.mark.parametrize(
-    ("data", "copied", "said"),
+    ("data", "copied", "value"),
     [
         ("photoz", "photoz", "gs://BUCKET/photoz"),
         ("my photos/2026/", "'my photos/2026/'", "gs://BUCKET/2026"),
@@ -105,15 +101,11 @@ def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, sessio
     ],
 )
 def test_data_of_this_disk_are_told_the_way_to_the_cloud(
-    verb: list[str], data: str, copied: str, said: str, capsys: pytest.CaptureFixture[str]
+    verb: list[str], data: str, copied: str, value: str, refused: Command
 ) -> None:
-    assert (
-        main([*verb, "l4x4", *JOB, "--region=us-central1", "--bucket=gs://b-1", "--project=p", f"--data={data}"]) == 2
-    )
-    error = capsys.readouterr().err
+    error = refused(*verb, "l4x4", *JOB, *WHERE, "--project=p", f"--data={data}")
     assert "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…: " in error
-    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and use --data={said}\n")
-    assert error.count("\n") == 1
+    assert error.endswith(f"copy it with `gcloud storage cp -r {copied} gs://BUCKET/` and use --data={value}\n")
 
 
 @pytest.mark.parametrize(
@@ -121,30 +113,27 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
     [
         (_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
         (_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
-        (ApiError(401, "said the SDK", "gcloud auth application-default login"),
-         "gcloud auth application-default login"),
+        (ApiError(401, "of the SDK", SDK_LOGIN), SDK_LOGIN),
     ],
-)  # fmt: skip
+)
 def test_one_login_is_named(error: ApiError, login: str) -> None:
     assert describe_error(error, PLACE) == f"not logged in, or the login has expired (401): run `{login}`"
 
 
 @pytest.mark.parametrize(
-    ("said", "cure"),
+    ("message", "cure"),
     [
         ("u@x.org does not have storage.objects.create access to the object.", "roles/storage.objectUser on the buck"),
         ("Permission 'logging.logEntries.list' denied", "roles/logging.viewer on my-proj"),
         ("You do not have permission to act as service_account: s@p.iam", "roles/iam.serviceAccountUser on the job's"),
         ("Permission 'aiplatform.customJobs.create' denied", "roles/aiplatform.user on my-proj"),
-        (
-            "Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
-            "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
-            "`gcloud services enable logging.googleapis.com --project=my-proj`",
-        ),
+        ("Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
+         "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
+         "`gcloud services enable logging.googleapis.com --project=my-proj`"),
     ],
-)
-def test_a_refusal_names_the_role_that_is_missing(said: str, cure: str) -> None:
-    assert cure in describe_error(ApiError(403, said), PLACE)
+)  # fmt: skip
+def test_a_refusal_names_the_role_that_is_missing(message: str, cure: str) -> None:
+    assert cure in describe_error(ApiError(403, message), PLACE)
 
 
 @pytest.mark.parametrize(("code", "later"), [(0, True), (409, False), (412, False), (429, True), (503, True)])
@@ -152,26 +141,18 @@ def test_what_is_refused_for_good_is_not_put_off(code: int, later: bool) -> None
     assert ("try again later" in describe_error(ApiError(code, "said the service"), PLACE)) == later
 
 
-def test_a_disk_that_cannot_be_written_is_no_traceback(
-    cloud: Emulator, dist: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_cannot_be_written_is_no_traceback(cloud: Emulator, dist: Path, refused: Command) -> None:
     Path("runs").write_text("a file where a folder belongs")
-    assert main(["submit", "cpu", *JOB, "--region=us-central1", "--bucket=gs://my-bucket"]) == 2
-    assert capsys.readouterr().err.startswith("error: runs/submitted: Not a directory")
+    assert refused("submit", "cpu", *JOB, *WHERE).startswith("error: runs/submitted: Not a directory")
 
 
 def resolved(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, int]:
-    """How often a command resolves the settings, and how often it reads the package's sources."""
+    """Returns how often a command resolves the settings, and how often it reads the package's sources."""
     calls: list[str] = []
-
-    def counted(name: str, real: Callable[..., Any], *given: Any) -> Any:
-        calls.append(name)
-        return real(*given)
-
-    resolve_real, trainer_package = Overrides.resolve, packages.trainer_package
-    monkeypatch.setattr(Overrides, "resolve", lambda overrides: counted("resolve", resolve_real, overrides))
-    monkeypatch.setattr(packages, "trainer_package", lambda: counted("trainer_package", trainer_package))
-    assert main([*arguments, *JOB, "--bucket=gs://my-bucket", "--project=p", "--region=us-central1"]) == 0
+    for owner, name in ((Overrides, "resolve"), (packages, "trainer_package")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
+    assert main([*arguments, *JOB, *WHERE, "--project=p"]) == 0
     return calls.count("resolve"), calls.count("trainer_package")
 
 

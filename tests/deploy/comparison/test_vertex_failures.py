@@ -5,7 +5,6 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from deploy.comparison import execution as comparison
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.vertex.session import Session
 from deploy.vertex.submission import upload_packages
-from tests.deploy.conftest import JOB, FlyingClock, Job, output_of, put, rows, tier_of
-from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
+from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
+from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
 from trainer.errors import UserError
 from trainer.storage.address import Address
@@ -29,12 +28,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 
 def test_a_stop_during_the_first_upload_submits_nothing(
-    cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the first run nor those that wait for it submit a job."""
-    where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), "--backend=sdk"]
-    names = ["l4x1", "l4x2", "l4x4"]
-    found, overrides = parse_command(compare._flags(), [*names, *where, "--image=us-docker.pkg.dev/p/r/x:1", *JOB])
+    names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
+    found, overrides = parse_command(compare._flags(), [*names, *target, *image, *JOB])
     tiers = comparison.read_tiers(names, "", {})
     runner = VertexRunner(tiers, found, read_options(found, overrides), session)
     uploads: list[Any] = []
@@ -55,108 +53,87 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 
 
 def test_without_a_login_nothing_starts_and_one_error_is_printed(
-    cloud: Emulator,
-    bucket: Address,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cloud: Emulator, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """Results are read with application default credentials."""
-    where = ["--on=vertex", "--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    assert main(["compare", "l4x1", "l4x2", "--repeats=3", *where, *JOB]) == 2
+    assert main(["compare", "l4x1", "l4x2", "--repeats=3", *target, *JOB]) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith(
-        "error: Cloud Storage: no valid Google credentials: run `gcloud auth application-default"
-    )
+    line = "error: Cloud Storage: no valid Google credentials: run `gcloud auth application-default"
+    assert shown.err.startswith(line)
     assert (shown.err.count("\n"), shown.out.count("runs; its output")) == (1, 0)
     assert (cloud.requests, list((tmp_path / "out").iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("fault", "line"),
+    ("status", "line"),
     [
-        (Fault("GET .*/customJobs$", 401, times=99), "(401): run `gcloud auth application-default login`"),
-        (Fault("GET .*/customJobs$", 403, times=99), "request roles/aiplatform.user on my-proj"),
+        (401, "(401): run `gcloud auth application-default login`"),
+        (403, "request roles/aiplatform.user on my-proj"),
     ],
 )
-def test_an_error_of_all_jobs_is_reported_once(
-    fault: Fault, line: str, command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
-) -> None:
-    cloud.faults = [fault]
+def test_an_error_of_all_jobs_is_reported_once(status: int, line: str, command: Command, cloud: Emulator) -> None:
+    cloud.faults = [Fault("GET .*/customJobs$", status, times=99)]
     with pytest.raises(UserError, match=re.escape(line)):
         command("l4x1", "l4x2", "--repeats=3")
     assert len(cloud.requests) == 1
 
 
-def test_missing_data_are_reported_once(command: Callable[..., tuple[int, str]], bucket: Address) -> None:
+def test_missing_data_are_reported_once(command: Command, bucket: Address) -> None:
     with pytest.raises(UserError, match="photos: not found: check with"):
         command("l4x1", "l4x2", f"--initial_model={bucket}photos")
 
 
-def test_a_job_of_unknown_state_is_named_and_found_again(
-    command: Callable[..., tuple[int, str]], cloud: Emulator
-) -> None:
+def test_a_job_of_unknown_state_is_named_and_found_again(command: Command, cloud: Emulator) -> None:
     cloud.faults = [Fault("GET .*/customJobs/", 401)]
-    code, shown = command("cpu")
+    shown = command("cpu", code=2)
     (job,) = cloud.jobs.values()
-    assert code == 2
     assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in shown
-    assert command("cpu")[0] == 0
+    command("cpu")
     assert len(cloud.jobs) == 1
 
 
 def test_a_submission_without_a_clear_response_is_not_reported_as_refused(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:
     """The list is late: the same command, run again, finds the job."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
     cloud.lists_nothing = 3
-    code, shown = command("cpu")
-    assert code == 1
+    shown = command("cpu", code=1)
     assert "its job is not listed yet: see `python -m deploy jobs --project=my-proj" in shown
     assert "not submitted" not in shown
-    assert command("cpu")[0] == 0
+    command("cpu")
     assert len(cloud.jobs) == 1
     assert rows(tmp_path)[0].state == "done"
 
 
-def test_a_tier_without_quota_is_recorded_and_the_others_run(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
-) -> None:
+def test_a_tier_without_quota_is_recorded_and_the_others_run(command: Command, cloud: Emulator, tmp_path: Path) -> None:
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
-    code, shown = command("l4x1", "l4x2", "--parallel=1")
-    assert code == 2
+    shown = command("l4x1", "l4x2", "--parallel=1", code=2)
     assert "l4x1, repeat 1: no quota left in us-central1 for aiplatform.googleapis.com/custom_model" in shown
     assert [row.state for row in rows(tmp_path)] == ["failed", "done"]
     assert "No measurements for l4x1: the run ended as 'failed': not submitted: no quota left in us-central1" in shown
-    assert command("l4x1", "l4x2")[0] == 0
+    command("l4x1", "l4x2")
     assert [tier_of(job) for job in cloud.jobs.values()] == ["l4x2", "l4x1"]
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
 
 
 def test_a_job_that_fails_is_submitted_again_into_the_same_output(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:
     """The newest attempt's error is reported."""
     trained = cloud.run
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
-    assert "cpu, repeat 1: no quota left in us-central1" in command("cpu")[1]
+    assert "cpu, repeat 1: no quota left in us-central1" in command("cpu", code=2)
     assert rows(tmp_path)[0].state == "failed"
 
-    def stocked_out(google: Emulator, job: Job) -> None:
-        google.end(job, "FAILED", "Resources are insufficient in region: us-central1.")
-
-    cloud.run = stocked_out
-    code, shown = command("cpu")
-    assert code == 1
-    assert (
-        "cpu, repeat 1: exit code 1: Resources are insufficient in region: us-central1.; run the same command" in shown
-    )
+    stocked_out = "Resources are insufficient in region: us-central1."
+    cloud.run = lambda google, job: google.end(job, "FAILED", stocked_out)
+    assert f"cpu, repeat 1: exit code 1: {stocked_out}; run the same command" in command("cpu", code=1)
     assert not (tmp_path / "out" / "report.html").exists()  # no run produced anything
     cloud.run = trained
-    assert command("cpu")[0] == 0
+    command("cpu")
     first, second = cloud.jobs.values()
     assert output_of(first) == output_of(second)
     assert first["labels"] != second["labels"]
@@ -164,7 +141,7 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
 
 
 def test_the_trainers_error_takes_precedence_over_the_exit_status(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:
     def run(google: Emulator, job: Job) -> None:
         google.begin(job)
@@ -172,14 +149,13 @@ def test_the_trainers_error_takes_precedence_over_the_exit_status(
         google.end(job, "FAILED", "The replica workerpool0-0 exited with a non-zero status of 2.")
 
     cloud.run = run
-    code, shown = command("cpu")
-    assert code == 2
-    assert "cpu, repeat 1: exit code 2: out of memory; fix that, then run the command again (" in shown
+    expected = "cpu, repeat 1: exit code 2: out of memory; fix that, then run the command again ("
+    assert expected in command("cpu", code=2)
     assert "2 means the trainer refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
 
 
 def test_an_interrupted_comparison_finds_its_jobs_again(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, flying: FlyingClock, tmp_path: Path
+    command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path
 ) -> None:
     trained, resume, killed = cloud.run, threading.Event(), []
     assert trained
@@ -195,45 +171,36 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # does not wake the main thread
 
     cloud.run, flying.asleep = run, terminate
-    code, shown = command("l4x1", "l4x2")
-    assert code == 75
+    shown = command("l4x1", "l4x2", code=75)
     for job in cloud.jobs.values():
         assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
     resume.set()
-    assert command("l4x1", "l4x2")[0] == 0
+    command("l4x1", "l4x2")
     assert len(cloud.jobs) == 2
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
 
 
-def test_a_partly_fetched_run_is_fetched_again(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
-) -> None:
+def test_a_partly_fetched_run_is_fetched_again(command: Command, cloud: Emulator, tmp_path: Path) -> None:
     job_dir = tmp_path / "out" / "cpu" / "repeat-1"
     (job_dir / "stats.jsonl" / "stats.jsonl").mkdir(parents=True)  # blocks the file
-    assert command("cpu")[0] == 1
+    command("cpu", code=1)
     assert not (job_dir / "result.json").exists()
     shutil.rmtree(job_dir / "stats.jsonl")
-    assert command("cpu")[0] == 0
+    command("cpu")
     assert (len(cloud.jobs), rows(tmp_path)[0].step_seconds is None) == (1, False)
 
 
-def test_a_missing_result_is_reported(command: Callable[..., tuple[int, str]], cloud: Emulator) -> None:
-    def run(google: Emulator, job: Job) -> None:
-        google.begin(job)
-        google.end(job, "SUCCEEDED")
-
-    cloud.run = run
-    code, shown = command("cpu")
-    assert code == 2
+def test_a_missing_result_is_reported(command: Command, cloud: Emulator) -> None:
+    cloud.run = ends("SUCCEEDED")
+    shown = command("cpu", code=2)
     assert "cpu, repeat 1: output=gs://" in shown
     assert "no objects found" in shown
 
 
-def test_a_damaged_record_is_named(command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:
     file = tmp_path / "out" / "cpu" / "repeat-1" / "vertex.json"
-    assert command("cpu")[0] == 0
+    command("cpu")
     (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')
-    code, shown = command("cpu")
-    assert (code, len(cloud.jobs)) == (2, 1)
-    assert f"{file} is damaged: see `python -m deploy jobs`" in shown
+    assert f"{file} is damaged: see `python -m deploy jobs`" in command("cpu", code=2)
+    assert len(cloud.jobs) == 1

@@ -1,33 +1,25 @@
 """Tests comparisons on Vertex AI: one job per run, in parallel, with their costs, and refused commands."""
 
-import dataclasses
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
-from deploy.__main__ import main
 from deploy.cli import compare
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
-from deploy.spec.tier import JOB_CONFIGS, load_tier
+from deploy.spec.tier import JOB_CONFIGS
 from deploy.vertex.session import Session
-from tests.deploy.cli.test_submit import ROOT
-from tests.deploy.conftest import JOB, Job, needs_gcloud, output_of, rows, tier_of
+from tests.deploy.conftest import JOB, WHERE, Capture, Command, Job, needs_gcloud, output_of, rows, tier_of, train_here
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
 from trainer.errors import UserError
-from trainer.storage.address import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
 def test_every_run_is_a_job_without_restarts_and_all_are_reported(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:
     together = threading.Barrier(4, timeout=60)  # breaks if jobs run one at a time
     trained = cloud.run
@@ -38,8 +30,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
         trained(google, job)
 
     cloud.run = run
-    code, shown = command("l4x1", "l4x2", "--repeats=2")
-    assert code == 0
+    shown = command("l4x1", "l4x2", "--repeats=2")
     assert sorted(tier_of(job) for job in cloud.jobs.values()) == ["l4x1", "l4x1", "l4x2", "l4x2"]
     assert {job["jobSpec"]["scheduling"]["disableRetries"] for job in cloud.jobs.values()} == {True}
     assert len({output_of(job) for job in cloud.jobs.values()}) == 4
@@ -49,23 +40,19 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     assert (one.simulated, two.simulated, two.speed_up) == ("", "", pytest.approx(2, rel=0.01))
     assert "one machine" not in shown  # each job has its own machines
     job_dir = tmp_path / "out" / "l4x2" / "repeat-1"
-    assert {file.name for file in job_dir.rglob("*") if file.is_file()} == {
-        "run.json", "stats.jsonl", "result.json", "vertex.json", "step-00000500.png",
-    }  # fmt: skip
+    kept = {"run.json", "stats.jsonl", "result.json", "vertex.json", "step-00000500.png"}
+    assert {file.name for file in job_dir.rglob("*") if file.is_file()} == kept
     assert "workerpool0-0  trains on 2" in Path(f"{job_dir}.log").read_text()
     assert (tmp_path / "out" / "report.html").read_text().count('alt="samples of') == 2
     before = list(cloud.requests)
-    code, shown = command("l4x1", "l4x2", "--repeats=2")
-    assert (code, shown.count(": done before")) == (0, 4)
+    shown = command("l4x1", "l4x2", "--repeats=2")
+    assert shown.count(": done before") == 4
     assert cloud.requests == before
     assert "USD at most" not in shown
 
 
-def test_prices_are_printed_before_the_first_job_is_submitted(
-    command: Callable[..., tuple[int, str]], cloud: Emulator
-) -> None:
-    code, shown = command("t4x1", "--price_per_hour=t4x1=2", "--precision=mixed_bfloat16")
-    assert code == 0
+def test_prices_are_printed_before_the_first_job_is_submitted(command: Command, cloud: Emulator) -> None:
+    shown = command("t4x1", "--price_per_hour=t4x1=2", "--precision=mixed_bfloat16")
     trained, cost, warning, together, *rest = shown.splitlines()
     assert trained.startswith("trains mlp on ")
     assert "t4x1: 1 job on n1-standard-8 + 1 x NVIDIA_TESLA_T4 in us-central1: 2.00 USD an hour, 48.00 USD at" in cost
@@ -77,11 +64,10 @@ def test_prices_are_printed_before_the_first_job_is_submitted(
 
 
 def test_a_warning_is_printed_once_for_all_its_tiers(
-    session: Session, dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, dist: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    where = ["--region=us-central1", "--bucket=gs://my-bucket", f"--out={tmp_path / 'out'}"]
-    given = ["cpu", "t4x1", "l4x1", "--on=vertex", "--dry_run", *where, *JOB, "--precision=mixed_bfloat16"]
-    assert compare.main(given, session) == 0
+    given = ["cpu", "t4x1", "l4x1", "--on=vertex", "--dry_run", *WHERE, *JOB, "--precision=mixed_bfloat16"]
+    assert compare.main([*given, f"--out={tmp_path / 'out'}"], session) == 0
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert [line[:45] for line in warned] == [
         "warning: cpu, t4x1, l4x1: the prebuilt Tensor",
@@ -90,31 +76,30 @@ def test_a_warning_is_printed_once_for_all_its_tiers(
 
 
 def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:
     """The limit applies to each job, at the given price."""
     unpriced = tmp_path / "unpriced.yaml"
     unpriced.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("n1-standard-8", "n2-standard-8"))
     flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
-    code, shown = command("l4x1", "l4x2", *flags, "--max_cost=6")
-    assert (code, cloud.requests, (tmp_path / "out").exists()) == (0, [], False)
-    _, one, two, together = shown.splitlines()
+    _, one, two, together = command("l4x1", "l4x2", *flags, "--max_cost=6").splitlines()
+    assert (cloud.requests, (tmp_path / "out").exists()) == ([], False)
     assert one.startswith("l4x1: 3 jobs, each on g2-standard-12 + 1 x NVIDIA_L4 in us-central1: 2.00 USD an hour, ")
     assert one.endswith(" 6.00 USD at most, until its timeout of 3:00:00")
     assert " (estimate of " in two
     assert together == "all jobs together: 36.00 USD at most"
-    shown = command("l4x1", str(unpriced), *flags)[1]
+    shown = command("l4x1", str(unpriced), *flags)
     assert "unpriced: 3 jobs, each on n2-standard-8 in us-central1: the price of this tier is not known" in shown
     assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
 
 
 def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
+    command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:
     """A local run does not count as a finished job."""
-    assert command("l4x1")[0] == 0
-    code, shown = command("l4x1", "--dry_run")
-    assert (code, shown.splitlines()[1:]) == (0, [f"nothing to submit: all runs in {tmp_path / 'out'} are done"])
+    command("l4x1")
+    nothing = f"nothing to submit: all runs in {tmp_path / 'out'} are done"
+    assert command("l4x1", "--dry_run").splitlines()[1:] == [nothing]
     edit(tmp_path / "out" / "comparison.json", on="local")
     with pytest.raises(UserError, match=r"holds another comparison \(on: local stored, vertex given\)"):
         command("l4x1", "--dry_run")
@@ -124,9 +109,7 @@ def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
         command("l4x1", "--dry_run")
 
 
-def test_an_output_for_all_runs_of_a_tier_is_refused(
-    command: Callable[..., tuple[int, str]], cloud: Emulator, tmp_path: Path
-) -> None:
+def test_an_output_for_all_runs_of_a_tier_is_refused(command: Command, cloud: Emulator, tmp_path: Path) -> None:
     tier = tmp_path / "mine.yaml"
     into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
     tier.write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
@@ -144,47 +127,32 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(
         (["--on=vertex", "--region=us-central1"], "bucket is missing"),
         (["--on=vertex", "--dry_run"],
          "us-central1`; bucket is missing: use --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
-        (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket"], "project is missing"),
-        (["--on=vertex", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--data=x/y"],
-         "data=x/y: the job's machines cannot read this disk"),
+        (["--on=vertex", *WHERE], "project is missing"),
+        (["--on=vertex", *WHERE, "--project=p", "--data=x/y"], "data=x/y: the job's machines cannot read this disk"),
         (["--on=vertex", "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "l4x1", *JOB, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
+def test_mistakes_are_one_line(arguments: list[str], line: str, refused: Command) -> None:
+    assert line in refused("compare", "l4x1", *JOB, *arguments)
     assert not Path("runs").exists()
 
 
 @pytest.mark.slow
 @needs_gcloud
 def test_end_to_end_with_gcloud_and_real_training(
-    cloud: Emulator, session: Session, bucket: Address, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    cloud: Emulator, session: Session, target: list[str], dist: Path, tmp_path: Path, capsys: Capture
+) -> None:
     """Local processes train the job that gcloud submitted, and write to the bucket as on Vertex AI."""
 
     def run(google: Emulator, job: Job) -> None:
-        google.begin(job)
         folder = tmp_path / "trained" / job["displayName"]
-        folder.mkdir(parents=True)
-        spec = folder.with_suffix(".yaml")
-        spec.write_text(yaml.safe_dump(job["jobSpec"]))
-        given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
         folders = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
         remote = {name: f"{output_of(job) / below}/" for name, below in folders.items()}
-        remote["XDG_CACHE_HOME"] = str(folder)
-        workers = [dataclasses.replace(one, environment={**one.environment, **remote}) for one in given]
-        outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
-        google.end(job, outcome.state, outcome.error)
+        train_here(google, job, folder, {**remote, "XDG_CACHE_HOME": str(folder)})
 
     cloud.run = run
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    where = ["--region=us-central1", f"--bucket={bucket}".rstrip("/"), f"--out={tmp_path / 'out'}"]
     flags = [*(flag for flag in JOB if "steps" not in flag), "--steps=40", "--report_every_steps=10"]
-    assert compare.main(["cpu", "cpu-2workers", "l4x2", "--on=vertex", *where, *flags], session) == 0
+    assert compare.main(["cpu", "cpu-2workers", "l4x2", *target, *flags], session) == 0
     one, workers, devices = rows(tmp_path)
     assert [row.state for row in (one, workers, devices)] == ["done"] * 3
     assert [(row.devices, row.workers) for row in (one, workers, devices)] == [(1, 1), (2, 2), (2, 1)]

@@ -16,10 +16,8 @@ from deploy.__main__ import main
 from deploy.cli import image
 from deploy.spec import packages as package
 from deploy.spec.packages import Package, build_wheel, trainer_package, user_package
-from tests.deploy.conftest import run
+from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.errors import UserError
-
-ROOT = Path(__file__).parents[3]
 
 
 def mine(folder: Path, code: str = "X = 1\n", name: str = "my_models") -> Path:
@@ -61,9 +59,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     assert build_wheel(built).stat().st_mtime_ns == before  # the same sources are not built again
 
 
-def test_every_dist_folder_holds_the_same_bytes_of_the_same_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built by others, at other times: here so that the environment says so, which setuptools takes for the time."""
     wheels = []
     for number, (time, umask) in enumerate([("1000000000", 0o022), ("1500000000", 0o077)]):
@@ -90,7 +86,7 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
     top = ("__init__.py", "gan.py", "table.json", "requirements.txt")
     assert {name for name in names if ".dist-info" not in name} == {f"My_Models/{name}" for name in (*top, *inner)}
-    where = ["--project=p", "--region=us-central1", "--bucket=gs://my-bucket", f"--package={folder}"]
+    where = [*WHERE, "--project=p", f"--package={folder}"]
     assert main(["render", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
 
@@ -162,16 +158,8 @@ def test_vertex_installs_it_over_an_image_without_touching_tensorflow(dist: Path
     wheel = build_wheel(trainer_package())
     python = an_image(tmp_path)
     environment = {**os.environ, "PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONNOUSERSITE": ""}
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--user",
-        "--quiet",
-        "--no-warn-script-location",
-        "--disable-pip-version-check",
-    ]
+    pip = [python, "-m", "pip", "install", "--user", "--quiet", "--no-warn-script-location",
+           "--disable-pip-version-check"]  # fmt: skip
     before, broken = versions(python, environment), complaints(python, environment)
     for flags in (["--upgrade", "--force-reinstall", "--no-deps"], []):
         done = run([*pip, *flags, str(wheel)], env=environment, cwd=tmp_path)
@@ -182,15 +170,7 @@ def test_vertex_installs_it_over_an_image_without_touching_tensorflow(dist: Path
     assert "vertex_trainer" in added
     assert versions(python, environment) == before
     assert complaints(python, environment) <= broken
-    flags = [
-        "--model=mlp",
-        "--data=digits",
-        "--image_size=8",
-        "--steps=2",
-        "--global_batch_size=8",
-        f"--job_dir={tmp_path}/job",
-    ]
-    trained = run([python, "-m", "trainer.task", *flags], env=environment, cwd=tmp_path)
+    trained = run([python, "-m", "trainer.task", *JOB, f"--job_dir={tmp_path}/job"], env=environment, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert json.loads((tmp_path / "job" / "result.json").read_text())["state"] == "done"
 
@@ -219,7 +199,7 @@ def versions(python: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture) -> None:
     uri = "us-docker.pkg.dev/my-proj/repo/trainer:1"
     flags = ["--tensorflow=tensorflow[and-cuda]>=2.17,<2.22", "--project=my-proj", f"--package={mine(tmp_path)}"]
     assert main(["image", f"--image={uri}", "--dry-run", *flags]) == 0
@@ -248,17 +228,12 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: pytest.Capt
         (["--image=us-docker.pkg.dev/p/r/x:1", "--tensorflow=torch"], "use tensorflow or tensorflow[and-cuda]"),
     ],
 )
-def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["image", *flags]) == 2
-    assert line in capsys.readouterr().err
+def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused: Command) -> None:
+    assert line in refused("image", *flags)
 
 
 def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A stand-in for gcloud, first on the PATH: the real one would build."""
     for code in (0, 1):
-        fake = tmp_path / "gcloud"
-        fake.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/given"\nexit {code}\n')
-        fake.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\nexit {code}', monkeypatch)
         assert image.main(["--image=us-docker.pkg.dev/p/r/x:1"]) == code
         assert (tmp_path / "given").read_text().startswith("builds submit")

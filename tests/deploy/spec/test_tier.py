@@ -9,6 +9,7 @@ import pytest
 import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
+from deploy.spec.machine_table import load_machines
 from deploy.spec.schema import ENUMS, MESSAGES
 from deploy.spec.tier import JOB_CONFIGS, find_tier, load_tier
 from trainer.errors import UserError
@@ -57,14 +58,8 @@ def test_every_tier_is_what_its_name_says_and_passes_the_sdk(path: Path) -> None
     assert tier.accelerators == int(named[2] or 0)
     assert tier.workers == int(named[3] or 1)
     assert tier.price_per_hour is not None
-    kinds = {
-        "t4": "TESLA_T4",
-        "v100": "TESLA_V100",
-        "l4": "L4",
-        "a100": "TESLA_A100",
-        "a100-80": "A100_80GB",
-        "h100": "H100_80GB",
-    }
+    kinds = {"t4": "TESLA_T4", "v100": "TESLA_V100", "l4": "L4", "a100": "TESLA_A100", "a100-80": "A100_80GB",
+             "h100": "H100_80GB"}  # fmt: skip
     assert tier.accelerator_type == (f"NVIDIA_{kinds[named[1]]}" if named[1] else None)
     if tier.workers > 1:
         assert tier.spec["scheduling"]["restartJobOnWorkerRestart"] is True
@@ -96,16 +91,10 @@ def test_every_pool_is_paid_for_and_spot_is_cheaper(tmp_path: Path) -> None:
 
     assert price(TWO) == pytest.approx(2 * price(GOOD))
     more = TWO.replace("scheduling:", REDUCER + "scheduling:")
-    assert price(more) == pytest.approx(2 * price(GOOD) + load_tier_price("n1-highcpu-16"))
+    reducer = load_machines().price("n1-highcpu-16", None, 0).list
+    assert reducer is not None
+    assert price(more) == pytest.approx(2 * price(GOOD) + reducer)
     assert price(GOOD.replace("{timeout", "{strategy: SPOT, timeout")) < 0.6 * price(GOOD)
-
-
-def load_tier_price(machine: str) -> float:
-    from deploy.spec.machine_table import load_machines
-
-    hourly = load_machines().price(machine, None, 0).list
-    assert hourly is not None
-    return hourly
 
 
 WRONG = {
@@ -117,28 +106,19 @@ WRONG = {
     "an accelerator's name": (GOOD, "NVIDIA_L4", "NVIDIA_TESLA_L4",
                               "acceleratorType=NVIDIA_TESLA_L4: unknown name; did you mean"),
     "A100 of 80 GB by the name of 40": (
-        GOOD,
-        "g2-standard-48, acceleratorType: NVIDIA_L4",
-        "a2-ultragpu-4g, acceleratorType: NVIDIA_TESLA_A100",
-        "takes NVIDIA_A100_80GB x 4, not NVIDIA_TESLA_A100 x 4; NVIDIA_TESLA_A100 x 4 comes with a2-highgpu-4g",
-    ),
-    "A100 of 40 GB by the name of 80": (GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4",
-                                        "a2-highgpu-4g, acceleratorType: NVIDIA_A100_80GB",
-                                        "a2-highgpu-4g takes NVIDIA_TESLA_A100 x 4, not NVIDIA_A100_80GB x 4"),
+        GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4", "a2-ultragpu-4g, acceleratorType: NVIDIA_TESLA_A100",
+        "takes NVIDIA_A100_80GB x 4, not NVIDIA_TESLA_A100 x 4; NVIDIA_TESLA_A100 x 4 comes with a2-highgpu-4g"),
+    "A100 of 40 GB by the name of 80": (
+        GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4", "a2-highgpu-4g, acceleratorType: NVIDIA_A100_80GB",
+        "a2-highgpu-4g takes NVIDIA_TESLA_A100 x 4, not NVIDIA_A100_80GB x 4"),
     "a count that the machine has not": (
-        GOOD,
-        "Count: 4",
-        "Count: 2",
-        "takes NVIDIA_L4 x 4, not NVIDIA_L4 x 2; NVIDIA_L4 x 2 comes with g2-standard-24",
-    ),
+        GOOD, "Count: 4", "Count: 2",
+        "takes NVIDIA_L4 x 4, not NVIDIA_L4 x 2; NVIDIA_L4 x 2 comes with g2-standard-24"),
     "3 T4": (GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4",
              "n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 3", "NVIDIA_TESLA_T4 x 1/2/4"),
     "a count that is only inferred": (
-        GOOD,
-        "g2-standard-48, acceleratorType: NVIDIA_L4",
-        "n1-standard-96, acceleratorType: NVIDIA_TESLA_P100",
-        "comes with n1-standard-4 or n1-standard-8 or n1-standard-16 (these counts come from",
-    ),
+        GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4", "n1-standard-96, acceleratorType: NVIDIA_TESLA_P100",
+        "comes with n1-standard-4 or n1-standard-8 or n1-standard-16 (these counts come from"),
     "a GPU machine without its GPUs": (GOOD, ", acceleratorType: NVIDIA_L4, acceleratorCount: 4", "",
                                        "takes NVIDIA_L4 x 4, not none"),
     "a machine that is none": (GOOD, "g2-standard-48", "g2-standart-48",
@@ -178,13 +158,11 @@ WRONG = {
                                   "Vertex AI sets this itself"),
     "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is there twice"),
     "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "must be 'key: value' lines"),
+    "unlike workers": (
+        TWO, TWO[TWO.rindex("  - machineSpec") : TWO.rindex("    replicaCount")],
+        "  - machineSpec: {machineType: g2-standard-24, acceleratorType: NVIDIA_L4, acceleratorCount: 2}\n",
+        "other machines than workerPoolSpecs[0]"),
 }  # fmt: skip
-WRONG["unlike workers"] = (
-    TWO,
-    TWO[TWO.rindex("  - machineSpec") : TWO.rindex("    replicaCount")],
-    "  - machineSpec: {machineType: g2-standard-24, acceleratorType: NVIDIA_L4, acceleratorCount: 2}\n",
-    "other machines than workerPoolSpecs[0]",
-)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -194,9 +172,8 @@ def test_a_wrong_spec_is_refused_with_a_line_of_its_own(name: str, tmp_path: Pat
     last = content.rindex(old)
     file = tmp_path / "wrong.yaml"
     file.write_text(content[:last] + new + content[last + len(old) :])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
         load_tier(str(file))
-    assert line in str(caught.value)
     assert str(caught.value).startswith("wrong.yaml")
     assert "\n" not in str(caught.value)
 

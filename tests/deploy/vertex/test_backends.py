@@ -1,6 +1,5 @@
 """Tests that gcloud and the SDK behave alike against the same service, and create at most one job per call."""
 
-import os
 import time
 from pathlib import Path
 
@@ -10,41 +9,32 @@ from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend, CustomJob
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.retry import Clock
 from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
-from tests.deploy.conftest import FlyingClock, needs_gcloud
+from tests.deploy.conftest import needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.errors import UserError
 
-SPEC = {
-    "workerPoolSpecs": [
-        {
-            "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
-            "replicaCount": 1,
-            "containerSpec": {"imageUri": "x", "args": ["--steps=5", "--data=a,b"]},
-        }
-    ],
-    "scheduling": {"strategy": "SPOT", "timeout": "3600s"},
-}
+POOL = {
+    "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
+    "replicaCount": 1, "containerSpec": {"imageUri": "x", "args": ["--steps=5", "--data=a,b"]},
+}  # fmt: skip
+SPEC = {"workerPoolSpecs": [POOL], "scheduling": {"strategy": "SPOT", "timeout": "3600s"}}
+PARENT = "projects/my-proj/locations/us-central1"
 REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
-POSTS = "POST /v1/projects/my-proj/locations/us-central1/customJobs"
+POSTS = f"POST /v1/{PARENT}/customJobs"
+SLOW = [needs_gcloud, pytest.mark.slow]
+SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)  # takes a second per call
 
 
-GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
-SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])  # takes a second per call
-
-
-@pytest.fixture(params=[GCLOUD, "sdk"])
+@pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
     return session.open(request.param, "my-proj", "us-central1")
 
 
 def both(*cases: object, quick_gcloud: object) -> list[object]:
     """Returns every case for the SDK, and for gcloud one quick test, the others as slow tests."""
-    slow = [
-        pytest.param("gcloud", case, marks=[needs_gcloud, pytest.mark.slow]) for case in cases if case != quick_gcloud
-    ]
+    slow = [pytest.param("gcloud", case, marks=SLOW) for case in cases if case != quick_gcloud]
     return [*(("sdk", case) for case in cases), pytest.param("gcloud", quick_gcloud, marks=needs_gcloud), *slow]
 
 
@@ -53,8 +43,8 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
     assert (job["displayName"], job["labels"]) == (REQUEST.display_name, REQUEST.labels)
     sent = job["jobSpec"]["workerPoolSpecs"][0]
-    assert sent["machineSpec"] == SPEC["workerPoolSpecs"][0]["machineSpec"]
-    assert sent["containerSpec"] == SPEC["workerPoolSpecs"][0]["containerSpec"]
+    assert sent["machineSpec"] == POOL["machineSpec"]
+    assert sent["containerSpec"] == POOL["containerSpec"]
     assert job["jobSpec"]["scheduling"] == SPEC["scheduling"]
     assert (backend.state(name).state, backend.state(name).started) == ("PENDING", None)
     cloud.begin(job)
@@ -71,9 +61,8 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
 
 
 def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Backend, cloud: Emulator) -> None:
-    parent = "projects/my-proj/locations/us-central1"
     names = [
-        cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
+        cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
         for labels in ({"submission": "s1"}, {"submission": "s2"}, {"other": "s1"}, {"submission": "s3"}, {})
     ]
     assert {status.name for status in backend.jobs()} == {names[0], names[1], names[3]}
@@ -85,13 +74,11 @@ def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: B
 def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
     """The address names the sources; other tool versions may build different bytes from them."""
     wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
-    wheel.write_bytes(bytes(range(256)) * 40)
-    backend.upload(wheel, uri)
-    assert cloud.objects["my-bucket/packages/x/a.whl"] == wheel.read_bytes()
-    first = wheel.read_bytes()
-    wheel.write_bytes(b"of another machine")
-    backend.upload(wheel, uri)
-    assert cloud.objects["my-bucket/packages/x/a.whl"] == first
+    first = bytes(range(256)) * 40
+    for content in (first, b"of another machine"):
+        wheel.write_bytes(content)
+        backend.upload(wheel, uri)
+        assert cloud.objects["my-bucket/packages/x/a.whl"] == first
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
@@ -130,7 +117,6 @@ def test_a_rate_limit_is_no_exhausted_machine_quota(message: str, quota: bool) -
     assert (error.quota, error.transient) == (quota, not quota)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"], indirect=True)
 def test_whether_an_object_exists(backend: Backend, cloud: Emulator) -> None:
     cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
     found = [backend.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
@@ -146,12 +132,12 @@ LOST_RESPONSES = [(kind, after) for kind in (500, 503, "cut") for after in (Fals
 
 @pytest.mark.parametrize(("backend", "fault"), both(*LOST_RESPONSES, quick_gcloud=(500, True)), indirect=["backend"])
 def test_a_lost_response_never_creates_a_second_job(
-    backend: Backend, cloud: Emulator, flying: FlyingClock, fault: tuple[int | str, bool]
+    backend: Backend, cloud: Emulator, session: Session, fault: tuple[int | str, bool]
 ) -> None:
     """A request lost before the job was created is repeated; a job that was created is found by its label."""
     kind, after = fault
     cloud.faults = [Fault(POSTS, kind, after=after)]
-    name = submit_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep))
+    name = submit_once(backend, REQUEST, session.clock)
     assert [job["name"] for job in cloud.jobs.values()] == [name]
     assert cloud.requests.count(POSTS) == (1 if after else 2)
 
@@ -167,11 +153,10 @@ def test_a_job_that_is_listed_late_is_kept_and_its_duplicate_cancelled(session: 
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
-def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Emulator, flying: FlyingClock) -> None:
-    parent = "projects/my-proj/locations/us-central1"
-    first = cloud.create(parent, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Emulator, session: Session) -> None:
+    first = cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     cloud.faults = [Fault(POSTS, 500, after=True)]
-    assert submit_once(backend, REQUEST, Clock(lambda: flying.time, flying.sleep)) == first["name"]
+    assert submit_once(backend, REQUEST, session.clock) == first["name"]
     assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
 
 
@@ -182,13 +167,6 @@ def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) ->
             call(Gcloud("my-proj", "us-central1"))
 
 
-def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts a fake gcloud first on the PATH, since the real one does not fail on demand."""
-    (folder / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "gcloud").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
 def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output so far is ignored."""
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
@@ -196,12 +174,10 @@ def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeyp
     with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
         Gcloud("my-proj", "us-central1").jobs()
     assert (caught.value.code, caught.value.transient) == (0, True)
-    child = (tmp_path / "child").read_text().strip()
-    for _ in range(200):
-        if not is_alive(child):
-            return
+    child, deadline = (tmp_path / "child").read_text().strip(), time.monotonic() + 2
+    while is_alive(child):
+        assert time.monotonic() < deadline, f"process {child} still runs"
         time.sleep(0.01)
-    raise AssertionError(f"process {child} still runs")
 
 
 def is_alive(process: str) -> bool:
@@ -221,9 +197,7 @@ def is_alive(process: str) -> bool:
         ("gcloud crashed (ConnectTimeout): HTTPSConnectionPool(host='oauth2.googleapis.com', port=443)", True),
     ],
 )
-def test_a_broken_gcloud_is_not_retried(
-    message: str, retried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_gcloud_is_final(message: str, retried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a network gcloud also prints that it crashed, https://github.com/XX-net/XX-Net/issues/13999"""
     stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {message}\nEND\nexit 1", monkeypatch)
     with pytest.raises(ApiError) as caught:
