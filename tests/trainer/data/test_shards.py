@@ -229,19 +229,16 @@ def test_a_setting_without_its_equals_sign(tmp_path: Path, capsys: pytest.Captur
 Damage = Callable[[Path], object]
 
 
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
-        (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
-        (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
-        (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
-        (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index requires"),
-        (lambda f: flip(f / "train-00000.bin"), "its checksum differs from the index"),
-        (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
-        (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "line"), [
+    (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
+    (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
+    (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
+    (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
+    (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index requires"),
+    (lambda f: flip(f / "train-00000.bin"), "its checksum differs from the index"),
+    (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
+    (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
+])  # fmt: skip
 def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     damage(tmp_path / "shards")
@@ -263,13 +260,10 @@ def rename_in_index(folder: Path, name: str) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (Path.unlink, "train-00000.bin cannot be read any more (No such file or directory)"),
-        (lambda file: file.write_bytes(b"x"), "train-00000.bin cannot be read any more (it became shorter)"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "line"), [
+    (Path.unlink, "train-00000.bin cannot be read any more (No such file or directory)"),
+    (lambda file: file.write_bytes(b"x"), "train-00000.bin cannot be read any more (it became shorter)"),
+])  # fmt: skip
 def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     """Expects a PlatformFault, because a restart may find the file again."""
     prepare(config(photos), tmp_path / "shards", 64, quiet)

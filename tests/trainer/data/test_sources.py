@@ -65,17 +65,14 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
     assert (dataset.train.count, dataset.train.labelled, dataset.evaluation) == (3, False, None)
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"", "not an idx file"),
-        (b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
-        (b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
-        (b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "an idx file of 1 dimensions"),
-        (b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
-    ],
-)
+@pytest.mark.parametrize(("content", "line"), [
+    (b"", "not an idx file"),
+    (b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
+    (b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
+    (b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
+    (b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "an idx file of 1 dimensions"),
+    (b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
+])  # fmt: skip
 def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes, line: str) -> None:
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(content)
@@ -105,18 +102,15 @@ def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
-        ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
-        ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
-        ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
-        ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
-        ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
-        ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
-    ],
-)
+@pytest.mark.parametrize(("content", "line"), [
+    ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
+    ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
+    ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
+    ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
+    ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
+    ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
+    ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
+])  # fmt: skip
 def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
     np.savez(tmp_path / "x.npz", **content)
     with pytest.raises(UserError) as caught:
@@ -150,15 +144,12 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pyte
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "line"),
-    [
-        ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
-        ([-1, 0], (), "labels from -1 to 0"),
-        ([0.0, 1.0], (), "labels of type float64: must be integers"),
-        ([0, 2**40], (), "labels from 0 to 1099511627776"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "names", "line"), [
+    ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
+    ([-1, 0], (), "labels from -1 to 0"),
+    ([0.0, 1.0], (), "labels of type float64: must be integers"),
+    ([0, 2**40], (), "labels from 0 to 1099511627776"),
+])  # fmt: skip
 def test_labels_that_are_no_class_numbers_are_refused(
     labels: Any, names: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,15 +292,12 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     assert dataset.evaluation.count == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "held"),
-    [
-        ("val-00.tfrecord", True),
-        ("2024/Val-00.tfrecord", True),
-        ("validation/0.tfrecord", True),
-        ("a/latest.tfrecord", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "held"), [
+    ("val-00.tfrecord", True),
+    ("2024/Val-00.tfrecord", True),
+    ("validation/0.tfrecord", True),
+    ("a/latest.tfrecord", False),
+])  # fmt: skip
 def test_which_files_are_for_evaluation(name: str, held: bool) -> None:
     assert is_held(name) == held
 
@@ -330,16 +318,13 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ("/no/such/path", "path not found"),
-        ("folder:/no/such", "path not found"),
-        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-        ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
-        (__file__, "unknown kind of data"),
-    ],
-)
+@pytest.mark.parametrize(("data", "line"), [
+    ("/no/such/path", "path not found"),
+    ("folder:/no/such", "path not found"),
+    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+    ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
+    (__file__, "unknown kind of data"),
+])  # fmt: skip
 def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
     with pytest.raises(UserError) as caught:
         load(data)

@@ -70,15 +70,12 @@ def test_a_wrong_checksum_for_good_names_the_object(filled: Bucket, proxy: Proxy
     assert all(file.name != "3" for file in files(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        (Fault(403, times=FOREVER, after=3), "no permission to read it (roles/storage.objectViewer)"),
-        (Fault(400, times=FOREVER), "requester pays"),
-        (Fault(401, path="/o?", times=FOREVER), "no valid Google credentials"),
-        (Fault(403, path="/o?", times=FOREVER), "no permission to list its objects"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "line"), [
+    (Fault(403, times=FOREVER, after=3), "no permission to read it (roles/storage.objectViewer)"),
+    (Fault(400, times=FOREVER), "requester pays"),
+    (Fault(401, path="/o?", times=FOREVER), "no valid Google credentials"),
+    (Fault(403, path="/o?", times=FOREVER), "no permission to list its objects"),
+])  # fmt: skip
 def test_what_the_user_must_change_is_said_at_once(
     filled: Bucket, proxy: Proxy, tmp_path: Path, fault: Fault, line: str
 ) -> None:

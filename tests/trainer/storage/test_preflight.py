@@ -25,18 +25,15 @@ def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
     preflight.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
-        (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
-        (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
-        (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
-        (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
-        (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
-        (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
-    ],
-)
+@pytest.mark.parametrize(("fault", "line"), [
+    (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
+    (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
+    (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
+    (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+    (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+    (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+    (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+])  # fmt: skip
 def test_each_failure_is_a_line(
     bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,15 +87,12 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     assert len(json.loads(bucket.content("there/index.json"))["splits"]["train"]) == 5
 
 
-@pytest.mark.parametrize(
-    ("source", "destination", "line"),
-    [
-        ("gs:/x", "D", "SRC=gs:/x: not an address: did you mean gs://x?"),
-        ("S/none", "D", "no objects found"),
-        ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
-        ("digits", "gs:///x", "DST=gs:///x: not an address"),
-    ],
-)
+@pytest.mark.parametrize(("source", "destination", "line"), [
+    ("gs:/x", "D", "SRC=gs:/x: not an address: did you mean gs://x?"),
+    ("S/none", "D", "no objects found"),
+    ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
+    ("digits", "gs:///x", "DST=gs:///x: not an address"),
+])  # fmt: skip
 def test_mistakes_are_one_line(
     bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, destination: str, line: str
 ) -> None:

@@ -116,14 +116,11 @@ def test_the_same_weights_bit_for_bit(bucket: Bucket, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-        ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
-        ("gs://no-such-bucket-at-all/x", "bucket not found"),
-    ],
-)
+@pytest.mark.parametrize(("data", "line"), [
+    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+    ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
+    ("gs://no-such-bucket-at-all/x", "bucket not found"),
+])  # fmt: skip
 @pytest.mark.usefixtures("proxy")
 def test_what_cannot_be_had_is_one_line(data: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:

@@ -298,20 +298,16 @@ def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, t
     assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).progress.step == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
-        (["--initial_checkpoint={classifier}"], "it is of another model"),
-        (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
-        (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
-        (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
-        (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
-        (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),
-        (["--initial_model=/nowhere"], "cannot be loaded as a model.keras"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
+    (["--initial_checkpoint={classifier}"], "it is of another model"),
+    (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
+    (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
+    (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
+    (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
+    (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),
+    (["--initial_model=/nowhere"], "cannot be loaded as a model.keras"),
+], ids=lambda value: value[0] if isinstance(value, list) else "")  # fmt: skip
 def test_first_weights_that_do_not_fit_are_refused_in_one_line(
     small_config: Make, trained: dict[str, Path], flags: list[str], line: str
 ) -> None:
