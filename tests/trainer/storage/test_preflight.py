@@ -9,12 +9,11 @@ import pytest
 
 from deploy.localrun.workers import free_addresses
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.errors import PlatformFault, UserError
 from trainer.storage import gcs, preflight
 
 ROOT = Path(__file__).parents[3]
-FOREVER = 10**9
 
 
 def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
