@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.data.test_sources import png, write_idx, write_tfrecord
+from tests.workers import ROOT
 from trainer.config.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.dataset import Arrays, failures_of_reading
@@ -52,8 +53,7 @@ def quiet(done: int, total: int) -> None:
 
 
 def levels_of(part: Any) -> list[int]:
-    found: list[int] = part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
-    return found
+    return part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -322,8 +322,7 @@ def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path:
     flags = ["--image_size=64", "--channels=3"]
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "shards"), *flags]) == 0
     command = [sys.executable, "-c", _STREAM, str(tmp_path / "shards"), "16"]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
     kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
     assert (kind, count) == (ShardRows.__name__, "5500")
     assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"
