@@ -27,18 +27,15 @@ def test_flags_take_underscores_dashes_equals_and_spaces(flags: list[str]) -> No
     assert resolve(flags).config.job_dir == "a-b"
 
 
-def test_length_as_a_flag_replaces_the_recipes_length() -> None:
-    config = resolve(["--recipe=wgan_gp_digits", "--epochs=2"]).config
-    assert (config.epochs, config.steps) == (2, None)
-
-
-def test_without_any_length_one_epoch_is_trained() -> None:
-    assert resolve([]).config.epochs == 1
-
-
-def test_numbers_may_be_written_as_people_write_them() -> None:
-    config = resolve(["--steps=1e3", "--learning_rate=1e-3", "--tensorboard=no"]).config
-    assert (config.steps, config.learning_rate, config.tensorboard) == (1000, 1e-3, False)
+@pytest.mark.parametrize(("flags", "expected"), [
+    ([], {"epochs": 1}),
+    (["--recipe=wgan_gp_digits", "--epochs=2"], {"epochs": 2, "steps": None}),  # replaces the recipe's length
+    (["--steps=1e3", "--learning_rate=1e-3", "--tensorboard=no"],
+     {"steps": 1000, "learning_rate": 1e-3, "tensorboard": False}),
+])  # fmt: skip
+def test_lengths_and_numbers_as_people_write_them(flags: list[str], expected: dict[str, object]) -> None:
+    config = vars(resolve(flags).config)
+    assert {name: config[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(("flags", "line"), [
@@ -158,11 +155,10 @@ def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() ->
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "LOADED [] 0" in shown
+    text = " ".join(shown.split())
     for field in TrainConfig.__dataclass_fields__.values():
         assert f"--{field.name} " in shown
-    shown = " ".join(shown.split())
-    for field in TrainConfig.__dataclass_fields__.values():
-        assert field.metadata["meaning"] in shown
-        assert field.metadata["unit"] in shown
-    assert "one of auto, one_device, mirrored, multi_worker (default: auto)" in shown
-    assert "at least 1; in examples (default: 64)" in shown
+        assert field.metadata["meaning"] in text
+        assert field.metadata["unit"] in text
+    assert "one of auto, one_device, mirrored, multi_worker (default: auto)" in text
+    assert "at least 1; in examples (default: 64)" in text

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.conftest import SMALL
 from tests.support import fresh_collectives, largest_difference, prepared, weights
 from tests.support import run_job as run
 from trainer.config.recipe import resolve
@@ -265,8 +266,7 @@ KINDS = {"GAN": (), "classifier": MLP}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
-    make = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
-    return {kind: run(resolve([*make, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
+    return {kind: run(resolve([*SMALL, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
