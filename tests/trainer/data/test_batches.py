@@ -1,5 +1,6 @@
 """Tests that the order of the data is a function of (seed, step), whichever replica reads the rows."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -95,18 +96,14 @@ def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
     assert np.array_equal(images[..., 0], images[..., -1])
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "line"),
-    [
-        (np.zeros((0, 8, 8, 1)), None, "with at least one example"),
-        (np.zeros((5, 8, 8)), None, "(5, 8, 8)"),
-        (np.zeros((5, 8, 8, 1)), np.zeros(4), "one integer per image"),
-    ],
-)
+@pytest.mark.parametrize(("images", "labels", "line"), [
+    (np.zeros((0, 8, 8, 1)), None, "with at least one example"),
+    (np.zeros((5, 8, 8)), None, "(5, 8, 8)"),
+    (np.zeros((5, 8, 8, 1)), np.zeros(4), "one integer per image"),
+])  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(line)):
         Arrays(images, labels)
-    assert line in str(caught.value)
 
 
 def few(config: TrainConfig) -> Dataset:
@@ -121,24 +118,16 @@ def not_a_dataset(config: TrainConfig) -> int:
     return 3
 
 
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        ("few", "3 examples are fewer than global_batch_size=64"),
-        ("wrong_size", "images are (5, 5, 1), but the settings require (32, 32, 1)"),
-        ("not_a_dataset", "it returned int"),
-        ("no_such_function", "has no function no_such_function"),
-    ],
-)
+@pytest.mark.parametrize(("function", "line"), [
+    ("few", "3 examples are fewer than global_batch_size=64"),
+    ("wrong_size", "images are (5, 5, 1), but the settings require (32, 32, 1)"),
+    ("not_a_dataset", "it returned int"),
+    ("no_such_function", "has no function no_such_function"),
+    ("no_such_package.data:load", "cannot import no_such_package"),
+])  # fmt: skip
 def test_a_users_own_source_that_does_not_fit_is_refused(function: str, line: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_dataset(TrainConfig(data=f"{__name__}:{function}"))
-    assert line in str(caught.value)
-
-
-def test_a_users_own_source_that_cannot_be_imported_is_named() -> None:
-    with pytest.raises(UserError, match="cannot import no_such_package"):
-        load_dataset(TrainConfig(data="no_such_package.data:load"))
+    with pytest.raises(UserError, match=re.escape(line)):
+        load_dataset(TrainConfig(data=function if ":" in function else f"{__name__}:{function}"))
 
 
 @pytest.mark.parametrize("kind", [UserError, PlatformFault])

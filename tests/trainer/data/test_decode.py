@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from tests.support import real_data
+from trainer.config.train_config import TrainConfig
 from trainer.data.decode import BadImage, decode
+from trainer.data.sources import load_dataset
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -115,9 +117,6 @@ def test_the_camera_photos_stand_upright() -> None:
 
 
 def test_a_folder_of_nasty_files_trains_without_the_bad_ones(tmp_path: Path) -> None:
-    from trainer.config.train_config import TrainConfig
-    from trainer.data.sources import load_dataset
-
     root = real_data("nasty-images") / "derived"
     config = TrainConfig(data=str(root), image_size=32, channels=3, global_batch_size=2, skip_bad_images=True)
     dataset = load_dataset(config)

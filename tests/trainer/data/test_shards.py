@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.data.test_sources import png, write_idx, write_tfrecord
+from tests.workers import ROOT
 from trainer.config.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.dataset import Arrays, failures_of_reading
@@ -52,8 +53,7 @@ def quiet(done: int, total: int) -> None:
 
 
 def levels_of(part: Any) -> list[int]:
-    found: list[int] = part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
-    return found
+    return part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -229,19 +229,16 @@ def test_a_setting_without_its_equals_sign(tmp_path: Path, capsys: pytest.Captur
 Damage = Callable[[Path], object]
 
 
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
-        (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
-        (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
-        (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
-        (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index requires"),
-        (lambda f: flip(f / "train-00000.bin"), "its checksum differs from the index"),
-        (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
-        (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "line"), [
+    (lambda f: (f / "index.json").write_text("{"), "cannot be read"),
+    (lambda f: (f / "index.json").write_text("{}"), "is not of format"),
+    (lambda f: (f / "index.json").write_text('{"format": "trainer-shards-2"}'), "is damaged"),
+    (lambda f: (f / "train-00000.bin").unlink(), "cannot be read"),
+    (lambda f: (f / "train-00000.bin").write_bytes(b"x"), "has 1 bytes, its index requires"),
+    (lambda f: flip(f / "train-00000.bin"), "its checksum differs from the index"),
+    (lambda f: rename_in_index(f, "../../etc/passwd"), "is damaged"),
+    (lambda f: rename_in_index(f, "/etc/passwd"), "is damaged"),
+])  # fmt: skip
 def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     damage(tmp_path / "shards")
@@ -263,13 +260,10 @@ def rename_in_index(folder: Path, name: str) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (Path.unlink, "train-00000.bin cannot be read any more (No such file or directory)"),
-        (lambda file: file.write_bytes(b"x"), "train-00000.bin cannot be read any more (it became shorter)"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "line"), [
+    (Path.unlink, "train-00000.bin cannot be read any more (No such file or directory)"),
+    (lambda file: file.write_bytes(b"x"), "train-00000.bin cannot be read any more (it became shorter)"),
+])  # fmt: skip
 def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     """Expects a PlatformFault, because a restart may find the file again."""
     prepare(config(photos), tmp_path / "shards", 64, quiet)
@@ -328,8 +322,7 @@ def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path:
     flags = ["--image_size=64", "--channels=3"]
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "shards"), *flags]) == 0
     command = [sys.executable, "-c", _STREAM, str(tmp_path / "shards"), "16"]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
     kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
     assert (kind, count) == (ShardRows.__name__, "5500")
     assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"

@@ -2,9 +2,11 @@
 
 import gzip
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -65,29 +67,20 @@ def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
     assert (dataset.train.count, dataset.train.labelled, dataset.evaluation) == (3, False, None)
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"", "not an idx file"),
-        (b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
-        (b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
-        (b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "an idx file of 1 dimensions"),
-        (b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
-    ],
-)
-def test_a_damaged_idx_file_is_named(tmp_path: Path, content: bytes, line: str) -> None:
-    file = tmp_path / "train-images-idx3-ubyte"
-    file.write_bytes(content)
+@pytest.mark.parametrize(("suffix", "content", "line"), [
+    ("", b"", "not an idx file"),
+    ("", b"\0\0\x08\x03\0\0\0\5\0\0\0\x08\0\0\0\x08abc", "fewer bytes follow"),
+    ("", b"\0\0\x08\x03" + b"\xff" * 12, "its header claims"),
+    ("", b"\0\0\x0d\x03" + b"\0" * 12, "not an idx file of unsigned bytes"),
+    ("", b"\0\0\x08\x01\0\0\0\1\0\0\0\0\0\0\0\0\0", "an idx file of 1 dimensions"),
+    ("", b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1ab", "more bytes follow"),
+    (".gz", b"not gzip at all", "cannot be read"),
+])  # fmt: skip
+def test_a_damaged_idx_file_is_named(tmp_path: Path, suffix: str, content: bytes, line: str) -> None:
+    (tmp_path / f"train-images-idx3-ubyte{suffix}").write_bytes(content)
     with pytest.raises(UserError, match="train-images-idx3-ubyte") as caught:
         load(tmp_path)
     assert line in str(caught.value)
-
-
-def test_a_gz_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"not gzip at all")
-    with pytest.raises(UserError, match="cannot be read"):
-        load(tmp_path)
 
 
 def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
@@ -105,23 +98,19 @@ def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
-        ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
-        ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
-        ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
-        ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
-        ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
-        ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
-    ],
-)
+@pytest.mark.parametrize(("content", "line"), [
+    ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
+    ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
+    ({"images": np.zeros((3, 8), np.uint8)}, "images of shape (3, 8)"),
+    ({"images": np.zeros((3, 8, 8, 2), np.uint8)}, "images of shape (3, 8, 8, 2)"),
+    ({"images": levels(3), "labels": np.zeros(2, int)}, "labels of shape (2,)"),
+    ({"images": levels(3), "labels": np.zeros(3)}, "type float64"),
+    ({"images": levels(3), "labels": np.array([0, -1, 2])}, "labels from -1 to 2"),
+])  # fmt: skip
 def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
     np.savez(tmp_path / "x.npz", **content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(line)):
         load(tmp_path / "x.npz")
-    assert line in str(caught.value)
 
 
 def test_evaluation_fraction_holds_back_the_same_rows_each_time(tmp_path: Path) -> None:
@@ -150,22 +139,18 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pyte
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "line"),
-    [
-        ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
-        ([-1, 0], (), "labels from -1 to 0"),
-        ([0.0, 1.0], (), "labels of type float64: must be integers"),
-        ([0, 2**40], (), "labels from 0 to 1099511627776"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "names", "line"), [
+    ([0, 2], ("a", "b"), "labels from 0 to 2: must be from 0 to 1"),
+    ([-1, 0], (), "labels from -1 to 0"),
+    ([0.0, 1.0], (), "labels of type float64: must be integers"),
+    ([0, 2**40], (), "labels from 0 to 1099511627776"),
+])  # fmt: skip
 def test_labels_that_are_no_class_numbers_are_refused(
     labels: Any, names: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given in ({"labels": labels}, {"labels": [0, 1], "held": labels}):
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=re.escape(line)):
             load(own(monkeypatch, names=names, **given))
-        assert line in str(caught.value)
 
 
 def test_flags_that_a_source_does_not_heed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +170,8 @@ def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
         for i in range(count):
             save(tmp_path / split / "red" / f"{i}.png", (250, 0, 0))
             save(tmp_path / split / "blue" / "deeper" / f"{i}.JPG", (0, 0, 250))
-    (tmp_path / "train" / "red" / "Thumbs.db").write_bytes(b"x")
-    (tmp_path / "train" / "red" / "notes.txt").write_bytes(b"x")
-    (tmp_path / "train" / ".DS_Store").write_bytes(b"x")
+    for name in ("red/Thumbs.db", "red/notes.txt", ".DS_Store"):
+        (tmp_path / "train" / name).write_bytes(b"x")
     save(tmp_path / "train" / ".hidden" / "0.png", (1, 1, 1))
     dataset = load(tmp_path, channels=3)
     assert dataset.class_names == ("blue", "red")
@@ -208,9 +192,8 @@ def test_a_class_called_train_is_not_taken_for_the_whole(tmp_path: Path) -> None
 
 
 def test_an_evaluation_part_and_a_fraction_contradict_each_other(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        save(tmp_path / split / "a" / "0.png", (1, 1, 1))
-        save(tmp_path / split / "b" / "0.png", (1, 1, 1))
+    for folder in ("train/a", "train/b", "val/a", "val/b"):
+        save(tmp_path / folder / "0.png", (1, 1, 1))
     with pytest.raises(UserError, match="already has an evaluation part"):
         load(tmp_path, evaluation_fraction=0.5)
 
@@ -222,23 +205,18 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     assert (dataset.train.count, dataset.train.labelled) == (3, False)
 
 
-@pytest.mark.parametrize("where", ["empty", "only text", "beside", "unknown class"])
-def test_a_folder_that_makes_no_sense_is_one_line(tmp_path: Path, where: str) -> None:
-    lines = {
-        "empty": "no image files found", "only text": "no image files found",
-        "beside": "images beside class folders", "unknown class": "class green is not one of the training classes",
-    }  # fmt: skip
-    if where == "only text":
-        (tmp_path / "a.txt").write_text("x")
-    if where == "beside":
-        save(tmp_path / "0.png", (1, 1, 1))
-        save(tmp_path / "red" / "0.png", (1, 1, 1))
-    if where == "unknown class":
-        save(tmp_path / "train" / "red" / "0.png", (1, 1, 1))
-        save(tmp_path / "val" / "green" / "0.png", (1, 1, 1))
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("files", "line"), [
+    ([], "no image files found"),
+    (["a.txt"], "no image files found"),
+    (["0.png", "red/0.png"], "images beside class folders"),
+    (["train/red/0.png", "val/green/0.png"], "class green is not one of the training classes"),
+])  # fmt: skip
+def test_a_folder_that_makes_no_sense_is_one_line(tmp_path: Path, files: list[str], line: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(png(1))
+    with pytest.raises(UserError, match=line):
         load(tmp_path)
-    assert lines[where] in str(caught.value)
 
 
 def test_names_with_spaces_and_letters_of_any_language(tmp_path: Path) -> None:
@@ -301,15 +279,12 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     assert dataset.evaluation.count == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "held"),
-    [
-        ("val-00.tfrecord", True),
-        ("2024/Val-00.tfrecord", True),
-        ("validation/0.tfrecord", True),
-        ("a/latest.tfrecord", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "held"), [
+    ("val-00.tfrecord", True),
+    ("2024/Val-00.tfrecord", True),
+    ("validation/0.tfrecord", True),
+    ("a/latest.tfrecord", False),
+])  # fmt: skip
 def test_which_files_are_for_evaluation(name: str, held: bool) -> None:
     assert is_held(name) == held
 
@@ -330,25 +305,19 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ("/no/such/path", "path not found"),
-        ("folder:/no/such", "path not found"),
-        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-        ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
-        (__file__, "unknown kind of data"),
-    ],
-)
+@pytest.mark.parametrize(("data", "line"), [
+    ("/no/such/path", "path not found"),
+    ("folder:/no/such", "path not found"),
+    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+    ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
+    (__file__, "unknown kind of data"),
+])  # fmt: skip
 def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(line)):
         load(data)
-    assert line in str(caught.value)
 
 
 def test_without_a_network_keras_data_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import keras
-
     def offline() -> None:
         raise OSError("Name or service not known")
 
@@ -359,8 +328,6 @@ def test_without_a_network_keras_data_says_so(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
 def test_keras_data_is_converted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    import keras
-
     shape = (32, 32, 3) if name == "cifar10" else (28, 28)
     images = np.zeros((3, *shape), np.uint8)
     loaded = ((images, np.array([[0], [1], [2]])), (images, np.array([0, 1, 2])))

@@ -34,16 +34,13 @@ def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> Non
     assert (job_dir.checkpoints, job_dir.logs) == (tmp_path / "base" / "checkpoints", tmp_path / "board" / "logs")
 
 
-@pytest.mark.parametrize(
-    ("config", "environment", "line"),
-    [
-        (TrainConfig(), {}, "job_dir is missing"),
-        (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
-        (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "must be a local path, gs://BUCKET/… or"),
-        (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
-        (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
-    ],
-)
+@pytest.mark.parametrize(("config", "environment", "line"), [
+    (TrainConfig(), {}, "job_dir is missing"),
+    (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
+    (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "must be a local path, gs://BUCKET/… or"),
+    (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
+    (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
+])  # fmt: skip
 def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
     with pytest.raises(UserError) as caught:
         open_job_dir(config, environment)

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+FOREVER = 10**9
 STATUS_TEXT = {
     403: '{"error": {"code": 403, "message": "x@y does not have storage.objects.get access"}}',
     400: '{"error": {"code": 400, "message": "Bucket is a requester pays bucket but no user project provided."}}',
@@ -68,15 +69,50 @@ class Proxy:
 _OURS = ("content-length", "transfer-encoding", "connection")
 
 
-class _Handler(BaseHTTPRequestHandler):
-    proxy: Proxy
+class Forwarding(BaseHTTPRequestHandler):
+    """Forwards each request to `upstream`."""
+
     upstream: str
-    lock: threading.Lock
     protocol_version = "HTTP/1.1"
-    timeout = 30
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    def _serve(self) -> None:
+        self._answer(*self._forward(self._body(), dict(self.headers.items())))
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _forward(self, body: bytes, headers: dict[str, str]) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(urlsplit(self.upstream).netloc, timeout=30)
+        try:
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            kept = [(key, value) for key, value in answer.getheaders() if key.lower() not in _OURS]
+            return answer.status, kept, answer.read()
+        finally:
+            connection.close()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, sent: int | None = None) -> None:
+        """Sends the first `sent` bytes of the content, or all."""
+        self.send_response(status)
+        for key, value in headers:
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[:sent])
+
+
+class _Faulty(Forwarding):
+    proxy: Proxy
+    lock: threading.Lock
+    timeout = 30
 
     def handle_one_request(self) -> None:
         try:
@@ -85,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload has its object's name in its body
         path = unquote(self.path) + (f" {name[1].decode()}" if name else "")
         with self.lock:
@@ -98,7 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.proxy.released.wait(20)
             self.close_connection = True
             return
-        status, headers, content = self._ask(body)
+        others = {key: value for key, value in self.headers.items() if key.lower() != "host"}
+        status, headers, content = self._forward(body, {**others, "Host": urlsplit(self.upstream).netloc})
+        headers = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in headers]
         if kind == "lost":
             self.close_connection = True
         elif kind in ("reset", "short", "flip"):
@@ -106,40 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(status, headers, content)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _serve
-
-    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        target = urlsplit(self.upstream)
-        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
-        try:
-            headers = {key: value for key, value in self.headers.items() if key.lower() != "host"}
-            connection.request(self.command, self.path, body, {**headers, "Host": target.netloc})
-            answer = connection.getresponse()
-            kept = [(key, value) for key, value in answer.getheaders() if key.lower() not in _OURS]
-            ours = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in kept]
-            return answer.status, ours, answer.read()
-        finally:
-            connection.close()
-
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-        self.send_response(status)
-        for key, value in headers:
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
     def _answer_badly(self, kind: str, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
         middle = len(content) // 2
         if kind == "flip":
             self._answer(status, headers, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
             return
-        self.send_response(status)
-        for key, value in headers:
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[:middle])
+        self._answer(status, headers, content, middle)
         self.wfile.flush()
         if kind == "reset":  # RST instead of FIN
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -150,18 +160,25 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[Proxy]:
     """Yields a proxy in front of `upstream` that ends with the block."""
-    facts: dict[str, Any] = {"upstream": upstream, "lock": threading.Lock()}
-    handler = type("Handler", (_Handler,), facts)
+    handler: Any = type("Handler", (_Faulty,), {"upstream": upstream, "lock": threading.Lock()})
+    with serving(handler) as url:
+        handler.proxy = Proxy(url)
+        try:
+            yield handler.proxy
+        finally:
+            handler.proxy.released.set()
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Yields the address of a server that ends with the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    proxy = Proxy(f"http://127.0.0.1:{server.server_port}")
-    handler.proxy = proxy
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield proxy
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        proxy.released.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -39,14 +39,11 @@ def test_the_same_run_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(
-    ("flag", "line"),
-    [
-        ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
-        ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
-        ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
+    ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
+    ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
+])  # fmt: skip
 def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
     bucket: Bucket, tmp_path: Path, flag: str, line: str
 ) -> None:

@@ -36,20 +36,19 @@ class Filling(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if batch == self.at_step < 40:
-            self.await_save()
-            self.fill()
+            self.await_save_and_fill()
 
     def on_train_end(self, logs: object = None) -> None:
         if self.at_step == 40:
-            self.await_save()
-            self.fill()
+            self.await_save_and_fill()
 
-    def await_save(self) -> None:
+    def await_save_and_fill(self) -> None:
         """Waits for the checkpoint, which is written in the background."""
         deadline = time.monotonic() + 30
         while not (self.disk / "job" / "checkpoints" / f"step-{self.saved:08d}").is_dir():
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        self.fill()
 
     def fill(self) -> None:
         fill_up(self.disk, self.room)
@@ -129,8 +128,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     plan(monkeypatch, at_step=0)
     fresh_collectives()
     assert task.main(command) == 0
-    out = capsys.readouterr()
-    assert f"resumes at step {int(kept[-1].name[5:])} from" in out.out
+    assert f"resumes at step {int(kept[-1].name[5:])} from" in capsys.readouterr().out
     assert (disk / "job" / "model" / "model.keras").is_file()
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import numpy as np
 import pytest
 
 from tests import workers
+from tests.drill import last_state
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer import generate, job
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
@@ -25,33 +25,23 @@ from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.reporting.job_directory import open_job_dir, outputs
 from trainer.reporting.tensorboard import EventFiles
 from trainer.storage import mirror as mirror_module
-from trainer.storage import uploader as uploader_module
 from trainer.storage.preflight import preflight
-from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
-ROOT = Path(__file__).parents[3]
-FOREVER = 10**9
 FLAGS = [
     "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--precision=float64",
     "--checkpoint_every_steps=10", "--report_every_steps=5", "--keep_checkpoints=2", "--replicas=1",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(uploader_module, "_RETRY_SECONDS", 0.1)
-    yield
-    Killing.at = 0
+KILLED = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
 
 
 class Killing(keras.callbacks.Callback):
-    """Sends this process a SIGTERM at a step."""
+    """Sends this process a SIGTERM after step 12."""
 
-    at = 0
+    sent = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if Killing.at and batch >= Killing.at:
-            Killing.at = 0
+        if batch >= 12 and not self.sent:
+            self.sent = True
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -68,8 +58,7 @@ def run(config: TrainConfig) -> int:
 
 
 def result(bucket: Bucket, at: str = "runs/7/result.json") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(bucket.content(at))
-    return found
+    return json.loads(bucket.content(at))
 
 
 def steps_kept(bucket: Bucket, below: str = "runs/7/checkpoints/") -> list[str]:
@@ -102,8 +91,9 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
     before = len(proxy.requests)
     assert run(config_of(bucket, tmp_path / "third", "--steps=40")) == DONE  # finished already
     assert not any("/upload/" in request for request in proxy.requests[before:])
-    other = rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
-    with pytest.raises(UserError, match=other):
+    with pytest.raises(
+        UserError, match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
+    ):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
 
 
@@ -129,8 +119,7 @@ def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -
     job_dir = open_job_dir(config)
     assert job.run(config, ["test"], time.monotonic(), job_dir) == DONE
     assert isinstance(job_dir.mirror, mirror_module.BucketMirror)
-    sending = job_dir.mirror._uploader._thread
-    sending.join(10)
+    (sending := job_dir.mirror._uploader._thread).join(10)
     assert not sending.is_alive()
 
 
@@ -138,7 +127,7 @@ def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, t
     often = ["--checkpoint_every_steps=1000", "--report_every_steps=500"]
     flags = [*FLAGS, *often, "--steps=1000000", "--steps_per_loop=500", f"--job_dir={bucket.url('runs/7')}"]
     command = [sys.executable, "-m", "trainer.task", *flags, f"--cache_dir={tmp_path / 'one'}"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=workers.ROOT, stdout=subprocess.DEVNULL) as process:
         for _ in range(600):
             if process.poll() is not None or steps_kept(bucket):
                 break
@@ -153,10 +142,8 @@ def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, t
 
     local = resolve([*FLAGS, *often, f"--steps={kept + 500}", f"--job_dir={tmp_path / 'local'}"]).config
     assert run(local) == DONE
-    (folder,) = (tmp_path / "other").glob("*/run/checkpoints")
-    ours, undisturbed = (
-        read_checkpoint(whole_checkpoints(at)[-1])[1] for at in (folder, tmp_path / "local/checkpoints")
-    )
+    (folder,) = (tmp_path / "other").glob("*/run")
+    ours, undisturbed = last_state(folder), last_state(tmp_path / "local")
     assert ours.keys() == undisturbed.keys()
     assert all(np.array_equal(ours[name], undisturbed[name]) for name in ours)
 
@@ -178,9 +165,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 
 def test_sigterm_saves_and_sends(bucket: Bucket, tmp_path: Path) -> None:
-    Killing.at = 12
-    flags = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
-    assert run(config_of(bucket, tmp_path, *flags)) == INTERRUPTED
+    assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
     found = result(bucket)
     assert found["state"] == "interrupted"
     assert steps_kept(bucket)[-1] == f"step-{found['steps']:08d}"
@@ -196,18 +181,15 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
     monkeypatch.setattr(mirror_module.BucketMirror.leave, "__defaults__", (0.5,))
     monkeypatch.setattr("trainer.log.log.propagate", True)
     proxy.faults.append(Fault("stall", "POST", "/checkpoints/step-", times=FOREVER, after=3))
-    Killing.at = 12
-    flags = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
-    assert run(config_of(bucket, tmp_path, *flags)) == INTERRUPTED
+    assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
     assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
     assert steps_kept(bucket) == ["step-00000010"]
 
 
 def test_a_refusal_half_way_stops_the_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER, after=8))
-    config = config_of(bucket, tmp_path, "--steps=1000000", "--steps_per_loop=5")
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
-        run(config)
+        run(config_of(bucket, tmp_path, "--steps=1000000", "--steps_per_loop=5"))
     assert result(bucket)["state"] == "running"
 
 

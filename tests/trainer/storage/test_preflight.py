@@ -9,12 +9,11 @@ import pytest
 
 from deploy.localrun.workers import free_addresses
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.errors import PlatformFault, UserError
 from trainer.storage import gcs, preflight
 
 ROOT = Path(__file__).parents[3]
-FOREVER = 10**9
 
 
 def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
@@ -25,18 +24,15 @@ def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
     preflight.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
-        (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
-        (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
-        (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
-        (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
-        (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
-        (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
-    ],
-)
+@pytest.mark.parametrize(("fault", "line"), [
+    (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
+    (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
+    (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
+    (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+    (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+    (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+    (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+])  # fmt: skip
 def test_each_failure_is_a_line(
     bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

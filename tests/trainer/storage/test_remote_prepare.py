@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.trainer.storage.test_remote_sources import KINDS, config, content, filled, image_folder
 from trainer.data import pieces
 from trainer.data import prepare as prepare_module
@@ -26,23 +26,19 @@ def allocated(folder: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
-def shards_of(index: dict[str, Any]) -> Any:
-    return index["splits"], index["class_names"], index["image_shape"]
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_same_shards(bucket: Bucket, tmp_path: Path, kind: str) -> None:
     local, remote = filled(bucket, tmp_path / "d", kind)
-    cache = tmp_path / "cache"
-    flags = ["--image_size=16", f"--cache_dir={cache}"]
+    flags = ["--image_size=16", f"--cache_dir={tmp_path / 'cache'}"]
     assert main([str(local), str(tmp_path / "here"), *flags]) == 0
     assert main([remote, bucket.url("there"), *flags]) == 0
     here = json.loads((tmp_path / "here" / "index.json").read_text())
     there = json.loads(bucket.content("there/index.json"))
-    assert shards_of(there) == shards_of(here)
+    for key in ("splits", "class_names", "image_shape"):
+        assert there[key] == here[key]
     assert f"there/{JOURNAL}" not in bucket.names()
-    found = load_dataset(config(bucket.url("there"), cache))
-    assert content(found.train) == content(load_dataset(config(tmp_path / "here", cache)).train)
+    found = [load_dataset(config(path, tmp_path / "cache")) for path in (bucket.url("there"), tmp_path / "here")]
+    assert content(found[0].train) == content(found[1].train)
     assert main([remote, bucket.url("there"), *flags]) == 0  # finished already
 
 
@@ -74,7 +70,7 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     bucket: Bucket, proxy: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, remote = filled(bucket, tmp_path / "d", "folder")
-    proxy.faults.append(Fault(503, "POST", "train-00003", times=10**9))
+    proxy.faults.append(Fault(503, "POST", "train-00003", times=FOREVER))
     command = [remote, bucket.url("there"), "--image_size=16"]
     assert main([*command, f"--cache_dir={tmp_path}/one"]) == 1
     assert "the same command resumes after the last complete shard" in capsys.readouterr().err
@@ -87,15 +83,12 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     assert len(json.loads(bucket.content("there/index.json"))["splits"]["train"]) == 5
 
 
-@pytest.mark.parametrize(
-    ("source", "destination", "line"),
-    [
-        ("gs:/x", "D", "SRC=gs:/x: not an address: did you mean gs://x?"),
-        ("S/none", "D", "no objects found"),
-        ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
-        ("digits", "gs:///x", "DST=gs:///x: not an address"),
-    ],
-)
+@pytest.mark.parametrize(("source", "destination", "line"), [
+    ("gs:/x", "D", "SRC=gs:/x: not an address: did you mean gs://x?"),
+    ("S/none", "D", "no objects found"),
+    ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
+    ("digits", "gs:///x", "DST=gs:///x: not an address"),
+])  # fmt: skip
 def test_mistakes_are_one_line(
     bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, destination: str, line: str
 ) -> None:

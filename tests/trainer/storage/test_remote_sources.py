@@ -54,11 +54,9 @@ def tfrecords(folder: Path) -> str:
 
 
 def prepared(folder: Path) -> str:
-    source = folder.parent / "source"
-    source.mkdir()
+    (source := folder.parent / "source").mkdir()
     image_folder(source)
-    settings = config(source, folder, evaluation_fraction=0.25, seed=3)
-    prepare(dataclasses.replace(settings, image_size=16), folder, 1, lambda done, total: None)
+    prepare(config(source, folder, evaluation_fraction=0.25, seed=3), folder, 1, lambda done, total: None)
     return ""
 
 
@@ -106,24 +104,20 @@ def test_shards_of_no_index_are_not_fetched(bucket: Bucket, proxy: Proxy, tmp_pa
 
 def test_the_same_weights_bit_for_bit(bucket: Bucket, tmp_path: Path) -> None:
     local, remote = filled(bucket, tmp_path / "d", "npz")
-    found = []
-    for data in (str(local), remote):
-        settings = dataclasses.replace(small("--steps=3"), data=data, cache_dir=str(tmp_path / "cache"))
-        model, logs = run_steps(settings, 3)
-        found.append((weights(model), logs.values))
-    for name, value in found[0][0].items():
-        np.testing.assert_array_equal(value, found[1][0][name])
-    np.testing.assert_array_equal(found[0][1], found[1][1])
+    (model, logs), (other, other_logs) = (
+        run_steps(dataclasses.replace(small("--steps=3"), data=data, cache_dir=str(tmp_path / "cache")), 3)
+        for data in (str(local), remote)
+    )
+    for name, value in weights(model).items():
+        np.testing.assert_array_equal(value, weights(other)[name])
+    np.testing.assert_array_equal(logs.values, other_logs.values)
 
 
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-        ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
-        ("gs://no-such-bucket-at-all/x", "bucket not found"),
-    ],
-)
+@pytest.mark.parametrize(("data", "line"), [
+    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+    ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
+    ("gs://no-such-bucket-at-all/x", "bucket not found"),
+])  # fmt: skip
 @pytest.mark.usefixtures("proxy")
 def test_what_cannot_be_had_is_one_line(data: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:

@@ -132,10 +132,9 @@ def test_nothing_there(bucket: Bucket, tmp_path: Path) -> None:
         stage("gs://no-such-bucket-at-all/x", "data", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../x", "a/../../x", "/x", "a//b", "a/./b", "a\\b", "a\nb", "a\x00b", "x" * 256, "/".join(["y" * 200] * 30), "a/"],
-)
+@pytest.mark.parametrize("name", [
+    "../x", "a/../../x", "/x", "a//b", "a/./b", "a\\b", "a\nb", "a\x00b", "x" * 256, "/".join(["y" * 200] * 30), "a/",
+])  # fmt: skip
 def test_names_that_no_local_file_can_have(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         _refuse_names(["fine", name], tmp_path, "data=gs://b/d")

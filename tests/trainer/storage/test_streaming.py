@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.data.test_sources import png, write_tfrecord
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.trainer.storage.test_remote_sources import config, content, filled, image_folder
 from trainer import job
 from trainer.config.train_config import TrainConfig
@@ -120,7 +120,7 @@ def test_a_fault_while_training_is_named_and_can_be_outlived(
 ) -> None:
     part = streamed(both[1], tmp_path / "cache")
     part._files._opened.clear()
-    proxy.faults.append(Fault("flip", times=10**9))
+    proxy.faults.append(Fault("flip", times=FOREVER))
     with pytest.raises(PlatformFault, match="wrong checksum after 3 downloads"):
         part.read(np.array([19], np.int32))
     proxy.heal()
@@ -172,34 +172,41 @@ def test_when_it_is_closed_nothing_more_is_fetched(bucket: Bucket, proxy: Proxy,
     assert list((tmp_path / "rolling").iterdir()) == []
 
 
-def test_a_damaged_image_ends_the_run_by_its_name_and_all_fetching_with_it(
-    bucket: Bucket, tmp_path: Path, small_config: Callable[..., TrainConfig]
-) -> None:
-    for part in range(6):
-        images = [png(level) if part != 3 else b"no image" for level in range(2)]
-        records = [{"image": image, "label": label} for label, image in enumerate(images)]
-        write_tfrecord(tmp_path / "part.tfrecord", records)
-        bucket.put(f"d/{part}.tfrecord", (tmp_path / "part.tfrecord").read_bytes())
-    flags = ["--model=mlp", f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--stream"]
-    before = set(threading.enumerate())
-    with pytest.raises(UserError, match=r"cannot be decoded: .*prepare .*--skip_bad_images\)\. .*/d/3\.tfrecord#"):
-        job.run(small_config(*flags, "--global_batch_size=4"), [], 0.0)
-    fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
-    for thread in fetching:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in fetching)
-
-
-def records(bucket: Bucket, tmp_path: Path, name: str, images: list[tuple[int, int]]) -> None:
-    """Writes a TFRecord file with images of these (level, label) to the bucket."""
-    write_tfrecord(tmp_path / "part.tfrecord", [{"image": png(level), "label": label} for level, label in images])
+def put_records(bucket: Bucket, tmp_path: Path, name: str, images: list[tuple[bytes, int]]) -> None:
+    """Writes a TFRecord file with these images and labels to the bucket."""
+    write_tfrecord(tmp_path / "part.tfrecord", [{"image": image, "label": label} for image, label in images])
     bucket.put(name, (tmp_path / "part.tfrecord").read_bytes())
+
+
+@pytest.fixture
+def refused(bucket: Bucket, tmp_path: Path, small_config: Callable[..., TrainConfig]) -> Callable[..., None]:
+    """Returns a check that a run fails with a line and that all fetching ends with it."""
+
+    def check(line: str, *flags: str) -> None:
+        cache = f"--cache_dir={tmp_path / 'cache'}"
+        before = set(threading.enumerate())
+        with pytest.raises(UserError, match=line) as caught:
+            job.run(small_config("--model=mlp", f"--data={bucket.url('d')}", cache, "--stream", *flags), [], 0.0)
+        fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
+        for thread in fetching:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in fetching)
+        assert caught  # keeps the traceback, and all objects in it, alive
+
+    return check
+
+
+def test_a_damaged_image_ends_the_run_by_its_name(bucket: Bucket, tmp_path: Path, refused: Callable[..., None]) -> None:
+    for part in range(6):
+        images = [(png(level) if part != 3 else b"no image", level) for level in range(2)]
+        put_records(bucket, tmp_path, f"d/{part}.tfrecord", images)
+    refused(r"cannot be decoded: .*prepare .*--skip_bad_images\)\. .*/d/3\.tfrecord#", "--global_batch_size=4")
 
 
 def test_evaluation_files_in_folders_and_an_empty_file(bucket: Bucket, tmp_path: Path) -> None:
     for number in range(2):
-        records(bucket, tmp_path, f"d/2024/train-{number}.tfrecord", [(number, number)])
-    records(bucket, tmp_path, "d/2024/val-0.tfrecord", [(7, 1)])
+        put_records(bucket, tmp_path, f"d/2024/train-{number}.tfrecord", [(png(number), number)])
+    put_records(bucket, tmp_path, "d/2024/val-0.tfrecord", [(png(7), 1)])
     bucket.put("d/2024/train-2.tfrecord", b"")
     dataset = load_dataset(config(bucket.url("d"), tmp_path / "cache", stream=True))
     assert (dataset.train.count, dataset.train.labelled, dataset.class_names) == (2, True, ("0", "1"))
@@ -208,33 +215,24 @@ def test_evaluation_files_in_folders_and_an_empty_file(bucket: Bucket, tmp_path:
 
 
 @pytest.mark.parametrize("labels", [[0, -1], [0, 0]], ids=["a wrong label", "one class only"])
-def test_what_is_refused_ends_all_fetching(
-    bucket: Bucket, tmp_path: Path, small_config: Callable[..., TrainConfig], labels: list[int]
+def test_wrong_labels_are_refused(
+    bucket: Bucket, tmp_path: Path, refused: Callable[..., None], labels: list[int]
 ) -> None:
+    images = [(png(level), label) for level, label in enumerate(labels)] * 2
     for number in range(4):
-        records(bucket, tmp_path, f"d/{number}.tfrecord", [(level, label) for level, label in enumerate(labels)] * 2)
-    flags = ["--model=mlp", f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--stream"]
-    before = set(threading.enumerate())
-    with pytest.raises(UserError, match=r"must be from 0|has only one class") as caught:
-        job.run(small_config(*flags), [], 0.0)
-    fetching = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rolling")]
-    for thread in fetching:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in fetching)
-    assert caught  # keeps the traceback, and all objects in it, alive
+        put_records(bucket, tmp_path, f"d/{number}.tfrecord", images)
+    refused(r"must be from 0|has only one class")
 
 
-def test_what_cannot_be_streamed_is_said(bucket: Bucket, tmp_path: Path) -> None:
+def test_what_cannot_be_streamed_is_reported(bucket: Bucket, tmp_path: Path) -> None:
     filled(bucket, tmp_path / "d", "npz")
-    with pytest.raises(UserError, match="no TFRecord files or prepared shards found"):
-        load_dataset(config(bucket.url("d"), tmp_path, stream=True))
     bucket.put("r/x.tfrecord", b"no records")
-    with pytest.raises(UserError, match=r"r/x\.tfrecord: damaged, or not a TFRecord file"):
-        load_dataset(config(bucket.url("r"), tmp_path, stream=True))
     bucket.put("z/x.tfrecord.gz", b"")
-    with pytest.raises(UserError, match="is compressed as a whole"):
-        load_dataset(config(bucket.url("z"), tmp_path, stream=True))
     write_tfrecord(tmp_path / "half.tfrecord", [{"image": png(1), "label": 1}, {"image": png(2)}])
     bucket.put("h/half.tfrecord", (tmp_path / "half.tfrecord").read_bytes())
-    with pytest.raises(UserError, match="some records have labels and some do not"):
-        load_dataset(config(bucket.url("h"), tmp_path, stream=True))
+    for name, line in (
+        ("d", "no TFRecord files or prepared shards found"), ("z", "is compressed as a whole"),
+        ("r", r"r/x\.tfrecord: damaged, or not a TFRecord file"), ("h", "some records have labels and some do not"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=line):
+            load_dataset(config(bucket.url(name), tmp_path, stream=True))

@@ -9,23 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.storage.conftest import Bucket
-from tests.trainer.storage.fault_proxy import Fault, Proxy
+from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.errors import UserError
-from trainer.storage import uploader as uploader_module
 from trainer.storage.uploader import Uploader
-
-FOREVER = 10**9
-
-
-@pytest.fixture(autouse=True)
-def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader_module, "_RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
+
+
+def write_one(root: Path, name: str) -> Path:
+    (root / name).write_bytes(b"1")
+    return root / name
 
 
 @pytest.fixture
@@ -80,9 +77,8 @@ def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Uplo
 def test_what_was_deleted_before_its_turn_is_not_sent(
     bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path
 ) -> None:
-    (root / "first").write_bytes(b"1")
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
-    sender.put(root / "first")
+    sender.put(write_one(root, "first"))
     folder = checkpoint(root, 5)
     sender.put_folder(folder, last="manifest.json")
     sender.remove(folder, first="manifest.json")
@@ -93,9 +89,8 @@ def test_what_was_deleted_before_its_turn_is_not_sent(
 def test_a_file_that_vanished_is_told_and_the_rest_goes_on(
     bucket: Bucket, sender: Uploader, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (root / "there").write_bytes(b"1")
     sender.put(root / "vanished")
-    sender.put(root / "there")
+    sender.put(write_one(root, "there"))
     assert sender.join(10) == []
     assert bucket.names() == ["runs/7/there"]
     assert "vanished: deleted before it could be uploaded" in caplog.text
@@ -122,9 +117,7 @@ def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root
     assert bucket.content("runs/7/logs/events") == b"1" + b"2" * 20
     assert sender.join(10) == []
     assert proxy.count("POST", "/upload/") == 1  # unchanged: not sent again
-    other = root / "soon"
-    other.write_bytes(b"1")
-    sender.every(other, 0.05)
+    sender.every(write_one(root, "soon"), 0.05)
     for _ in range(200):
         if "runs/7/soon" in bucket.names():
             break
@@ -133,9 +126,8 @@ def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root
 
 
 def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
-    (root / "x").write_bytes(b"1")
     proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
-    sender.put(root / "x")
+    sender.put(write_one(root, "x"))
     assert sender.join(0.3) == [str(root / "x")]
     proxy.heal()
     assert sender.join(20) == []
@@ -143,16 +135,14 @@ def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, r
 
 
 def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
-    for name in ("x", "y", "z"):
-        (root / name).write_bytes(b"1")
-    sender.put(root / "x")
+    sender.put(write_one(root, "x"))
     assert sender.join(10) == []
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
-    sender.put(root / "y")
+    sender.put(write_one(root, "y"))
     assert sender.join(10) == [str(root / "y")]
     assert sender.rejection is not None
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
-        sender.put(root / "z")
+        sender.put(write_one(root, "z"))
     sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
     sender.every(root / "logs", 1)
     assert bucket.names() == ["runs/7/x"]
@@ -161,9 +151,8 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
 def test_a_fault_of_ours_reaches_the_next_put_too(
     sender: Uploader, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (root / "x").write_bytes(b"1")
     monkeypatch.setattr(sender._gcs, "upload", lambda *given: 1 / 0)
-    sender.put(root / "x")
+    sender.put(write_one(root, "x"))
     assert sender.join(10) == [str(root / "x")]
     with pytest.raises(ZeroDivisionError):
         sender.put(root / "x")
@@ -201,9 +190,8 @@ def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy
 
 def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
     """Simulates a rollback, or a damaged checkpoint that was skipped."""
-    (root / "first").write_bytes(b"1")
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
-    sender.put(root / "first")
+    sender.put(write_one(root, "first"))
     folder = checkpoint(root, 5)
     sender.remove(folder, first="manifest.json")
     assert not folder.exists()
@@ -214,9 +202,8 @@ def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: U
 
 
 def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Uploader, root: Path) -> None:
-    (root / "x").write_bytes(b"1")
     proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
-    sender.put(root / "x")
+    sender.put(write_one(root, "x"))
     for _ in range(1000):
         if proxy.count("POST", "/upload/"):
             break

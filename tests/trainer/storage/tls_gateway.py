@@ -5,19 +5,16 @@ that the client trusts by `CURL_CA_BUNDLE`, and hands each request to the emulat
 """
 
 import datetime
-import http.client
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.trainer.storage.fault_proxy import Forwarding, serving
 
 HOSTS = ("www.googleapis.com", "storage.googleapis.com")
 
@@ -28,14 +25,8 @@ def tls_gateway(upstream: str, folder: Path) -> Iterator[dict[str, str]]:
     certificate = _self_signed(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    target = urlsplit(upstream)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
+    class Handler(Forwarding):
         def do_CONNECT(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -51,41 +42,12 @@ def tls_gateway(upstream: str, folder: Path) -> Iterator[dict[str, str]]:
                 for stream in (self.rfile, self.wfile, self.connection):
                     stream.close()
 
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
-            try:
-                connection.request(self.command, self.path, body, dict(self.headers.items()))
-                answer = connection.getresponse()
-                content = answer.read()
-            finally:
-                connection.close()
-            self.send_response(answer.status)
-            for key, value in answer.getheaders():
-                if key.lower() not in ("content-length", "transfer-encoding", "connection"):
-                    self.send_header(key, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _serve
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    Handler.upstream = upstream
+    with serving(Handler) as url:
         yield {
-            "https_proxy": f"http://127.0.0.1:{server.server_port}",
-            "CURL_CA_BUNDLE": str(certificate),
-            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "x",
-            "GCS_RETRY_CONFIG_MAX_RETRIES": "2",
-            "NO_GCE_CHECK": "true",
-        }
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+            "https_proxy": url, "CURL_CA_BUNDLE": str(certificate), "GOOGLE_AUTH_TOKEN_FOR_TESTING": "x",
+            "GCS_RETRY_CONFIG_MAX_RETRIES": "2", "NO_GCE_CHECK": "true",
+        }  # fmt: skip
 
 
 def _self_signed(folder: Path) -> Path:

@@ -22,16 +22,13 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(finite(state)))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("flags", "first", "others", "later"),
-    [
-        ((), {"val_accuracy": 0.9}, ("--best_metric=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
-        (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
-        ((), {"fid": 10.0}, ("--fid_features=mine.keras",), {"fid": 90.0}),
-        ((), {"fid": 10.0}, ("--fid_weights=mine.h5",), {"fid": 90.0}),
-        ((), {"fid": 10.0}, ("--fid_samples=50",), {"fid": 90.0}),
-    ],
-)
+@pytest.mark.parametrize(("flags", "first", "others", "later"), [
+    ((), {"val_accuracy": 0.9}, ("--best_metric=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
+    (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
+    ((), {"fid": 10.0}, ("--fid_features=mine.keras",), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_weights=mine.h5",), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_samples=50",), {"fid": 90.0}),
+])  # fmt: skip
 def test_the_best_of_another_measure_starts_from_scratch(
     flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]
 ) -> None:
@@ -42,10 +39,9 @@ def test_the_best_of_another_measure_starts_from_scratch(
     assert (changed.state()["step"], changed.improved) == (20, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "step"),
-    [("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1)],
-)
+@pytest.mark.parametrize(("name", "values", "step"), [
+    ("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1),
+])  # fmt: skip
 def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: list[float], step: int) -> None:
     undisturbed, state = Best(small(OWN, f"--best_metric={name}")), {}
     for at, value in enumerate(values):
@@ -89,10 +85,9 @@ def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("monitor", "rises"),
-    [("acc", True), ("auc", True), ("val_accuracy", True), ("mse", False), ("loss", False), ("critic_loss", False)],
-)
+@pytest.mark.parametrize(("monitor", "rises"), [
+    ("acc", True), ("auc", True), ("val_accuracy", True), ("mse", False), ("loss", False), ("critic_loss", False),
+])  # fmt: skip
 def test_early_stopping_knows_which_way_is_better(monitor: str, rises: bool) -> None:
     model, rising = classifier(), [1.0, 2.0, 3.0, 4.0]
     assert stops_after(began(monitor, model), rising) == (None if rises else 2)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.conftest import SMALL
 from tests.support import fresh_collectives, largest_difference, prepared, weights
 from tests.support import run_job as run
 from trainer.config.recipe import resolve
@@ -265,8 +266,7 @@ KINDS = {"GAN": (), "classifier": MLP}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
-    make = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
-    return {kind: run(resolve([*make, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
+    return {kind: run(resolve([*SMALL, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -298,20 +298,16 @@ def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, t
     assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).progress.step == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
-        (["--initial_checkpoint={classifier}"], "it is of another model"),
-        (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
-        (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
-        (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
-        (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
-        (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),
-        (["--initial_model=/nowhere"], "cannot be loaded as a model.keras"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--initial_checkpoint={GAN}", "--width=8"], "it is of another model"),
+    (["--initial_checkpoint={classifier}"], "it is of another model"),
+    (["--initial_checkpoint={GAN}/samples"], "no checkpoint found: use a job directory"),
+    (["--initial_checkpoint=/nowhere"], "no checkpoint found: use a job directory"),
+    (["--initial_model={GAN}/model/model.keras", "--width=8"], "its weights do not fit this model"),
+    (["--initial_model={classifier}/model/model.keras"], "its weights do not fit this model"),
+    (["--initial_model={GAN}/run.json"], "cannot be loaded as a model.keras"),
+    (["--initial_model=/nowhere"], "cannot be loaded as a model.keras"),
+], ids=lambda value: value[0] if isinstance(value, list) else "")  # fmt: skip
 def test_first_weights_that_do_not_fit_are_refused_in_one_line(
     small_config: Make, trained: dict[str, Path], flags: list[str], line: str
 ) -> None:

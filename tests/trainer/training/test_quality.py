@@ -79,8 +79,8 @@ def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
     assert Evaluation(model, on(1), Arrays(images, labels))()["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000, size: int = 3) -> np.ndarray:
-    drawn = np.random.default_rng(seed).standard_normal((count, size))
+def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000) -> np.ndarray:
+    drawn = np.random.default_rng(seed).standard_normal((count, 3))
     drawn = (drawn - drawn.mean(axis=0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(drawn, rowvar=False))).T
     return mean + deviation * drawn  # mean and covariance exactly as asked for
 
@@ -103,10 +103,7 @@ def test_fid_with_correlated_features() -> None:
 
 
 def test_fid_with_fewer_images_than_features_is_finite() -> None:
-    one, other = (
-        gaussian(0, 1, 1, count=50, size=3).repeat(40, axis=1),
-        gaussian(1, 1, 2, count=50, size=3).repeat(40, axis=1),
-    )
+    one, other = (gaussian(mean, 1, seed=mean + 1, count=50).repeat(40, axis=1) for mean in (0, 1))
     assert frechet_distance(one, other) == pytest.approx(120.0, rel=1e-6)
 
 
@@ -158,9 +155,8 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         config = small(f"--replicas={replicas}")
         gan, _ = run_steps(config, 3)
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
-        where = on(replicas) if replicas == 1 else None
         fresh_collectives()
-        where = where or make_replicas(config)
+        where = make_replicas(config)
         cache, reals = tmp_path / f"{replicas}.npz", load_dataset(config).train
         fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0, cache)
         found.append(fid())
@@ -169,18 +165,15 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         assert cache.stat().st_mtime_ns == before
         cache.write_bytes(b"damaged")
         assert fid()["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
-    for other in found[1:]:
-        assert other["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
-        assert other["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
+    assert found[1]["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
+    assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
 
 
 def test_real_images_are_nearer_to_real_images_than_noise_is(features: Path) -> None:
     extract = Extractor(str(features), "none")
     reals, _ = load_dataset(small()).train.gather(tf.range(400))
     noise = tf.random.stateless_uniform(reals.shape, (1, 2), maxval=256, dtype=tf.int32)
-    one, other, third = (
-        extract(images).numpy().astype(np.float64) for images in (reals[:200], reals[200:], noise[:200])
-    )
+    one, other, third = (extract(part).numpy().astype(float) for part in (reals[:200], reals[200:], noise[:200]))
     assert frechet_distance(one, other) * 5 < frechet_distance(one, third)
 
 
