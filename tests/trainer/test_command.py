@@ -8,16 +8,13 @@ from trainer.data import prepare
 from trainer.errors import PlatformFault, UserError
 
 
-@pytest.mark.parametrize(
-    ("raised", "code", "line"),
-    [
-        (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
-        (PlatformFault("no answer"), 1, "error: no answer: the same command starts from scratch\n"),
-        (KeyboardInterrupt(), 75, "warning: stopped at once: the same command starts from scratch\n"),
-        (ZeroDivisionError("x"), 1,
-         "error: a fault of this program or of the platform, not of your settings\nTraceback "),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("raised", "code", "line"), [
+    (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
+    (PlatformFault("no answer"), 1, "error: no answer: the same command starts from scratch\n"),
+    (KeyboardInterrupt(), 75, "warning: stopped at once: the same command starts from scratch\n"),
+    (ZeroDivisionError("x"), 1,
+     "error: a fault of this program or of the platform, not of your settings\nTraceback "),
+])  # fmt: skip
 def test_what_is_raised_becomes_a_line_and_an_exit_code(
     raised: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

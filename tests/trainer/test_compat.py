@@ -90,24 +90,21 @@ def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
     assert {kind: names for kind in found if (names := overridden(kind))} == {}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from keras.src.utils import naming",
-        "from keras.src import backend",
-        "import tensorflow.python.eager.context",
-        "from tensorflow.python import distribute",
-        "from keras.utils import _naming",
-        "keras.src.backend.shape(x)",
-        "tf.__internal__.tracking",
-        "model._symbolic_build()",
-        "index = self._get_variable_index(variable)",
-        "super()._moments(inputs, mask)",
-        "optimizer._all_reduce_sum_gradients = list",
-        "getattr(model, '_layers')",
-        "importlib.import_module('keras.src.utils')",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "from keras.src.utils import naming",
+    "from keras.src import backend",
+    "import tensorflow.python.eager.context",
+    "from tensorflow.python import distribute",
+    "from keras.utils import _naming",
+    "keras.src.backend.shape(x)",
+    "tf.__internal__.tracking",
+    "model._symbolic_build()",
+    "index = self._get_variable_index(variable)",
+    "super()._moments(inputs, mask)",
+    "optimizer._all_reduce_sum_gradients = list",
+    "getattr(model, '_layers')",
+    "importlib.import_module('keras.src.utils')",
+])  # fmt: skip
 def test_a_private_name_is_found(line: str) -> None:
     assert list(private_names(f"class Own:\n    def run(self):\n        self._own = 1\n        {line}\n")) != []
     assert list(private_names("def _own(): ...\nself._state = keras.Model(_own)\ntf.nn.relu(self._state)")) == []
@@ -159,15 +156,12 @@ def build_compiled(model: keras.Model) -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize(
-    ("last", "prepare", "use"),
-    [
-        ("_flatten_layers", small_model, compat.all_layers),
-        ("_symbolic_build", small_model, build_compiled),
-        ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
-        ("_initialize_local_devices", lambda: None, devices_per_worker),
-    ],
-)
+@pytest.mark.parametrize(("last", "prepare", "use"), [
+    ("_flatten_layers", small_model, compat.all_layers),
+    ("_symbolic_build", small_model, build_compiled),
+    ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
+    ("_initialize_local_devices", lambda: None, devices_per_worker),
+])  # fmt: skip
 def test_what_has_no_fallback_fails_in_one_line(
     monkeypatch: pytest.MonkeyPatch, last: str, prepare: Any, use: Any, changed: bool
 ) -> None:

@@ -40,14 +40,11 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchroniz
 """
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param(("--replicas=1",), marks=pytest.mark.slow),  # two replicas are exported without their strategy too
-        ("--replicas=2",),
-        ("--replicas=2", "--precision=mixed_bfloat16"),
-    ],
-)
+@pytest.mark.parametrize("flags", [
+    pytest.param(("--replicas=1",), marks=pytest.mark.slow),  # two replicas are exported without their strategy too
+    ("--replicas=2",),
+    ("--replicas=2", "--precision=mixed_bfloat16"),
+])  # fmt: skip
 def test_a_process_without_this_package_loads_the_same_model(
     tmp_path: Path, small_config: Callable[..., TrainConfig], flags: tuple[str, ...]
 ) -> None:
@@ -161,15 +158,12 @@ def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, caps
     assert f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("nothing", "model not found"),
-        ("model/critic.keras", "a generator must map noise to images"),
-        ("stats.jsonl", "not a generator that can be loaded"),
-        ("samples", "not a generator that can be loaded"),
-    ],
-)
+@pytest.mark.parametrize(("name", "line"), [
+    ("nothing", "model not found"),
+    ("model/critic.keras", "a generator must map noise to images"),
+    ("stats.jsonl", "not a generator that can be loaded"),
+    ("samples", "not a generator that can be loaded"),
+])  # fmt: skip
 def test_what_is_no_generator_is_refused(trained: Path, name: str, line: str) -> None:
     with pytest.raises(UserError) as caught:
         generate.load_generator(trained / name)

@@ -59,15 +59,12 @@ def test_in_float32_replicas_differ_by_rounding_alone(
         assert loss <= 3 * allowed_loss
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerance", "replicas"),
-    [
-        ("mixed_float16", 0.002, 2),
-        ("mixed_bfloat16", 0.02, 1),
-        pytest.param("mixed_float16", 0.002, 1, marks=pytest.mark.slow),
-        pytest.param("mixed_bfloat16", 0.02, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("precision", "tolerance", "replicas"), [
+    ("mixed_float16", 0.002, 2),
+    ("mixed_bfloat16", 0.02, 1),
+    pytest.param("mixed_float16", 0.002, 1, marks=pytest.mark.slow),
+    pytest.param("mixed_bfloat16", 0.02, 2, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, replicas: int) -> None:
     """Checks that the losses of fifty steps are within `tolerance` of float32's, relative to the largest loss."""
     (_, single), (_, mixed) = trained(1), trained(replicas, f"--precision={precision}")
@@ -75,15 +72,12 @@ def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, re
     assert loss_difference(single, mixed) < tolerance * np.abs(single.values).max()
 
 
-@pytest.mark.parametrize(
-    ("replicas", "precision"),
-    [
-        (1, "float32"),
-        pytest.param(2, "mixed_bfloat16", marks=pytest.mark.slow),
-        pytest.param(1, "mixed_bfloat16", marks=pytest.mark.slow),
-        pytest.param(2, "float32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("replicas", "precision"), [
+    (1, "float32"),
+    pytest.param(2, "mixed_bfloat16", marks=pytest.mark.slow),
+    pytest.param(1, "mixed_bfloat16", marks=pytest.mark.slow),
+    pytest.param(2, "float32", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str) -> None:
     (_, plain), (_, compiled) = trained(1), trained(replicas, "--jit_compile", f"--precision={precision}")
     assert loss_difference(plain, compiled) < 0.02 * np.abs(plain.values).max()

@@ -273,13 +273,10 @@ def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     assert runs[0][1].means() == pytest.approx(runs[1][1].means(), rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("flag", "line"),
-    [
-        ("--weights=/no/such/file", "file not found"),
-        (f"--weights={__file__}", "cannot be loaded for EfficientNetB0"),
-    ],
-)
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--weights=/no/such/file", "file not found"),
+    (f"--weights={__file__}", "cannot be loaded for EfficientNetB0"),
+])  # fmt: skip
 def test_efficientnets_weights_that_cannot_be_loaded(flag: str, line: str) -> None:
     with pytest.raises(UserError) as caught:
         build_model(resolve([*EFFICIENT, flag]).config, labelled(2))
@@ -311,13 +308,10 @@ def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Callable[..
     assert 0 < result["final"]["metrics"]["val_accuracy"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("value", "line"),
-    [
-        ("val_los", "early_stopping=val_los: an epoch has .*loss; did you mean"),
-        ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* or --evaluation_fraction=0.1"),
-    ],
-)
+@pytest.mark.parametrize(("value", "line"), [
+    ("val_los", "early_stopping=val_los: an epoch has .*loss; did you mean"),
+    ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* or --evaluation_fraction=0.1"),
+])  # fmt: skip
 def test_early_stopping_by_what_no_epoch_has_is_refused(
     small_config: Callable[..., TrainConfig], value: str, line: str
 ) -> None:
@@ -332,15 +326,12 @@ def check(*flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("model", "code", "line"),
-    [
-        ("docs.own_model:build", 0, "give the same weights and losses"),
-        ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
-        ("tests.models:own_dropout", 2, "layers.StepDropout"),
-        ("tests.models:own_batch_norm", 2, "use BatchNormalization(synchronized=True)"),
-    ],
-)
+@pytest.mark.parametrize(("model", "code", "line"), [
+    ("docs.own_model:build", 0, "give the same weights and losses"),
+    ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
+    ("tests.models:own_dropout", 2, "layers.StepDropout"),
+    ("tests.models:own_batch_norm", 2, "use BatchNormalization(synchronized=True)"),
+])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
     flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
     data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
