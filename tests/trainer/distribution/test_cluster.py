@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import examples
+from tests.support import refused
 from trainer.distribution.cluster import Cluster, read_cluster
 from trainer.errors import UserError
 
@@ -86,10 +87,8 @@ def test_where_both_disagree_tf_config_is_used_and_logged() -> None:
     (cluster_spec({"workerpool0": [CHIEF], "workerpool2": [ONE]}), "CLUSTER_SPEC: the cluster has ps tasks"),
 ])  # fmt: skip
 def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(message):
         read_cluster(environment)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 _JSON = st.recursive(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Capture, Patch
 from tests.support import largest_difference, permute_rows, run_steps, small, weights
 
 LEARNING_RATE = "--learning_rate=1e-3"  # ten times the default: fifty steps then move the weights well
@@ -38,9 +39,7 @@ def test_fifty_steps_move_every_kernel() -> None:
     assert min(np.linalg.norm(after[name] - before[name]) / np.linalg.norm(before[name]) for name in kernels) > 0.05
 
 
-def test_in_float32_replicas_differ_by_rounding_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_float32_replicas_differ_by_rounding_alone(monkeypatch: Patch, capsys: Capture) -> None:
     """Compares with a control that differs only by rounding: one replica with the rows of each batch reordered."""
     alone, alone_logs = trained(1, LEARNING_RATE)
     together = {replicas: trained(replicas, LEARNING_RATE) for replicas in (2, 4)}
