@@ -129,6 +129,14 @@ def stats(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in stats(folder) if line["kind"] == kind]
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
 def numbers(folder: Path) -> list[tuple[Any, ...]]:
     """Returns what must be equal in stats.jsonl: kind, step and epoch of each line."""
     return [(line["kind"], line["step"], line["epoch"]) for line in stats(folder)]

@@ -97,18 +97,15 @@ def json_like(sample: Any) -> st.SearchStrategy[bytes]:
     """Files that should hold JSON like `sample`: near it, cut short, or anything."""
     near = like(sample).map(lambda value: json.dumps(value).encode())
     cut = st.builds(lambda content, end: content[:end], near, st.integers(0, 400))
-    return st.one_of(
-        near, near, near, cut, st.binary(max_size=60), st.sampled_from([b"[" * 100_000, b"\xff\xfe", b"null"])
-    )
+    other = st.sampled_from([b"[" * 100_000, b"\xff\xfe", b"null"])
+    return st.one_of(near, near, near, cut, st.binary(max_size=60), other)
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
     """`content` with some of its bytes changed, taken out or put in, or cut short; most often near its beginning."""
     place = st.integers(0, min(len(content), 64)) | st.integers(0, len(content))
-    byte = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x80\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\x7f"]) | st.binary(
-        max_size=8
-    )
-    edit = st.tuples(place, st.integers(0, 8), byte)
+    extremes = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x80\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\x7f"])
+    edit = st.tuples(place, st.integers(0, 8), extremes | st.binary(max_size=8))
 
     def edited(edits: list[tuple[int, int, bytes]], end: int | None) -> bytes:
         result = content

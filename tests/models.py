@@ -17,24 +17,20 @@ from trainer.training.state import variables_of
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """A stock compiled Keras classifier."""
-    model = keras.Sequential([
-        keras.Input(dataset.image_shape),
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
-        keras.layers.Dense(16, activation="relu"),
-        keras.layers.Dense(len(dataset.class_names)),
-    ])  # fmt: skip
-    model.compile(
-        keras.optimizers.Adam(config.learning_rate),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
+    """Returns a stock compiled Keras classifier."""
+    model = _network(dataset, keras.layers.Dense(16, activation="relu"), classes=len(dataset.class_names))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(config.learning_rate), loss=loss, metrics=["accuracy"])
     return model
 
 
+def _network(dataset: Dataset, *hidden: keras.layers.Layer, classes: int = 10) -> keras.Sequential:
+    flat = [keras.Input(dataset.image_shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    return keras.Sequential([*flat, *hidden, keras.layers.Dense(classes)])
+
+
 def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """The same with a metric that is no mean over examples."""
+    """Returns the same with a metric that is not a mean over examples."""
     model, classes = classifier(config, dataset), len(dataset.class_names)
     iou = keras.metrics.MeanIoU(classes, sparse_y_pred=False, name="iou")
     model.compile(keras.optimizers.Adam(1e-2), loss=model.loss, metrics=["accuracy", iou])
@@ -170,14 +166,7 @@ def mean_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def _classifier_with(dataset: Dataset, layer: keras.layers.Layer) -> keras.Model:
-    model = keras.Sequential([
-        keras.Input(dataset.image_shape),
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Flatten(),
-        keras.layers.Dense(8),
-        layer,
-        keras.layers.Dense(10),
-    ])  # fmt: skip
+    model = _network(dataset, keras.layers.Dense(8), layer)
     model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 

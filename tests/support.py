@@ -1,6 +1,7 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +20,21 @@ from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas
-from trainer.errors import DONE
+from trainer.errors import DONE, UserError
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.progress import StepLogs
 from trainer.reporting.result import RunResult
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
 from trainer.training_run import TrainingRun
+
+
+@contextmanager
+def refused(line: str) -> Iterator[None]:
+    """Expects a UserError of one line that contains `line`."""
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
+        yield
+    assert "\n" not in str(caught.value)
 
 
 def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:

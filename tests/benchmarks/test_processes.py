@@ -22,14 +22,11 @@ def test_ours_must_not_fail() -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("import sys; print('step 1', flush=True); sys.exit('the disk is full')", "the disk is full"),
-        ("import sys; print('no such line'); print('why', file=sys.stderr)", "why"),
-        ("pass", "no reason was given"),
-    ],
-)
+@pytest.mark.parametrize(("program", "reason"), [
+    ("import sys; print('step 1', flush=True); sys.exit('the disk is full')", "the disk is full"),
+    ("import sys; print('no such line'); print('why', file=sys.stderr)", "why"),
+    ("pass", "no reason was given"),
+])  # fmt: skip
 def test_a_process_without_the_expected_line_is_an_error_with_its_last_line(program: str, reason: str) -> None:
     with pytest.raises(ProcessError, match=f"^{reason}$"):
         seconds_until("step 1", [sys.executable, "-c", program])

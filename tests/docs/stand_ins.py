@@ -15,12 +15,9 @@ def make_stand_ins(folder: Path) -> None:
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):
         pixels, labels = draw.integers(0, 256, (COUNT, 28, 28), np.uint8), np.arange(COUNT, dtype=np.uint8) % 10
-        (folder / "FOLDER" / f"{part}-images-idx3-ubyte").write_bytes(
-            struct.pack(">4B3I", 0, 0, 8, 3, COUNT, 28, 28) + pixels.tobytes()
-        )
-        (folder / "FOLDER" / f"{part}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">4BI", 0, 0, 8, 1, COUNT) + labels.tobytes()
-        )
+        images, classes = (folder / "FOLDER" / f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
+        images.write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, COUNT, 28, 28) + pixels.tobytes())
+        classes.write_bytes(struct.pack(">4BI", 0, 0, 8, 1, COUNT) + labels.tobytes())
     (folder / "photos").mkdir()
     for number in range(COUNT):
         pixels = draw.integers(0, 256, (40, 48, 3), np.uint8)

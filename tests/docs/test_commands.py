@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.deploy.emulator import Emulator
 from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
+from tests.fixtures import Capture, Patch
 from trainer import generate
 from trainer.config.recipe import resolve
 from trainer.data import prepare
@@ -35,7 +37,7 @@ class Cutoff(Exception):
 
 
 @pytest.fixture(autouse=True)
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: Emulator) -> Path:
+def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
     """Provides a folder with small stand-ins for the data of the pages, and gcloud's project and region."""
     folder = tmp_path / "work"
     make_stand_ins(folder)
@@ -120,8 +122,7 @@ def hooks(command: Command, session: Session) -> None:
 
 def gcloud_knows(command: Command, session: Session) -> None:
     """Looks the command up in gcloud's own table, because roles and logins cannot be tried without an account."""
-    node = gcloud_tree()
-    words = list(command.arguments)
+    node, words = gcloud_tree(), list(command.arguments)
     while words and words[0] in node["commands"]:
         node = node["commands"][words.pop(0)]
     assert not (node["commands"] and words), f"{words} is not a command of gcloud"
@@ -154,24 +155,14 @@ CUTOFFS = {
     "deploy report": "deploy.cli.report.write_report",
 }
 RULES: Mapping[str, Rule] = {
-    "trainer.task": parse_settings,
-    "trainer.check": parse_settings,
-    "trainer.generate": parse_generate,
-    "trainer.data.prepare": run_prepare,
-    "deploy machines": run_deploy,
-    "deploy render": run_deploy,
-    "deploy submit": dry_run,
-    "deploy image": dry_run,
-    "deploy watch": run_on_emulator,
-    "deploy jobs": run_on_emulator,
-    "deploy cancel": run_on_emulator,
-    "make": make,
-    "pip": pip,
-    "gcloud": gcloud_knows,
-    "pytest": pytest_paths,
-    "pre-commit": hooks,
+    "trainer.task": parse_settings, "trainer.check": parse_settings,
+    "trainer.generate": parse_generate, "trainer.data.prepare": run_prepare,
+    "deploy machines": run_deploy, "deploy render": run_deploy,
+    "deploy submit": dry_run, "deploy image": dry_run,
+    "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
+    "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists,
-}
+}  # fmt: skip
 
 
 def rule_of(command: Command) -> Rule:
@@ -185,29 +176,19 @@ def rule_of(command: Command) -> Rule:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_works(
-    command: Command, session: Session, cloud: Emulator, flying: Any, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    command: Command, session: Session, cloud: Emulator, flying: Any, monkeypatch: Patch, capsys: Capture
+) -> None:
     if "--help" in command.words:
-        show_help(command)
+        with contextlib.suppress(SystemExit):  # argparse ends the process
+            resolve(command.arguments) if command.words[2] == "trainer.task" else deploy([*command.words[3:]])
         assert "usage: python -m" in capsys.readouterr().out
     elif command.subject in CUTOFFS:
-        monkeypatch.setattr(CUTOFFS[command.subject], cut_off)
+        monkeypatch.setattr(CUTOFFS[command.subject], Mock(side_effect=Cutoff))
         with pytest.raises(Cutoff):
             deploy(list(command.words[3:]))
     else:
         flying.asleep = lambda: end_all(cloud)
         rule_of(command)(command, session)
-
-
-def show_help(command: Command) -> None:
-    """Prints the help; argparse then ends the process."""
-    with contextlib.suppress(SystemExit):
-        resolve(command.arguments) if command.words[2] == "trainer.task" else deploy([*command.words[3:]])
-
-
-def cut_off(*given: Any, **named: Any) -> None:
-    raise Cutoff
 
 
 def end_all(google: Emulator) -> None:
@@ -219,46 +200,37 @@ def end_all(google: Emulator) -> None:
 
 def test_all_pages_are_read() -> None:
     places = {command.place for command in COMMANDS}
-    assert {"README.md", "CONTRIBUTING.md", "docs/vertex.md", "docs/compare.md", "docs/permissions.md"} <= places
-    assert "docs/training.md" in places
+    docs = {f"docs/{name}.md" for name in ("compare", "permissions", "training", "vertex")}
+    assert {"README.md", "CONTRIBUTING.md", *docs} <= places
     assert len(COMMANDS) > 50
     assert {beginning.split()[0] for beginning in BEGINNINGS} >= {"python", "make", "pip", "gcloud"}
 
 
 def test_a_command_that_no_rule_covers_fails(session: Session) -> None:
-    with pytest.raises(KeyError):
-        rule_of(Command("README.md", ("python", "-m", "trainer.nothing")))
-    with pytest.raises(KeyError):
-        rule_of(Command("README.md", ("python", "-m", "deploy", "nothing")))
+    for words in (("trainer.nothing",), ("deploy", "nothing")):
+        with pytest.raises(KeyError):
+            rule_of(Command("README.md", ("python", "-m", *words)))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("python", "-m", "trainer.task", "--recipe=wgan_gp_digits", "--stepz=1"),
-        ("python", "-m", "deploy", "submit", "l4x3", "--recipe=wgan_gp_digits", "--bucket=gs://bucket"),
-        ("make", "no-such-target"),
-        ("pip", "install", ".[nothing]"),
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ("python", "-m", "trainer.task", "--recipe=wgan_gp_digits", "--stepz=1"),
+    ("python", "-m", "deploy", "submit", "l4x3", "--recipe=wgan_gp_digits", "--bucket=gs://bucket"),
+    ("make", "no-such-target"),
+    ("pip", "install", ".[nothing]"),
+])  # fmt: skip
 def test_a_wrong_command_is_noticed(words: tuple[str, ...], session: Session) -> None:
     command = Command("README.md", words)
     with pytest.raises(Exception, match=r"stepz|assert|rule to make"):
         rule_of(command)(command, session)
 
 
-@pytest.mark.parametrize(
-    ("flag", "line"),
-    [
-        ("--repeats=0", "argument --repeats: 0 is too small: use 1 or more"),
-        ("--seconds=0", "argument --seconds: 0 is out of range: use a number above 0"),
-        ("--cases=cnn,resnet", "argument --cases: unknown name 'resnet': use some of wgan_gp-32,"),
-        ("--nothing", "unrecognized arguments: --nothing"),
-    ],
-)
-def test_a_wrong_flag_of_a_benchmark_is_noticed(
-    flag: str, line: str, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--repeats=0", "argument --repeats: 0 is too small: use 1 or more"),
+    ("--seconds=0", "argument --seconds: 0 is out of range: use a number above 0"),
+    ("--cases=cnn,resnet", "argument --cases: unknown name 'resnet': use some of wgan_gp-32,"),
+    ("--nothing", "unrecognized arguments: --nothing"),
+])  # fmt: skip
+def test_a_wrong_flag_of_a_benchmark_is_noticed(flag: str, line: str, session: Session, capsys: Capture) -> None:
     command = Command("README.md", ("python", "-m", "benchmarks.models", flag))
     with pytest.raises(SystemExit):
         rule_of(command)(command, session)

@@ -57,19 +57,15 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     assert json.loads(metrics.read_text())["global_step"] == "6"
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
-        (["--recipe=wgan_gp_digits", "--stepz=3"], "unknown flag --stepz; did you mean 'steps'?"),
-        ([*SMALL, "--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
-        ([*SMALL, "--image_size=30"], "a multiple of 8 from 16 to 256: take 24 or 32"),
-        ([*SMALL, "--steps=-5"], "steps=-5 must be at least 1"),
-        ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
-        ([*SMALL, "--expect_devices=1"], "no accelerators are visible"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+    (["--recipe=wgan_gp_digits", "--stepz=3"], "unknown flag --stepz; did you mean 'steps'?"),
+    ([*SMALL, "--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
+    ([*SMALL, "--image_size=30"], "a multiple of 8 from 16 to 256: take 24 or 32"),
+    ([*SMALL, "--steps=-5"], "steps=-5 must be at least 1"),
+    ([*SMALL, "--job_dir=/proc/nothing"], "cannot write there"),
+    ([*SMALL, "--expect_devices=1"], "no accelerators are visible"),
+], ids=lambda value: value[-1] if isinstance(value, list) else "")  # fmt: skip
 def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line: str) -> None:
     job_dir = [] if any(flag.startswith("--job_dir") for flag in flags) else [f"--job_dir={tmp_path}"]
     done = run(*flags, *job_dir)

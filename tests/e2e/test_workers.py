@@ -1,9 +1,9 @@
 """Tests several worker processes: they give the numbers of one, one of them writes, and none waits for a lost one."""
 
-import json
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 
 from deploy.localrun.workers import free_addresses
 from tests import workers
-from tests.drill import losses, numbers
+from tests.drill import last_state, losses, numbers, read, stats
+from tests.fixtures import Patch
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
@@ -24,10 +25,6 @@ MODELS = {
     "wgan_gp": ["--model=wgan_gp", "--width=4", "--latent_dim=16", "--critic_steps=2"],
 }
 CLUSTERS = {"2 workers": (2, []), "3 workers": (3, []), "2 workers x 2 devices": (2, ["--replicas=2"])}
-
-
-def state(job_dir: Path) -> dict[str, Any]:
-    return read_checkpoint(whole_checkpoints(job_dir / "checkpoints")[-1])[1]
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -44,9 +41,8 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def trained(where: Path, count: int, flags: list[str]) -> Path:
-    assert workers.run(count, [*flags, f"--job_dir={where}"], where.with_suffix(".log")) == [DONE] * count, [
-        log.read_text() for log in where.parent.glob("*.log.*")
-    ]
+    codes = workers.run(count, [*flags, f"--job_dir={where}"], where.with_suffix(".log"))
+    assert codes == [DONE] * count, [log.read_text() for log in where.parent.glob("*.log.*")]
     return where
 
 
@@ -68,12 +64,6 @@ def alone() -> dict[str, Path]:
     return {}
 
 
-def run_alone(alone: dict[str, Path], model: str, flags: list[str], root: Path) -> Path:
-    if model not in alone:
-        alone[model] = trained(root / "alone", 1, [*flags, "--precision=float64"])
-    return alone[model]
-
-
 def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) -> None:
     """Compares bit for bit, on each device; tests.models:write_variables has filled `folder`."""
     assert len(list(folder.iterdir())) == count
@@ -86,37 +76,32 @@ def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) 
 
 
 CASES = [("mlp", "2 workers")]
-SLOW = [(model, cluster) for model in MODELS for cluster in CLUSTERS if (model, cluster) not in CASES]
+OTHERS = [(model, cluster) for model in MODELS for cluster in CLUSTERS if (model, cluster) not in CASES]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS]
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
-)
+@pytest.mark.parametrize(("model", "cluster"), [*CASES, *SLOW])
 def test_any_cluster_gives_the_numbers_of_one_worker(
-    model: str,
-    cluster: str,
-    alone: dict[str, Path],
-    features: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, cluster: str, alone: dict[str, Path], features: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Compares weights on every worker, losses, evaluation and FID."""
     count, flags = CLUSTERS[cluster]
     (tmp_path / "variables").mkdir()
     monkeypatch.setenv("TRAINER_TEST_VARIABLES", str(tmp_path / "variables"))
     common = [*COMMON, *MODELS[model], *(features if model == "dcgan" else [])]
-    one = run_alone(alone, model, common, tmp_path)
+    if model not in alone:
+        alone[model] = trained(tmp_path / "alone", 1, [*common, "--precision=float64"])
+    one = alone[model]
     flags = [*common, *flags, "--precision=float64", "--callbacks=tests.models:write_variables"]
     several = trained(tmp_path / "several", count, flags)
-    assert largest_difference(state(one), state(several)) < 1e-10
-    check_every_worker_has(state(several), tmp_path / "variables", count)
+    assert largest_difference(last_state(one), last_state(several)) < 1e-10
+    check_every_worker_has(last_state(several), tmp_path / "variables", count)
     assert numbers(several) == numbers(one)
     assert losses(several) == pytest.approx(losses(one), rel=1e-7)  # the critic's last bias is rounding, see above
-    results = [json.loads((folder / "result.json").read_text()) for folder in (one, several)]
-    assert results[0]["final"]["metrics"].get("val_accuracy") == results[1]["final"]["metrics"].get("val_accuracy")
-    run = json.loads((several / "run.json").read_text())
-    assert run["cluster"]["workers"] == count
-    assert run["strategy"] == "MultiWorkerMirroredStrategy"
+    metrics = [read(folder / "result.json")["final"]["metrics"] for folder in (one, several)]
+    assert metrics[0].get("val_accuracy") == metrics[1].get("val_accuracy")
+    run = read(several / "run.json")
+    assert (run["cluster"]["workers"], run["strategy"]) == (count, "MultiWorkerMirroredStrategy")
     assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
 
 
@@ -124,10 +109,8 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
 def test_in_float32_workers_differ_by_rounding_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Compares kernels only: the critic's last bias has no gradient, and Adam magnifies its rounding."""
     one, several = (trained(tmp_path / f"{count}", count, [*COMMON, *MODELS["wgan_gp"]]) for count in (1, 2))
-    ours, theirs = (
-        {name: value for name, value in state(folder).items() if name.endswith("/kernel")} for folder in (one, several)
-    )
-    difference = largest_difference(ours, theirs)
+    states = (last_state(folder).items() for folder in (one, several))
+    difference = largest_difference(*({k: value for k, value in state if k.endswith("/kernel")} for state in states))
     with capsys.disabled():
         print(f"\nfloat32, 2 workers: the kernels of wgan_gp differ from one worker's by {difference:.1e}")
     assert difference < 1e-2
@@ -141,20 +124,20 @@ def wait_for_step(job_dir: Path, step: int) -> None:
     deadline = time.monotonic() + workers.LIMIT_SECONDS
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        if (job_dir / "stats.jsonl").exists():
-            lines = (job_dir / "stats.jsonl").read_text().splitlines()
-            if lines and json.loads(lines[-1])["step"] >= step:
-                return
+        if any(line["step"] >= step for line in stats(job_dir)):
+            return
     raise AssertionError("the run did not reach the step")
 
 
-def interrupted(tmp_path: Path, victim: int, number: int) -> tuple[list[int], list[str]]:
-    """Returns exit codes and outputs of two workers, one of which gets a signal during the run."""
+def interrupted(
+    tmp_path: Path, victim: int, number: int, flags: Sequence[str] = LONG, step: int = 30
+) -> tuple[list[int], list[str]]:
+    """Returns exit codes and outputs of two workers, one of which gets a signal after `step`."""
     addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
-    flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
+    flags = [*flags, f"--job_dir={tmp_path / 'job'}"]
     processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
     try:
-        wait_for_step(tmp_path / "job", 30)
+        wait_for_step(tmp_path / "job", step)
         processes[victim].send_signal(number)
         if number == signal.SIGSTOP:  # it will not end by itself
             processes[1 - victim].wait(workers.LIMIT_SECONDS)
@@ -170,23 +153,20 @@ def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path:
     assert "error: worker 1 (127.0.0.1:" in outputs[0]
     assert "was lost: its process has ended" in outputs[0]
     assert "Traceback" not in outputs[0]
-    result = json.loads((tmp_path / "job" / "result.json").read_text())
+    result = read(tmp_path / "job" / "result.json")
     assert (result["state"], result["exit_code"]) == ("failed", INTERRUPTED)
     assert read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"] >= 20
 
 
 @pytest.mark.slow
-def test_a_lost_chief_is_noticed_too(tmp_path: Path) -> None:
-    codes, outputs = interrupted(tmp_path, 0, signal.SIGKILL)
-    assert codes == [-signal.SIGKILL, INTERRUPTED]
-    assert "error: chief (127.0.0.1:" in outputs[1]
-
-
-@pytest.mark.slow  # half a minute of silence
-def test_a_frozen_worker_is_noticed_by_its_silence(tmp_path: Path) -> None:
-    codes, outputs = interrupted(tmp_path, 1, signal.SIGSTOP)
-    assert codes[0] == INTERRUPTED
-    assert "was lost: it sent nothing for 30 seconds" in outputs[0]
+@pytest.mark.parametrize(("victim", "number", "line"), [
+    (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
+    (1, signal.SIGSTOP, "was lost: it sent nothing for 30 seconds"),
+])  # fmt: skip
+def test_a_lost_chief_and_a_frozen_worker_are_noticed(victim: int, number: int, line: str, tmp_path: Path) -> None:
+    codes, outputs = interrupted(tmp_path, victim, number)
+    assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, INTERRUPTED)
+    assert line in outputs[1 - victim]
 
 
 def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> None:
@@ -204,15 +184,9 @@ def test_sigterm_to_one_worker_in_the_midst_of_fid_changes_no_line(features: lis
     flags = [*COMMON, *MODELS["dcgan"], *features, "--precision=float64", "--steps=40", "--fid_every_steps=20"]
     flags += ["--fid_samples=1700", "--report_every_steps=20", "--global_batch_size=4"]
     undisturbed = trained(tmp_path / "undisturbed", 2, flags)
-    addresses, job_dir = free_addresses(2), tmp_path / "job"
-    logs = [tmp_path / f"{index}.log" for index in range(2)]
-    processes = [workers.start(addresses, index, [*flags, f"--job_dir={job_dir}"], logs[index]) for index in range(2)]
-    try:
-        wait_for_step(job_dir, 20)  # the report; now comes FID, of 425 batches
-        processes[1].send_signal(signal.SIGTERM)
-    finally:
-        codes = workers.end(processes)
-    assert codes == [INTERRUPTED, INTERRUPTED], [log.read_text() for log in logs]
+    job_dir = tmp_path / "job"
+    codes, outputs = interrupted(tmp_path, 1, signal.SIGTERM, flags, 20)  # after the report comes FID, of 425 batches
+    assert codes == [INTERRUPTED, INTERRUPTED], outputs
     assert [line[:2] for line in numbers(job_dir)] == [("report", 20)]
     trained(job_dir, 2, flags)
     assert numbers(job_dir) == numbers(undisturbed)
@@ -223,7 +197,7 @@ def test_sigterm_to_one_worker_in_the_midst_of_fid_changes_no_line(features: lis
 def test_a_callback_that_stops_one_worker_stops_the_other(tmp_path: Path) -> None:
     flags = [*LONG, "--callbacks=tests.models:stop_one_worker", "--steps_per_loop=1", f"--job_dir={tmp_path / 'job'}"]
     assert workers.run(2, flags, tmp_path / "log") == [DONE, DONE]
-    assert json.loads((tmp_path / "job" / "result.json").read_text())["steps"] == 3
+    assert read(tmp_path / "job" / "result.json")["steps"] == 3
     assert "done: 3 steps" in (tmp_path / "log.1").read_text()
 
 
@@ -247,17 +221,13 @@ def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path:
     assert waiting in log.read_text()
 
 
-def test_workers_that_do_not_run_the_same_say_so(tmp_path: Path) -> None:
+def test_workers_that_do_not_run_the_same_job_fail(tmp_path: Path) -> None:
     addresses = free_addresses(2)
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
-    processes = [
-        workers.start(addresses, index, [*flags, f"--seed={index}"], tmp_path / f"{index}.log") for index in range(2)
-    ]
-    assert workers.end(processes) == [USER_MUST_CHANGE] * 2
-    assert (
-        "do not run the same job (seed: 0 on the chief, 1 on the worker): start them alike"
-        in (tmp_path / "0.log").read_text()
-    )
+    starts = [(index, [*flags, f"--seed={index}"], tmp_path / f"{index}.log") for index in range(2)]
+    assert workers.end([workers.start(addresses, *given) for given in starts]) == [USER_MUST_CHANGE] * 2
+    line = "do not run the same job (seed: 0 on the chief, 1 on the worker): start them alike"
+    assert line in (tmp_path / "0.log").read_text()
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -282,10 +282,7 @@ def test_folders_that_link_to_themselves(tmp_path: Path) -> None:
 
 def test_real_nasty_images(tmp_path: Path) -> None:
     files = [path for path in real_data("nasty-images").rglob("*") if path.is_file()]
-    folder = tmp_path / "all"
-    folder.mkdir()
-    for number, file in enumerate(files):
-        (folder / f"{number}.png").write_bytes(file.read_bytes())
+    folder = put(tmp_path / "all", **{f"{number}.png": file.read_bytes() for number, file in enumerate(files)})
     with at_most(2048):
         dataset = one_line(lambda: load_dataset(config(folder, "--skip_bad_images")))
     assert dataset is not None

@@ -64,10 +64,8 @@ COMPARISON: dict[str, Any] = {
                "workers": 1, "price_per_hour": 0.8}, {"name": "b", "machine_type": "n1-standard-8"}],
     "scaling": "strong", "on": "local", "parallel": 1,
 }  # fmt: skip
-ESTIMATE: dict[str, Any] = {
-    "config": {"model": "mlp", "seed": 0},
-    "tiers": {"a": {"tier": "a", "seconds": {"low": 8.0, "middle": 9.0, "high": 12.0}, "steps": 30}},
-}
+SECONDS = {"low": 8.0, "middle": 9.0, "high": 12.0}
+ESTIMATE = {"config": {"model": "mlp", "seed": 0}, "tiers": {"a": {"tier": "a", "seconds": SECONDS, "steps": 30}}}
 _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 
@@ -116,15 +114,20 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     return content
 
 
+def copied(run: Path, root: Path) -> tuple[Path, dict[str, Any]]:
+    """Copies the run's checkpoint into `root`; returns its folder and its manifest."""
+    (whole,) = whole_checkpoints(run / "checkpoints")
+    folder = shutil.copytree(whole, root / "step-00000002", dirs_exist_ok=True)
+    return folder, manifest_of(whole)
+
+
 @examples(15)
 @given(data=st.data())
 def test_a_manifest_with_the_right_checksum(
     data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    (whole,) = whole_checkpoints(run / "checkpoints")
-    folder = tmp_path_factory.getbasetemp() / "step-00000002"
-    shutil.copytree(whole, folder, dirs_exist_ok=True)
-    reseal(folder, data.draw(like(manifest_of(whole))))
+    folder, whole = copied(run, tmp_path_factory.getbasetemp())
+    reseal(folder, data.draw(like(whole)))
     try:
         manifest, values = read_checkpoint(folder)
     except Damaged:
@@ -135,9 +138,7 @@ def test_a_manifest_with_the_right_checksum(
 
 @pytest.mark.parametrize("name", [*WORDS, "/dev/zero", "../../../../../../dev/zero"], ids=range(len(WORDS) + 2))
 def test_files_that_a_manifest_names(name: str, run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "step-00000002"
-    shutil.copytree(whole_checkpoints(run / "checkpoints")[0], folder)
-    manifest = manifest_of(folder)
+    folder, manifest = copied(run, tmp_path)
     reseal(folder, {**manifest, "files": {**manifest["files"], name: {"bytes": 1, "sha256": "x"}}})
     with pytest.raises(Damaged):
         read_checkpoint(folder)
@@ -145,9 +146,7 @@ def test_files_that_a_manifest_names(name: str, run: Path, tmp_path: Path) -> No
 
 def test_damaged_variables(run: Path, tmp_path: Path) -> None:
     """Shows that a correct checksum does not prove that the files are valid."""
-    folder = tmp_path / "step-00000002"
-    shutil.copytree(whole_checkpoints(run / "checkpoints")[0], folder)
-    manifest = manifest_of(folder)
+    folder, manifest = copied(run, tmp_path)
     for content in (b"", b"x" * 1000, (folder / "variables.index").read_bytes()[:-20]):
         (folder / "variables.index").write_bytes(content)
         files = {name: _fingerprint(folder / name) for name in manifest["files"]}

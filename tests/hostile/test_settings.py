@@ -1,4 +1,4 @@
-"""Flags, recipes, machine specs and price files that nobody would write by accident: one line each, exit code 2."""
+"""Tests flags, recipes, machine specs and price files that nobody writes by accident: one line each, exit code 2."""
 
 import dataclasses
 from pathlib import Path
@@ -13,6 +13,7 @@ from deploy.__main__ import main as deploy
 from deploy.spec.machine_table import load_machines
 from deploy.spec.schema import MESSAGES
 from deploy.spec.tier import JOB_CONFIGS, load_tier
+from tests.fixtures import Capture
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
 from trainer.config.recipe import resolve
 from trainer.config.train_config import TrainConfig
@@ -58,9 +59,7 @@ def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_files_that_blow_up_are_refused_in_every_place(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_blow_up_are_refused_in_every_place(text: str, tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path / "nasty.yaml", text)
     with at_most(64):
         assert task([f"--recipe={path}", "--print_config"]) == (0 if "steps: 3" in text and "\0" not in text else 2)

@@ -2,25 +2,21 @@
 
 import pytest
 
+from tests.fixtures import Capture
 from trainer import check, generate, task
 from trainer.command import run_command
 from trainer.data import prepare
 from trainer.errors import PlatformFault, UserError
 
 
-@pytest.mark.parametrize(
-    ("raised", "code", "line"),
-    [
-        (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
-        (PlatformFault("no answer"), 1, "error: no answer: the same command starts from scratch\n"),
-        (KeyboardInterrupt(), 75, "warning: stopped at once: the same command starts from scratch\n"),
-        (ZeroDivisionError("x"), 1,
-         "error: a fault of this program or of the platform, not of your settings\nTraceback "),
-    ],
-)  # fmt: skip
-def test_what_is_raised_becomes_a_line_and_an_exit_code(
-    raised: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("raised", "code", "line"), [
+    (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
+    (PlatformFault("no answer"), 1, "error: no answer: the same command starts from scratch\n"),
+    (KeyboardInterrupt(), 75, "warning: stopped at once: the same command starts from scratch\n"),
+    (ZeroDivisionError("x"), 1,
+     "error: a fault of this program or of the platform, not of your settings\nTraceback "),
+])  # fmt: skip
+def test_an_exception_becomes_a_line_and_a_code(raised: BaseException, code: int, line: str, capsys: Capture) -> None:
     def work() -> int:
         raise raised
 
@@ -30,7 +26,7 @@ def test_what_is_raised_becomes_a_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])
-def test_every_command_ends_so(main: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_ends_so(main: object, capsys: Capture) -> None:
     assert callable(main)
     assert main(["--no-such-flag=1", "digits", "x"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import trainer
+from tests.fixtures import Log, Patch
 from trainer import compat
 from trainer.distribution.gradients import sum_first
 from trainer.models.optimizers import FusedAdam
@@ -69,13 +70,6 @@ def overridden(kind: type) -> set[str]:
     return {name for name in defined & theirs if PRIVATE.fullmatch(name)}
 
 
-def classes() -> Iterator[type]:
-    """Yields every class of trainer/."""
-    for module in pkgutil.walk_packages(trainer.__path__, "trainer."):
-        found = importlib.import_module(module.name)
-        yield from (x for x in vars(found).values() if inspect.isclass(x) and x.__module__ == module.name)
-
-
 def test_private_names_are_used_in_compat_alone() -> None:
     used = {file.relative_to(ROOT).as_posix(): list(private_names(file.read_text(encoding="utf-8"))) for file in FILES}
     lasts = {name.rpartition(".")[2] for name in used.pop("trainer/compat.py") if not name.endswith("Extended")}
@@ -85,29 +79,28 @@ def test_private_names_are_used_in_compat_alone() -> None:
 
 
 def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
-    found = list(classes())
+    modules = [importlib.import_module(x.name) for x in pkgutil.walk_packages(trainer.__path__, "trainer.")]
+    defined = [(x, module.__name__) for module in modules for x in vars(module).values() if inspect.isclass(x)]
+    found = [kind for kind, module in defined if kind.__module__ == module]
     assert FusedAdam in found
     assert {kind: names for kind in found if (names := overridden(kind))} == {}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from keras.src.utils import naming",
-        "from keras.src import backend",
-        "import tensorflow.python.eager.context",
-        "from tensorflow.python import distribute",
-        "from keras.utils import _naming",
-        "keras.src.backend.shape(x)",
-        "tf.__internal__.tracking",
-        "model._symbolic_build()",
-        "index = self._get_variable_index(variable)",
-        "super()._moments(inputs, mask)",
-        "optimizer._all_reduce_sum_gradients = list",
-        "getattr(model, '_layers')",
-        "importlib.import_module('keras.src.utils')",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "from keras.src.utils import naming",
+    "from keras.src import backend",
+    "import tensorflow.python.eager.context",
+    "from tensorflow.python import distribute",
+    "from keras.utils import _naming",
+    "keras.src.backend.shape(x)",
+    "tf.__internal__.tracking",
+    "model._symbolic_build()",
+    "index = self._get_variable_index(variable)",
+    "super()._moments(inputs, mask)",
+    "optimizer._all_reduce_sum_gradients = list",
+    "getattr(model, '_layers')",
+    "importlib.import_module('keras.src.utils')",
+])  # fmt: skip
 def test_a_private_name_is_found(line: str) -> None:
     assert list(private_names(f"class Own:\n    def run(self):\n        self._own = 1\n        {line}\n")) != []
     assert list(private_names("def _own(): ...\nself._state = keras.Model(_own)\ntf.nn.relu(self._state)")) == []
@@ -129,12 +122,11 @@ def test_an_override_is_found() -> None:
 
 def test_the_decision_lists_the_same_names() -> None:
     page = (ROOT / "docs" / "decisions" / "1-own-loop.md").read_text(encoding="utf-8")
-    listed = list(filter(foreign, re.findall(r"`([\w.]+)`", page)))
-    assert sorted(listed) == sorted(compat.PRIVATE_NAMES)
+    assert sorted(filter(foreign, re.findall(r"`([\w.]+)`", page))) == sorted(compat.PRIVATE_NAMES)
     assert len(page.splitlines()) <= 40
 
 
-def remove(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def remove(monkeypatch: Patch, name: str) -> None:
     """Removes a private name from its module, or from its class and the bases of it."""
     path, _, attribute = name.rpartition(".")
     owner = pkgutil.resolve_name(path)
@@ -149,27 +141,20 @@ def small_model() -> keras.Model:
     return model
 
 
-def devices_per_worker(nothing: None) -> None:
+def two_devices_per_worker(nothing: None) -> None:
     with compat.cpu_devices_per_worker(2):
         pass
 
 
-def build_compiled(model: keras.Model) -> None:
-    compat.build_compiled(model, (np.zeros((1, 2)), np.zeros((1, 1))))
-
-
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize(
-    ("last", "prepare", "use"),
-    [
-        ("_flatten_layers", small_model, compat.all_layers),
-        ("_symbolic_build", small_model, build_compiled),
-        ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
-        ("_initialize_local_devices", lambda: None, devices_per_worker),
-    ],
-)
+@pytest.mark.parametrize(("last", "prepare", "use"), [
+    ("_flatten_layers", small_model, compat.all_layers),
+    ("_symbolic_build", small_model, lambda model: compat.build_compiled(model, (np.zeros((1, 2)), np.zeros((1, 1))))),
+    ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
+    ("_initialize_local_devices", lambda: None, two_devices_per_worker),
+])  # fmt: skip
 def test_what_has_no_fallback_fails_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, last: str, prepare: Any, use: Any, changed: bool
+    monkeypatch: Patch, last: str, prepare: Any, use: Any, changed: bool
 ) -> None:
     use(prepare())
     (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
@@ -184,36 +169,31 @@ def test_what_has_no_fallback_fails_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> None:
     remove(monkeypatch, compat.PRIVATE_NAMES[-1])
     with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
         pass
 
 
 @pytest.fixture
-def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def warnings(monkeypatch: Patch, caplog: Log) -> Log:
     monkeypatch.setattr("trainer.log.log.propagate", True)
     compat._warn_once.cache_clear()
     return caplog
 
 
-def names_and_seed() -> tuple[str, str, int]:
-    return keras.layers.Flatten().name, keras.layers.Flatten().name, keras.initializers.GlorotUniform().seed
-
-
-def test_names_and_seeds_are_those_of_a_new_process(warnings: pytest.LogCaptureFixture) -> None:
+def test_names_and_seeds_are_those_of_a_new_process(warnings: Log) -> None:
     keras.layers.Flatten()
     compat.reset_layer_names()
     keras.utils.set_random_seed(7)
     compat.seed_initializers(7)
     random.random()  # as another thread may draw
-    assert names_and_seed() == ("flatten", "flatten_1", random.Random(7).randint(1, int(1e9)))
+    assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
+    assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
     assert warnings.text == ""
 
 
-def test_without_them_public_names_of_keras_do_the_same(
-    monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
-) -> None:
+def test_without_them_public_names_of_keras_do_the_same(monkeypatch: Patch, warnings: Log) -> None:
     seeds = pkgutil.resolve_name("keras.src.random.seed_generator")
     monkeypatch.setattr(seeds, "make_default_seed", lambda: random.randint(1, int(1e9)))
     monkeypatch.setattr("keras.src.backend.random.make_default_seed", seeds.make_default_seed)
@@ -227,30 +207,27 @@ def test_without_them_public_names_of_keras_do_the_same(
         compat.seed_initializers(7)
         assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
     assert keras.layers.Dense(1).name == "dense"
-    assert [record.message.partition(" is missing")[0] for record in warnings.records] == [
-        "keras.src.random.seed_generator.python_random"
-    ] * 2
+    names = [record.message.partition(" is missing")[0] for record in warnings.records]
+    assert names == ["keras.src.random.seed_generator.python_random"] * 2
 
 
 @pytest.mark.parametrize("last", ["_get_variable_index", "_momentums", "_velocities"])
-def test_without_its_moments_adam_uses_keras_own_update(
-    monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture, last: str
-) -> None:
-    optimizer, real = FusedAdam(0.1), compat._private
+def test_without_its_moments_adam_uses_keras_own_update(monkeypatch: Patch, warnings: Log, last: str) -> None:
+    real = compat._private
 
     def lacking(name: str, *arguments: Any, **named: Any) -> Any:
         if name.endswith(last):
             raise compat.Missing(name)
         return real(name, *arguments, **named)
 
-    values = []
-    for patched in (False, True):
-        if patched:
-            monkeypatch.setattr(compat, "_private", lacking)
+    def updated() -> Any:
         weight, optimizer = keras.Variable([1.0, 2.0]), FusedAdam(0.1)
         optimizer.build([weight])
         for _ in range(2):
             optimizer.apply([np.array([0.5, -1.0], np.float32)], [weight])
-        values.append(weight.numpy())
-    np.testing.assert_allclose(*values, rtol=2e-5)  # Keras rounds the powers of the betas to float32
+        return weight.numpy()
+
+    fused = updated()
+    monkeypatch.setattr(compat, "_private", lacking)
+    np.testing.assert_allclose(fused, updated(), rtol=2e-5)  # Keras rounds the powers of the betas to float32
     assert [f"{last} is missing" in record.message for record in warnings.records] == [True]

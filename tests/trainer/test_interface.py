@@ -1,8 +1,6 @@
-"""Tests that one module reads what a model offers, and that imports between the rooms of trainer/ run downwards."""
+"""Tests that only one module reads what a model offers."""
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,30 +9,7 @@ import pytest
 
 from trainer.interface import ModelInterface
 
-ROOT = Path(__file__).parents[2] / "trainer"
-FILES = sorted(ROOT.rglob("*.py"))
-ORDER = (
-    "__init__ errors log interface terminal|compat command storage config distribution data reporting models|training "
-    "build|export training_run job check generate task"
-)
-LEVEL = {room: level for level, rooms in enumerate(ORDER.split()) for room in rooms.split("|")}
-
-
-def upward(room: str, source: str) -> Iterator[str]:
-    """Yields the imports that do not run downwards, also those within functions."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trainer":
-            names = node.module.split(".")[1:2] or [name.name for name in node.names]
-            yield from (name for name in names if name != room and LEVEL[name] >= LEVEL[room])
-
-
-def test_imports_run_downwards() -> None:
-    found = {path: list(upward(path.relative_to(ROOT).with_suffix("").parts[0], path.read_text())) for path in FILES}
-    assert {path: names for path, names in found.items() if names} == {}
-    wrong = "def f():\n    from trainer import job, log\nfrom trainer.models.gan import x"
-    assert sorted(upward("training", wrong)) == ["job", "models"]
-
-
+FILES = sorted((Path(__file__).parents[2] / "trainer").rglob("*.py"))
 ASKS_A_MODEL = re.compile(r"\b(?:hasattr|getattr)\((?:\w+\.)*_?(?:model|template|network|generator)\b")
 
 

@@ -13,25 +13,25 @@ from trainer.distribution.gradients import sum_and_build
 from trainer.models.optimizers import FusedAdam
 
 
-def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
-    """Returns a weight of ones after one SGD step of size 1 with gradient_of(replica), and the optimizer."""
+def make_strategy(replicas: int) -> Any:
     fresh_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
-    strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
+
+
+def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
+    """Returns a weight of ones after one SGD step of size 1 with gradient_of(replica), and the optimizer."""
+    strategy = make_strategy(replicas)
     with strategy.scope():
         weight = keras.Variable(np.ones(2, np.float32))
         optimizer = sum_and_build(keras.optimizers.SGD(1.0), [weight], precision)
 
-    @tf.function
-    def step() -> None:
-        def on_replica() -> None:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            gradient = gradient_of(tf.cast(replica, tf.float32))
-            optimizer.apply([optimizer.scale_loss(gradient)], [weight])
+    def on_replica() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = gradient_of(tf.cast(replica, tf.float32))
+        optimizer.apply([optimizer.scale_loss(gradient)], [weight])
 
-        strategy.run(on_replica)
-
-    step()
+    tf.function(partial(strategy.run, on_replica))()
     return weight.numpy(), optimizer
 
 
@@ -45,9 +45,8 @@ def test_the_update_is_the_sum_over_replicas(replicas: int, precision: str) -> N
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None:
-    weight, optimizer = update(
-        2, "mixed_float16", lambda replica: tf.where(replica == broken, [np.inf, 1.0], [0.5, 0.5])
-    )
+    gradients = [[np.inf, 1.0], [0.5, 0.5]]
+    weight, optimizer = update(2, "mixed_float16", lambda replica: tf.where(replica == broken, *gradients))
     assert weight.tolist() == [1.0, 1.0]
     assert float(optimizer.dynamic_scale.numpy()) == optimizer.initial_scale / 2
 
@@ -55,10 +54,7 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_fused_adam_equals_that_of_keras(replicas: int, dtype: str) -> None:
-    fresh_collectives()
-    names = [f"CPU:{index}" for index in range(replicas)]
-    strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
-    states = []
+    strategy, states = make_strategy(replicas), []
     for kind in (FusedAdam, keras.optimizers.Adam):
         with strategy.scope():
             weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]

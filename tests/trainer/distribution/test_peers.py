@@ -3,15 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from deploy.localrun.workers import free_addresses
+from tests.fixtures import Make, Patch
 from trainer import job
-from trainer.config.train_config import TrainConfig
 from trainer.distribution import peers
 from trainer.distribution.cluster import Cluster
 from trainer.distribution.meeting import meet
@@ -21,12 +20,11 @@ from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.reporting.run_info import versions
 
-Make = Callable[..., TrainConfig]
 LOST: list[tuple[str, int]] = []
 
 
 @pytest.fixture
-def met(monkeypatch: pytest.MonkeyPatch) -> tuple[Peers, Peers]:
+def met(monkeypatch: Patch) -> tuple[Peers, Peers]:
     """Returns a chief and a worker. The chief stops watching where it would end its process."""
     monkeypatch.setattr(os, "_exit", lambda code: None)
     monkeypatch.setattr(peers, "LEAVE_SECONDS", 0.0)
@@ -51,9 +49,7 @@ def test_a_worker_that_fails_is_reported_with_its_exit_code(met: tuple[Peers, Pe
     assert [(line.partition(" stopped: ")[2], reported) for line, reported in LOST] == [("no such folder", code)]
 
 
-def test_a_worker_whose_count_rises_is_not_lost_and_one_without_progress_is(
-    met: tuple[Peers, Peers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peers], monkeypatch: Patch) -> None:
     """Makes a call per second and a heartbeat per five: the chief's count of the worker is always behind."""
     for one in met:
         one._over.set()
@@ -77,9 +73,8 @@ def test_a_worker_whose_count_rises_is_not_lost_and_one_without_progress_is(
         pass_seconds(1)
     assert LOST == []
     pass_seconds(60)  # as long as it may be late, and its newest heartbeat as old as it can be
-    assert [line.partition(" was lost: ")[2].partition(";")[0] for line, _ in LOST] == [
-        "it made no progress for 10 seconds while the others did"
-    ]
+    lines = [line.partition(" was lost: ")[2].partition(";")[0] for line, _ in LOST]
+    assert lines == ["it made no progress for 10 seconds while the others did"]
 
 
 def test_the_chief_waits_for_a_worker_that_is_late_at_the_end(met: tuple[Peers, Peers]) -> None:
@@ -107,9 +102,7 @@ def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
     assert errors == {f"{line} (seed: False on the chief, True on the worker): start them alike"}
 
 
-def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
-    small_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: Make, monkeypatch: Patch) -> None:
     """Checks too that workers compare settings, devices and versions."""
     given: list[Any] = []
     monkeypatch.setattr(job, "meet", lambda *parts: given.extend(parts))
@@ -126,10 +119,9 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_late_worker_may_come_the_next_time(small_config: Make, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    addresses = free_addresses(2)
-    task = {"type": "worker", "index": index}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": addresses}, "task": task}))
+def test_a_late_worker_may_come_the_next_time(small_config: Make, monkeypatch: Patch, index: int) -> None:
+    cluster, task = {"worker": free_addresses(2)}, {"type": "worker", "index": index}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config("--worker_timeout_seconds=1")
     with pytest.raises(PlatformFault, match=r"did not (start|answer) within 1 seconds \(see its log\)"):

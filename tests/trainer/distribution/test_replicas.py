@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Capture, Patch
 from tests.support import largest_difference, permute_rows, run_steps, small, weights
 
 LEARNING_RATE = "--learning_rate=1e-3"  # ten times the default: fifty steps then move the weights well
@@ -38,9 +39,7 @@ def test_fifty_steps_move_every_kernel() -> None:
     assert min(np.linalg.norm(after[name] - before[name]) / np.linalg.norm(before[name]) for name in kernels) > 0.05
 
 
-def test_in_float32_replicas_differ_by_rounding_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_float32_replicas_differ_by_rounding_alone(monkeypatch: Patch, capsys: Capture) -> None:
     """Compares with a control that differs only by rounding: one replica with the rows of each batch reordered."""
     alone, alone_logs = trained(1, LEARNING_RATE)
     together = {replicas: trained(replicas, LEARNING_RATE) for replicas in (2, 4)}
@@ -59,15 +58,12 @@ def test_in_float32_replicas_differ_by_rounding_alone(
         assert loss <= 3 * allowed_loss
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerance", "replicas"),
-    [
-        ("mixed_float16", 0.002, 2),
-        ("mixed_bfloat16", 0.02, 1),
-        pytest.param("mixed_float16", 0.002, 1, marks=pytest.mark.slow),
-        pytest.param("mixed_bfloat16", 0.02, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("precision", "tolerance", "replicas"), [
+    ("mixed_float16", 0.002, 2),
+    ("mixed_bfloat16", 0.02, 1),
+    pytest.param("mixed_float16", 0.002, 1, marks=pytest.mark.slow),
+    pytest.param("mixed_bfloat16", 0.02, 2, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, replicas: int) -> None:
     """Checks that the losses of fifty steps are within `tolerance` of float32's, relative to the largest loss."""
     (_, single), (_, mixed) = trained(1), trained(replicas, f"--precision={precision}")
@@ -75,15 +71,12 @@ def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, re
     assert loss_difference(single, mixed) < tolerance * np.abs(single.values).max()
 
 
-@pytest.mark.parametrize(
-    ("replicas", "precision"),
-    [
-        (1, "float32"),
-        pytest.param(2, "mixed_bfloat16", marks=pytest.mark.slow),
-        pytest.param(1, "mixed_bfloat16", marks=pytest.mark.slow),
-        pytest.param(2, "float32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("replicas", "precision"), [
+    (1, "float32"),
+    pytest.param(2, "mixed_bfloat16", marks=pytest.mark.slow),
+    pytest.param(1, "mixed_bfloat16", marks=pytest.mark.slow),
+    pytest.param(2, "float32", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str) -> None:
     (_, plain), (_, compiled) = trained(1), trained(replicas, "--jit_compile", f"--precision={precision}")
     assert loss_difference(plain, compiled) < 0.02 * np.abs(plain.values).max()

@@ -13,12 +13,9 @@ RANDOM = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def _float64():
+def _float64() -> None:
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
 
 
 def networks(channels: int, size: int) -> list[tuple[keras.Model, keras.Model]]:

@@ -15,6 +15,9 @@ from trainer.distribution.step import StepContext
 from trainer.models.gan import build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
 
+OF_NORM_5 = np.zeros((4, 4, 1), np.float32)
+OF_NORM_5[0, 0], OF_NORM_5[3, 3] = 3.0, 4.0
+
 
 def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:
     """Returns a critic with score = <weights, image>, whose gradient at any image is `weights`."""
@@ -26,9 +29,7 @@ def linear_critic(weights: Any, dtype: str = "float32") -> keras.Model:
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_the_gradient_norm_of_a_linear_critic_is_that_of_its_weights(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
-    weights = np.zeros((4, 4, 1), np.float32)
-    weights[0, 0], weights[3, 3] = 3.0, 4.0
-    norms = gradient_norms(linear_critic(weights), tf.random.stateless_normal((6, 4, 4, 1), (1, 2)))
+    norms = gradient_norms(linear_critic(OF_NORM_5), tf.random.stateless_normal((6, 4, 4, 1), (1, 2)))
     np.testing.assert_allclose(norms, np.full(6, 5.0), rtol=1e-6)
 
 
@@ -47,12 +48,10 @@ def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> N
 
 def test_the_penaltys_gradient_equals_the_derivation_by_hand() -> None:
     """Checks d/dw (|w| - 1)^2 = 2 (|w| - 1) w / |w|."""
-    weights = np.zeros((4, 4, 1), np.float32)
-    weights[0, 0], weights[3, 3] = 3.0, 4.0
-    critic = linear_critic(weights)
+    critic = linear_critic(OF_NORM_5)
     with tf.GradientTape() as tape:
         penalty = tf.reduce_mean(tf.square(gradient_norms(critic, tf.ones((6, 4, 4, 1))) - 1.0))
-    by_hand = 2 * (5 - 1) * weights.reshape(-1, 1) / 5
+    by_hand = 2 * (5 - 1) * OF_NORM_5.reshape(-1, 1) / 5
     np.testing.assert_allclose(tape.gradient(penalty, critic.layers[-1].kernel.value), by_hand, rtol=1e-5)
 
 
@@ -119,8 +118,7 @@ class Paper:
         """Makes the first step of Adam with beta_1 = 0: m = g, v = (1 - beta2) g^2, both with their bias corrected."""
         for variable, g in zip(variables, gradients, strict=True):
             v = (1 - beta2) * g**2
-            corrected = alpha * np.sqrt(1 - beta2)
-            variable.assign_sub(corrected * g / (tf.sqrt(v) + 1e-7))
+            variable.assign_sub(alpha * np.sqrt(1 - beta2) * g / (tf.sqrt(v) + 1e-7))
 
 
 def test_the_first_step_is_that_of_the_paper() -> None:
@@ -135,16 +133,11 @@ def test_the_first_step_is_that_of_the_paper() -> None:
     (rows,) = next(iter(row_order(Schedule(1797, 16, 1, config.seed), 0))).numpy()
     reals = tf.constant(load(config).train.images[rows] / 127.5 - 1)
 
-    losses = {
-        "critic_loss": float(paper.critic_step(reals, noise[:, 0], epsilon)),
-        "generator_loss": float(paper.generator_step(noise[:, 1])),
-    }
-    ours = logs.means()
-    assert {name: ours[name] for name in losses} == pytest.approx(losses, rel=1e-6)
-    for expected, variable in zip(paper.w, model.critic.trainable_variables, strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-9)
-    for expected, variable in zip(paper.theta, model.generator.trainable_variables, strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-9)
+    losses = [float(paper.critic_step(reals, noise[:, 0], epsilon)), float(paper.generator_step(noise[:, 1]))]
+    assert [logs.means()[name] for name in ("critic_loss", "generator_loss")] == pytest.approx(losses, rel=1e-6)
+    for variables, network in ((paper.w, model.critic), (paper.theta, model.generator)):
+        for expected, variable in zip(variables, network.trainable_variables, strict=True):
+            np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_the_average_follows_the_generator() -> None:
@@ -152,17 +145,13 @@ def test_the_average_follows_the_generator() -> None:
     config = small("--precision=float64")
     before, _ = run_steps(config, 0)
     after, _ = run_steps(config, 1)
-    for old, new, average in zip(
-        before.generator.trainable_variables,
-        after.generator.trainable_variables,
-        after.generator_average.trainable_variables,
-        strict=True,
-    ):
+    networks = (before.generator, after.generator, after.generator_average)
+    for old, new, average in zip(*(network.trainable_variables for network in networks), strict=True):
         np.testing.assert_allclose(average.numpy(), 0.1 * old.numpy() + 0.9 * new.numpy(), rtol=1e-7, atol=1e-12)
 
 
 def test_without_decay_the_average_is_the_generator() -> None:
     model, _ = run_steps(small("--ema_decay=0"), 3)
-    pairs = zip(model.generator.get_weights(), model.averaged_generator().get_weights(), strict=True)
-    for trained, averaged in pairs:
+    networks = (model.averaged_generator(), model.generator)
+    for averaged, trained in zip(*(network.get_weights() for network in networks), strict=True):
         np.testing.assert_allclose(averaged, trained, rtol=1e-6, atol=1e-7)

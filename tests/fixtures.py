@@ -1,0 +1,12 @@
+"""Names the types of fixtures, so that signatures fit on a line."""
+
+from collections.abc import Callable
+
+import pytest
+
+from trainer.config.train_config import TrainConfig
+
+Make = Callable[..., TrainConfig]  # of small_config
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+Log = pytest.LogCaptureFixture
