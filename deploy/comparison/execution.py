@@ -108,8 +108,10 @@ def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, 
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
     check_tiers(usd_by_tier, [tier.name for tier in tiers], "price_per_hour")
-    given = {name: {"price_per_hour": usd, "price_inferred": False} for name, usd in usd_by_tier.items()}
-    return [dataclasses.replace(tier, **given.get(tier.name, {})) for tier in tiers]
+    for place, tier in enumerate(tiers):
+        if tier.name in usd_by_tier:
+            tiers[place] = dataclasses.replace(tier, price_per_hour=usd_by_tier[tier.name], price_inferred=False)
+    return tiers
 
 
 def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int = 1) -> int:
