@@ -31,10 +31,9 @@ def seconds(arguments: str, gcloud_config: str) -> float:
 @program
 def main() -> None:
     """Prints the table and saves the raw numbers."""
-    repeats = PARSER.parse_args().repeats
     with tempfile.TemporaryDirectory() as empty:
         commands = {name: lambda given=given: seconds(given, empty) for name, given in COMMANDS.items()}
-        raw = compare("Commands of deploy", commands, repeats)
+        raw = compare("Commands of deploy", commands, PARSER.parse_args().repeats)
     *others, python = raw
     for name in others:
         beyond = statistics.median(one - base for one, base in zip(raw[name], raw[python], strict=True))

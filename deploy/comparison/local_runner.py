@@ -14,7 +14,7 @@ from deploy.spec.job_spec import request_on
 from deploy.spec.tier import Tier, TierFacts
 from trainer.config import TrainConfig
 from trainer.config.recipe import Overrides
-from trainer.config.train_config import DATA_SOURCES, said_kind
+from trainer.config.train_config import DATA_SOURCES, split_kind
 from trainer.errors import INTERRUPTED, UserError
 from trainer.storage import expanded
 from trainer.storage.run_layout import RESULT
@@ -45,7 +45,7 @@ class LocalRunner:
         """Raises UserError if the data do not exist."""
         for run in runs:
             data = run.config.data
-            path = said_kind(data)[1]
+            path = split_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 

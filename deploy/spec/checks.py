@@ -10,7 +10,7 @@ from typing import Any
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
-from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
+from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
 from trainer.errors import UnknownData, UserError
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -108,7 +108,7 @@ UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… an
 
 def _unreachable(field: str, value: str) -> str:
     """Returns why the job cannot reach a local path, and the commands that copy it to a bucket."""
-    kind, path = said_kind(value)
+    kind, path = split_kind(value)
     remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
     copy = f"gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/"
     return f"{UNREACHABLE}: copy it with `{copy}` and use --{field}={remote}"

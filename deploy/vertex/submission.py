@@ -23,7 +23,7 @@ def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
         check_continent(bucket, job.gcp.region, retried(functools.partial(backend.location, bucket), clock))
     for name, address in inputs.items():
         if not retried(functools.partial(backend.exists, address), clock):
-            raise UserError(f"{name}={address}: not found: check with `gcloud storage ls {address}`")
+            raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
 
 
 def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from trainer.config.fields import nearest
 from trainer.config.metric_names import check_metric_names
-from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, said_kind
+from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, split_kind
 from trainer.errors import UnknownData, UserError
 from trainer.storage import is_remote, local_path
 
@@ -86,7 +86,7 @@ def _check_data(config: TrainConfig) -> None:
                 f"Known: {', '.join(AUGMENTATIONS)}"
             )
     local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
-    if config.stream and not is_remote(said_kind(config.data)[1]):
+    if config.stream and not is_remote(split_kind(config.data)[1]):
         raise UserError(f"stream=true and data={config.data}: only data at gs:// can be streamed: drop --stream")
     if config.stream and (config.evaluation_fraction or config.skip_bad_images):
         raise UserError(

@@ -153,7 +153,7 @@ class TrainConfig:
     def inputs(self) -> dict[str, str]:
         """Returns the settings that may name a file or folder to read, and their values."""
         others = ("weights", "fid_features", "fid_weights", "initial_checkpoint", "initial_model")
-        return {"data": said_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
+        return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property
     def augmentations(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ MAY_CHANGE = frozenset({
 })  # fmt: skip
 
 
-def said_kind(data: str) -> tuple[str, str]:
+def split_kind(data: str) -> tuple[str, str]:
     """Returns the two parts of `kind:path`; the kind is empty if none is given."""
     kind, colon, rest = data.partition(":")
     return (kind, rest) if colon and kind in DATA_KINDS else ("", data)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig, said_kind
+from trainer.config.train_config import TrainConfig, split_kind
 from trainer.data import image_folder, sources, tfrecord
 from trainer.data.dataset import Arrays, Examples
 from trainer.data.image_folder import Bad
@@ -57,7 +57,7 @@ def _located(config: TrainConfig) -> tuple[str, Path, _Present]:
     """Returns the kind of the data, their path and what provides their files, which downloads remote ones."""
     if sources.is_named(config.data):
         return "", Path(), nullcontext
-    given_kind, location = said_kind(config.data)
+    given_kind, location = split_kind(config.data)
     address = parse(location, "SRC")
     if address is None:
         return *sources.kind_and_path(config.data), nullcontext

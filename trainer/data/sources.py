@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.fields import nearest
-from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, said_kind
+from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
 from trainer.config.user_code import load_function
 from trainer.data import idx, image_folder, npz, shards, streaming, tfrecord
 from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
@@ -94,7 +94,7 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
 
     An address in Cloud Storage is downloaded to `cache_dir` first, but only the files that its kind needs.
     """
-    given_kind, location = said_kind(data)
+    given_kind, location = split_kind(data)
     address = parse(location, "data")
     path = _fetched(address, cache_dir) if address else local_path(location, "data")
     if not os.path.exists(path):
@@ -118,7 +118,7 @@ def beside_data(data: str, otherwise: Path) -> Path:
 def _load(config: TrainConfig) -> Any:
     data = config.data
     if config.stream:
-        address = parse(said_kind(data)[1], "data")
+        address = parse(split_kind(data)[1], "data")
         assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):

@@ -86,7 +86,7 @@ def test_a_bucket_that_is_not_there_is_made(cloud: Emulator, session: Session, d
 @pytest.mark.parametrize("data", ["gs://my-bucket/photoz", "folder:gs://my-bucket/photoz"])
 def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, session: Session, dist: Path) -> None:
     cloud.objects["my-bucket/photos/a.png"] = b"a"
-    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: not found: check with `gcloud storage l"):
+    with pytest.raises(UserError, match="data=gs://my-bucket/photoz: no objects found: check with `gcloud storage l"):
         submit.main(["l4x4", *WHERE, "--backend=sdk", "--recipe=wgan_gp_photos", f"--data={data}"], session)
     assert cloud.jobs == {}
 

@@ -81,7 +81,7 @@ def test_an_error_of_all_jobs_is_reported_once(status: int, line: str, command: 
 
 
 def test_missing_data_are_reported_once(command: Command, bucket: Address) -> None:
-    with pytest.raises(UserError, match="photos: not found: check with"):
+    with pytest.raises(UserError, match="photos: no objects found: check with"):
         command("l4x1", "l4x2", f"--initial_model={bucket}photos")
 
 
