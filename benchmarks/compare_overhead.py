@@ -16,7 +16,7 @@ from benchmarks.runner import compare, count, elapsed, make_parser, program, qua
 from deploy.comparison import execution
 from deploy.comparison.local_runner import LocalRunner
 from deploy.spec.tier import load_tier
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import DONE
 
 COMPARED, ALONE = "a run of deploy compare", "trainer.task alone"

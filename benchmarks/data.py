@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from benchmarks import input_pipeline
 from benchmarks.runner import compare, elapsed, make_parser, print_table, program, save
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data import image_folder
 from trainer.data.prepare import prepare

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, Work, images_per_step, started, timed
 from benchmarks.runner import alternate, quartiles, ratios
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset

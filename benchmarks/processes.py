@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks.runner import elapsed
 from deploy.localrun.workers import free_addresses
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 
 Run = Callable[[int], float]  # steps -> seconds

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from benchmarks.flops import Operation, operations, step_graph
 from benchmarks.runner import make_parser, print_table, program, save
 from benchmarks.trainer_loop import setup_of
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.distribution.strategy import make_replicas
 
 RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")

@@ -17,7 +17,7 @@ PARSER = make_parser(__doc__, repeats=5)
 # Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or reports.
 ALONE = """
 import numpy as np, tensorflow as tf
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.models import build_model

@@ -6,7 +6,7 @@ from benchmarks.emulated_bucket import emulated_bucket
 from benchmarks.input_pipeline import measure_with_model, table
 from benchmarks.processes import images_per_step
 from benchmarks.runner import make_parser, print_table, program, quartiles, ratios, save
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.data.prepare import prepare
 from trainer.storage import Address
 from trainer.storage.staging import stage

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from benchmarks.processes import Run, Work
 from trainer.build import TrainingSetup, build_setup
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.distribution.cluster import read_cluster

@@ -18,7 +18,7 @@ from matplotlib import colors
 from matplotlib.figure import Figure
 from PIL import Image
 
-from deploy.report import figures
+from deploy.report import plots
 from deploy.report.collection import collect
 from deploy.report.run_reader import read_run
 from deploy.report.summary import summarize
@@ -38,8 +38,8 @@ def samples(job_dir: Path, out: Path) -> None:
 def comparison(folder: Path, out: Path) -> None:
     """Draws two figures of a comparison's report, in the light colours of its page."""
     collection = collect([str(folder)])
-    drawn = [drawing for drawing in figures.drawings(collection, summarize(collection)) if drawing[0].startswith(SHOWN)]
-    with matplotlib.rc_context({**figures.STYLE, "figure.facecolor": "white"}):
+    drawn = [drawing for drawing in plots.drawings(collection, summarize(collection)) if drawing[0].startswith(SHOWN)]
+    with matplotlib.rc_context({**plots.STYLE, "figure.facecolor": "white"}):
         canvas = Figure(figsize=(9, 2.9), layout="constrained")
         for axes, (title, _, plot) in zip(canvas.subplots(1, len(drawn)), drawn, strict=True):
             plot(axes)
@@ -50,7 +50,7 @@ def comparison(folder: Path, out: Path) -> None:
 
 def _colour(canvas: Figure) -> None:
     """Replaces placeholders of the page's CSS variables by colours."""
-    page = (Path(figures.__file__).parent / "report.html").read_text(encoding="utf-8")
+    page = (Path(plots.__file__).parent / "report.html").read_text(encoding="utf-8")
     light = page.partition("@media")[0]
     real = {f"#0102{number}": value for number, value in re.findall(r"--c(\d\d): *(#[0-9a-f]{6})", light)}
     real["#010202"] = "#ffffff"

@@ -9,7 +9,7 @@ import pytest
 from tests import fuzz
 from tests.trainer.storage.emulator import fake_gcs, find_binary
 from trainer.command import quiet_start
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from benchmarks.trainer_loop import fresh_collectives
 from trainer import job
 from trainer.build import build_setup
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import make_replicas

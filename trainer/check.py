@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from trainer.command import quiet_start, run_command
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, USER_MUST_CHANGE
 from trainer.log import log

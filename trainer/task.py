@@ -9,7 +9,7 @@ import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 
 from trainer.command import quiet_start, run_command  # noqa: E402
-from trainer.config.recipe import resolve, to_yaml  # noqa: E402
+from trainer.config.overrides import resolve, to_yaml  # noqa: E402
 from trainer.distribution.cluster import read_cluster  # noqa: E402
 from trainer.errors import DONE  # noqa: E402
 from trainer.reporting.job_directory import open_job_dir, outputs  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.config import TrainConfig
 from trainer.config.fields import nearest
 from trainer.config.flags import Parser, add_setting_flags, underscored
-from trainer.config.recipe import FLAGS, Overrides
+from trainer.config.overrides import FLAGS, Overrides
 from trainer.errors import UserError
 
 

@@ -22,7 +22,7 @@ from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.config.flags import Parser, whole
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.storage import local_path
 

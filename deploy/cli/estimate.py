@@ -19,7 +19,7 @@ from deploy.report.collection import ESTIMATE, collect
 from deploy.report.table import figures, money
 from deploy.spec.tier import Tier, check_tiers
 from trainer.config.flags import Parser, whole
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import DONE, UserError
 from trainer.storage import local_path, make_writable, write_whole
 

@@ -9,7 +9,7 @@ from deploy.cli.arguments import add_flags, command_line
 from deploy.spec.job_spec import Job, JobOptions
 from deploy.spec.packages import packages_with
 from trainer.config.flags import Parser
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import UserError
 
 

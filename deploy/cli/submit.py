@@ -19,7 +19,7 @@ from deploy.vertex.logs import watch_job
 from deploy.vertex.retry import Clock
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.report.collection import COMPARISON
 from trainer.config.fields import as_text
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.reporting.run_files import read_json, read_result
 from trainer.storage import make_writable, write_whole

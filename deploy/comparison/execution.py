@@ -15,7 +15,7 @@ from deploy.report.collection import repeat_folder
 from deploy.spec.job_spec import training
 from deploy.spec.tier import Tier, TierFacts, check_tiers, load_tier
 from trainer.config import TrainConfig
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.storage import keep_others_out, make_writable
 

@@ -13,7 +13,7 @@ from deploy.localrun.workers import local_workers
 from deploy.spec.job_spec import request_on
 from deploy.spec.tier import Tier, TierFacts
 from trainer.config import TrainConfig
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.config.train_config import DATA_SOURCES, split_kind
 from trainer.errors import INTERRUPTED, UserError
 from trainer.storage import expanded

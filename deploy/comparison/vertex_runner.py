@@ -29,7 +29,7 @@ from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
 from trainer.config import TrainConfig
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.reporting.run_files import read_json, record_failure
 from trainer.storage import Address, write_whole

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from deploy.report.collection import Collection, collect
-from deploy.report.figures import draw
+from deploy.report.plots import draw
 from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict

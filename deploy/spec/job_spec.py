@@ -12,7 +12,7 @@ from deploy.spec.checks import UNREACHABLE, check_devices, check_inputs, check_r
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 from trainer.storage import output_address

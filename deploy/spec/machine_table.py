@@ -110,6 +110,40 @@ class Machines:
             return machine.price
         return machine.price.with_attached(self.accelerators[accelerator].price, count)
 
+    def check(self, kind: str, accelerator: str | None, count: int, where: str) -> None:
+        """Raises UserError, naming the place `where`, unless there is such a machine with so many accelerators."""
+        if not kind:
+            raise UserError(f"{where}: machineType is missing: see `python -m deploy machines`")
+        machine = self.machines.get(kind)
+        if machine is None and (kind.split("-")[0] not in self.cpu_families or accelerator):
+            raise UserError(
+                f"{where}.machineType={kind}: no such machine{nearest(kind, self.machines)} "
+                "`python -m deploy machines` lists them"
+            )
+        if accelerator and accelerator not in self.accelerators:
+            raise UserError(
+                f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
+                f"{', '.join(self.accelerators)}"
+            )
+        if bool(accelerator) != bool(count):
+            raise UserError(
+                f"{where}: acceleratorType={accelerator} and acceleratorCount={count}: give both, or neither"
+            )
+        if machine is None or (machine.attached and not accelerator):
+            return
+        if accelerator is None or count not in machine.counts.get(accelerator, ()):
+            given = f"{accelerator} x {count}" if accelerator else "none"
+            has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
+            others = [
+                offer.machine.name
+                for offer in self.options()
+                if offer.accelerator and offer.accelerator.name == accelerator and offer.count == count
+            ]
+            cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
+            if machine.inferred_counts:
+                cure += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
+            raise UserError(f"{where}: {kind} takes {has}, not {given}{cure}")
+
 
 @cache
 def load_machines(price_file: str = "") -> Machines:

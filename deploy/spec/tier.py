@@ -147,42 +147,10 @@ def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[P
         machine = pool.get("machineSpec", {})
         kind, accelerator = machine.get("machineType", ""), machine.get("acceleratorType")
         count = int(machine.get("acceleratorCount", 0))
-        _check_machine(kind, accelerator, count, f"{where}.machineSpec", machines)
+        machines.check(kind, accelerator, count, f"{where}.machineSpec")
         yield Pool(
             place, int(pool.get("replicaCount", 1)), kind, accelerator, count, machines.price(kind, accelerator, count)
         )
-
-
-def _check_machine(kind: str, accelerator: str | None, count: int, where: str, machines: Machines) -> None:
-    if not kind:
-        raise UserError(f"{where}: machineType is missing: see `python -m deploy machines`")
-    machine = machines.machines.get(kind)
-    if machine is None and (kind.split("-")[0] not in machines.cpu_families or accelerator):
-        raise UserError(
-            f"{where}.machineType={kind}: no such machine{nearest(kind, machines.machines)} "
-            "`python -m deploy machines` lists them"
-        )
-    if accelerator and accelerator not in machines.accelerators:
-        raise UserError(
-            f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
-            f"{', '.join(machines.accelerators)}"
-        )
-    if bool(accelerator) != bool(count):
-        raise UserError(f"{where}: acceleratorType={accelerator} and acceleratorCount={count}: give both, or neither")
-    if machine is None or (machine.attached and not accelerator):
-        return
-    if accelerator is None or count not in machine.counts.get(accelerator, ()):
-        given = f"{accelerator} x {count}" if accelerator else "none"
-        has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
-        others = [
-            offer.machine.name
-            for offer in machines.options()
-            if offer.accelerator and offer.accelerator.name == accelerator and offer.count == count
-        ]
-        cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
-        if machine.inferred_counts:
-            cure += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
-        raise UserError(f"{where}: {kind} takes {has}, not {given}{cure}")
 
 
 def _check_pools(pools: tuple[Pool, ...], name: str) -> None:

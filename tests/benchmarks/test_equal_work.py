@@ -18,7 +18,7 @@ from benchmarks.processes import write_digits
 from benchmarks.trainer_loop import networks, optimizers, work_of
 from benchmarks.tutorial import GAN, classifier_loop
 from trainer.build import TrainingSetup, build_setup
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.export import plain_copy

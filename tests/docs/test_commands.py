@@ -26,7 +26,7 @@ from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
 from trainer import generate
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.data import prepare
 
 COMMANDS = documented()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
-from trainer.config.recipe import recipe_names
+from trainer.config.overrides import recipe_names
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

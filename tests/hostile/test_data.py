@@ -21,7 +21,7 @@ from PIL import Image
 
 from tests.fuzz import NUMBERS, WORDS, at_most, damaged, examples, json_like, one_line
 from tests.support import real_data
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.decode import SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset

@@ -19,7 +19,7 @@ from deploy.vertex import history as record
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from trainer import job
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
 from trainer.reporting.job_directory import JobDir, open_job_dir

@@ -15,7 +15,7 @@ from deploy.spec.schema import MESSAGES
 from deploy.spec.tier import JOB_CONFIGS, load_tier
 from tests.fixtures import Capture
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.task import main as task
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.fixtures import Capture, Make
 from tests.support import fresh_collectives, refused, run_job, run_steps
 from trainer import generate
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.data.images import noise
 from trainer.export import export, plain_copy
 from trainer.storage.initial import fetch_model

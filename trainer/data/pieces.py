@@ -12,8 +12,8 @@ import numpy as np
 
 from trainer.config.train_config import TrainConfig, split_kind
 from trainer.data import image_folder, sources, tfrecord
+from trainer.data.bad_images import Bad
 from trainer.data.dataset import Arrays, Examples
-from trainer.data.image_folder import Bad
 from trainer.storage import parse
 from trainer.storage.staging import Staged
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.command import quiet_start, run_command
 from trainer.config.flags import Parser, refuse_unknown, whole
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
 from trainer.log import log
@@ -23,8 +23,8 @@ from trainer.terminal import ProgressBar
 
 with quiet_start():
     from trainer.data.arrays import labelled, largest_label, numbered_classes
+    from trainer.data.bad_images import Bad, refuse_or_skip
     from trainer.data.destination import Destination, LocalFolder, RemoteFolder
-    from trainer.data.image_folder import Bad, refuse_or_skip
     from trainer.data.pieces import Piece, Source, source_of
     from trainer.data.shards import FORMAT, INDEX, LABEL, parse_index
     from trainer.storage import Address, local_path, output_address

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
 from trainer.data.arrays import checked_labels, labelled
-from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
+from trainer.data.bad_images import Bad, decode_many, refuse_or_skip
 from trainer.errors import UserError
 from trainer.storage import write_whole
 from trainer.storage.gcs import Remote

@@ -15,8 +15,8 @@ import tensorflow as tf
 from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
 from trainer.data.arrays import labelled, largest_label, numbered_classes
+from trainer.data.bad_images import Bad, refuse_or_skip
 from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered
-from trainer.data.image_folder import Bad, refuse_or_skip
 from trainer.data.streamed_files import Facts, File, Parts, PreparedFile, RecordFile
 from trainer.errors import UserError
 from trainer.log import log

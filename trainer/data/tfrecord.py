@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import MOST_BYTES, checked_labels, labelled, with_evaluation
+from trainer.data.bad_images import Bad, decode_many, refuse_or_skip
 from trainer.data.dataset import Arrays, Dataset
-from trainer.data.image_folder import Bad, decode_many, refuse_or_skip
 from trainer.errors import UserError, reason
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")

@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from trainer.config.recipe import to_yaml
+from trainer.config.overrides import to_yaml
 from trainer.config.train_config import TrainConfig
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.log import log

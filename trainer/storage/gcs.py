@@ -1,4 +1,4 @@
-"""Wraps google-cloud-storage and holds every limit on retries and timeouts; failures.py explains its errors.
+"""Wraps google-cloud-storage and holds the limits on retries and timeouts; gcs_errors.py explains its errors.
 
 The SDK retries single requests. This module adds what the SDK leaves to its caller: it reads a long object in pieces,
 so that a late connection reset costs one piece only; it verifies the checksum of every object read and reads it again
@@ -20,7 +20,7 @@ from typing import Any
 from trainer.errors import PlatformFault, UserError
 from trainer.storage.address import Address
 from trainer.storage.checksum import Counted, opened
-from trainer.storage.failures import Cancelled, explained
+from trainer.storage.gcs_errors import Cancelled, explained
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from trainer.errors import UserError
 from trainer.log import log
 from trainer.storage.address import Address, expanded, parse
 from trainer.storage.checksum import crc32c_of
-from trainer.storage.failures import Cancelled, explained
 from trainer.storage.gcs import Remote, connect
+from trainer.storage.gcs_errors import Cancelled, explained
 from trainer.storage.transfer_bar import transfer_bar
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -28,7 +28,7 @@ from deploy.spec.tier import JOB_CONFIGS, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
 from trainer.config import TrainConfig
-from trainer.config.recipe import Overrides
+from trainer.config.overrides import Overrides
 from trainer.errors import UserError
 
 FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",

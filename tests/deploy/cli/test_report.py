@@ -13,7 +13,7 @@ from PIL import Image
 from deploy.__main__ import main
 from deploy.cli.arguments import numbers_by_tier
 from deploy.report.collection import collect
-from deploy.report.figures import Figure, draw, pareto_front
+from deploy.report.plots import Figure, draw, pareto_front
 from deploy.report.summary import summarize
 from deploy.report.table import to_terminal
 from docs.pictures import comparison

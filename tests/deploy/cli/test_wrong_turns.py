@@ -17,7 +17,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Capture, Command
 from tests.deploy.emulator import Emulator, Fault
 from trainer.config.flags import Parser
-from trainer.config.recipe import Overrides, resolve
+from trainer.config.overrides import Overrides, resolve
 from trainer.errors import UserError
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]

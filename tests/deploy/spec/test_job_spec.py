@@ -15,7 +15,7 @@ from deploy.spec.job_spec import Job, JobOptions, render, request_on, to_yaml
 from deploy.spec.packages import Package
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from tests.deploy.conftest import WHERE, Capture
-from trainer.config.recipe import Overrides, resolve
+from trainer.config.overrides import Overrides, resolve
 from trainer.config.train_config import DATA_KINDS
 from trainer.data import sources
 from trainer.errors import UserError

@@ -25,7 +25,7 @@ from trainer import check as check_module
 from trainer import job
 from trainer.compat import all_layers
 from trainer.config.metric_names import STEP_METRICS
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset

@@ -59,7 +59,7 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
 
 def test_cloud_storage_is_imported_only_for_its_paths() -> None:
     code = (
-        "import sys; from trainer.config.recipe import resolve; from trainer.storage.preflight import preflight; "
+        "import sys; from trainer.config.overrides import resolve; from trainer.storage.preflight import preflight; "
         "preflight(resolve(['--recipe=wgan_gp_digits']).config.inputs, {'job_dir': 'runs'}); "
         "heavy = ('google.cloud.storage', 'google.auth', 'requests', 'tensorflow'); "
         "print([name for name in sys.modules if name.startswith(heavy)])"

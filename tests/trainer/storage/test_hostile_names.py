@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import WORDS, examples, one_line
 from tests.trainer.storage.conftest import Bucket
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.data import shards
 from trainer.data.sources import load_dataset
 from trainer.reporting.job_directory import open_job_dir

@@ -19,7 +19,7 @@ from tests.drill import last_state
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer import generate, job
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.reporting.job_directory import open_job_dir, outputs

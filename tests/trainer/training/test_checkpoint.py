@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.conftest import SMALL
 from tests.support import fresh_collectives, largest_difference, prepared, weights
 from tests.support import run_job as run
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import NotFinite, UserError

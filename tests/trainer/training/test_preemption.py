@@ -20,7 +20,7 @@ from tests.support import Signals
 from tests.support import run_job as run
 from tests.workers import ROOT
 from trainer import job
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import INTERRUPTED, UserError

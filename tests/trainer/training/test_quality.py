@@ -17,7 +17,7 @@ from tests.drill import losses, numbers
 from tests.support import Signals, fresh_collectives, run_job, run_steps, small
 from trainer import job
 from trainer.build import set_precision_and_seed
-from trainer.config.recipe import resolve
+from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Arrays
 from trainer.data.sources import load_dataset

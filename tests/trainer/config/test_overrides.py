@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from trainer.config import metric_names as measures
-from trainer.config.recipe import recipe_names, resolve, to_yaml
+from trainer.config.overrides import recipe_names, resolve, to_yaml
 from trainer.config.rules import FROM_SCRATCH
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.errors import UserError
