@@ -39,10 +39,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _table(options: Sequence[MachineOption], table: Machines) -> str:
-    rows: list[tuple[str, ...]] = [
-        ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
-    ]
-    rows += [_row(option) for option in options]
+    header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
+    rows = [header, *(_row(option) for option in options)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
@@ -51,12 +49,8 @@ def _table(options: Sequence[MachineOption], table: Machines) -> str:
     lines += ["", f"~ an estimate: Compute Engine's price of {table.date} in {table.region} x Vertex AI's surcharge"]
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
         metric = accelerator.quota_metric or "unknown quota metric"
-        inferred = "" if accelerator.quota_metric_seen else " (name inferred)"
-        lines += [
-            f"{accelerator.name}: {accelerator.note}",
-            f"  {metric}{inferred}",
-            f"  {' '.join(accelerator.regions)}",
-        ]
+        quota = f"  {metric}" + ("" if accelerator.quota_metric_seen else " (name inferred)")
+        lines += [f"{accelerator.name}: {accelerator.note}", quota, f"  {' '.join(accelerator.regions)}"]
     return "\n".join(lines)
 
 

@@ -40,9 +40,6 @@ class Overrides:
         """Returns the overrides of a command line. Raises UserError for a mistake in it."""
         return cls.read(parse_flags(arguments))
 
-    def __or__(self, other: "Overrides") -> "Overrides":
-        return Overrides({**self.values, **other.values})
-
     def replace(self, **values: Any) -> "Overrides":
         """Returns the overrides with other values of these settings."""
         return Overrides({**self.values, **values})

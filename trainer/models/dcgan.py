@@ -4,6 +4,7 @@ Both networks have batch norm, which spans all replicas. Weights come from N(0, 
 A step is one discriminator and one generator update, each with new noise (Goodfellow et al. 2014, Algorithm 1).
 """
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -25,9 +26,8 @@ class DCGAN(GAN):
     """Trains by the cross-entropy between real and generated images."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        super().__init__(
-            config, dataset, batches_per_step=1, betas=(0.5, 0.999), critic_batch_norm=True, initializer=_normal
-        )
+        betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
+        super().__init__(config, dataset, batches_per_step=1, betas=betas, critic_batch_norm=True, initializer=normal)
         self._critic_gradients = self.xla_compiled(self.critic_gradients)
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -58,10 +58,6 @@ class DCGAN(GAN):
     def generator_loss(self, scores: Any) -> Any:
         """Returns the cross-entropy of the scores with "real"."""
         return _cross_entropy(scores, real=True)
-
-
-def _normal() -> keras.initializers.Initializer:
-    return keras.initializers.RandomNormal(stddev=0.02)
 
 
 def _cross_entropy(scores: Any, *, real: bool) -> Any:

@@ -66,10 +66,7 @@ def _backbone(config: TrainConfig) -> keras.Model:
         raise UserError(f"weights={config.weights}: file not found: use imagenet, none, or the path of a weights file")
     try:
         return make(
-            include_top=False,
-            weights=weights,
-            input_shape=(config.image_size, config.image_size, 3),
-            pooling="avg",
+            include_top=False, weights=weights, input_shape=(config.image_size, config.image_size, 3), pooling="avg"
         )
     except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
         raise UserError(
