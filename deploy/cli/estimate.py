@@ -81,9 +81,11 @@ def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
         raise UserError(f"this machine has no GPU: {_NOTHING}")
     if lacking:
         print(f"{', '.join(lacking)}: will not be known: this machine has no GPU", flush=True)
-    pool = known[0].pools[0]
-    devices = pool.accelerators if gpus else min(1, pool.accelerators)
-    return replace(known[0], pools=(replace(pool, replicas=1, accelerators=devices),))
+    first = known[0]
+    devices = first.accelerators if gpus else min(1, first.accelerators)
+    pools = (replace(first.pools[0], accelerators=devices),)
+    usd = first.price_per_hour and first.price_per_hour / first.workers
+    return replace(first, pools=pools, workers=1, accelerators=devices, price_per_hour=usd)
 
 
 def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:

@@ -233,7 +233,7 @@ def test_a_callback_can_stop_the_run(small_config: Make) -> None:
     ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
     ("--callbacks=tests.models", "write it as package.module:function"),
     ("--callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
-    ("--model=tests.models:not_a_model", "it returned str, not a keras.Model"),
+    ("--model=tests.models:not_a_model", "the function returned str: it must return a keras.Model"),
     ("--model=tests.models:nothing", "tests.models has no function nothing"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:

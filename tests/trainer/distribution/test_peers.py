@@ -109,7 +109,9 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: 
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config()
     job_dir = open_job_dir(config)
-    with job._peers(config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0)):
+    with job._workers(
+        config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0)
+    ):
         _, runs, _, on_loss = given
         on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
     assert {**versions(), "devices": 1, "seed": 0}.items() <= runs.items()
