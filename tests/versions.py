@@ -1,7 +1,7 @@
-"""The tests that lean on Python, TensorFlow, Keras or Google's packages, on other versions than the default ones.
+"""Runs the tests that depend on the versions of Python, TensorFlow, Keras or Google's packages on other versions.
 
-`make test-floor` runs them on the oldest we promise, `make test-versions` on all; python tests/versions.py [3.10 …].
-A Python that is not found here, or that is the default one, is passed over with a line that says so.
+`make test-floor` runs them on the oldest supported, `make test-versions` on all; python tests/versions.py [3.10 …].
+A Python that is not installed, or that is the default one, is skipped with a line that states it.
 """
 
 import os
@@ -14,18 +14,20 @@ ROOT = Path(__file__).parents[1]
 FLOOR = "3.10"
 TENSORFLOW = {FLOOR: "tensorflow==2.17.*", "3.11": "tensorflow", "3.12": "tensorflow", "3.13": "tensorflow"}
 
-# Trained on 1, 2 and 4 replicas and in float64; several workers; saved, killed, gone on with; exported; read in every
-# form; at gs:// with the real client; the command lines; the wheel.
+# Training on 1, 2 and 4 replicas and in float64; several workers; saving, resuming and exporting; every data format;
+# gs:// with the real client; the command lines; the wheel.
 TOUCHES_VERSIONS = (
-    "trainer/test_replicas.py", "trainer/test_checkpoint.py", "trainer/test_export.py", "trainer/test_sources.py",
-    "trainer/test_config.py", "trainer/test_cluster.py", "trainer/test_reporting.py", "trainer/storage/test_staging.py",
-    "deploy/test_main.py", "deploy/test_tier.py", "deploy/test_package.py", "deploy/test_backends.py", "hostile",
+    "trainer/distribution/test_replicas.py", "trainer/distribution/test_cluster.py", "trainer/test_compat.py",
+    "trainer/training/test_checkpoint.py", "trainer/test_export.py", "trainer/data/test_sources.py",
+    "trainer/config/test_overrides.py", "trainer/reporting/test_reporter.py", "trainer/storage/test_staging.py",
+    "deploy/test_main.py", "deploy/spec/test_tier.py", "deploy/spec/test_packages.py", "deploy/vertex/test_backends.py",
+    "hostile",
 )  # fmt: skip
-ON_THE_FLOOR = ("trainer/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e")
+ON_THE_FLOOR = ("trainer/models/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e")
 
 
 def find_python(version: str) -> str | None:
-    """A Python of that version that runs: on the PATH, named by PYTHON310 and so on, or one of pyenv's."""
+    """Returns a working Python of that version: named by PYTHON310 and so on, on the PATH, or one of pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     named = os.environ.get(f"PYTHON{version.replace('.', '')}")
     candidates = [named, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
@@ -37,7 +39,7 @@ def find_python(version: str) -> str | None:
 
 
 def install(python: str, version: str) -> str:
-    """A virtual environment with this package and that Python's TensorFlow; its interpreter."""
+    """Creates a virtual environment with this package and that Python's TensorFlow; returns its interpreter."""
     venv = ROOT / f".venv-{version}"
     interpreter, stamp = str(venv / "bin" / "python"), venv / ".installed"
     sources = [ROOT / "setup.py", ROOT / "tests" / "requirements-gcs.txt"]
@@ -52,14 +54,14 @@ def install(python: str, version: str) -> str:
 
 
 def run(version: str) -> int:
-    """The tests on one Python; their exit code, 0 where there is no such Python."""
+    """Runs the tests on one Python. Returns their exit code, or 0 if there is no such Python."""
     python = find_python(version)
     if version == f"{sys.version_info.major}.{sys.version_info.minor}" and version != FLOOR:
         print(f"Python {version}: skipped: it is the default one, and all tests run on it", flush=True)
         return 0
     if python is None:
         where = f"PYTHON{version.replace('.', '')}=/path/to/python{version}"
-        print(f"Python {version}: skipped: there is none here (name one with {where})", flush=True)
+        print(f"Python {version}: skipped: not installed (name one with {where})", flush=True)
         return 0
     interpreter = install(python, version)
     show = "import sys, tensorflow as tf, keras; print('Python', sys.version.split()[0], 'TensorFlow', tf.__version__, "
@@ -75,13 +77,13 @@ def run(version: str) -> int:
 
 
 def main(versions: list[str]) -> int:
-    """Runs the tests on each version; 0 where they pass on all, else 1."""
+    """Runs the tests on each version. Returns 0 if they pass on all, else 1."""
     unknown = [version for version in versions if version not in TENSORFLOW]
     if unknown:
         print(f"{unknown[0]}: not one of {', '.join(TENSORFLOW)}")
         return 2
     codes = [run(version) for version in versions or TENSORFLOW]
-    return int(any(codes))  # a run that a signal ended has a negative one
+    return int(any(codes))  # negative if a signal ended the run
 
 
 if __name__ == "__main__":
