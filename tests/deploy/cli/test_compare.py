@@ -415,7 +415,7 @@ def test_a_terminated_comparison_saves_its_run_and_goes_on(tmp_path: Path) -> No
             time.sleep(0.1)
         process.terminate()
         _, error = process.communicate(timeout=120)
-    assert (process.returncode, error) == (75, "stopped: the same command again goes on\n")
+    assert (process.returncode, error) == (75, "stopped: run the same command again to resume\n")
     saved = read_run(job)
     assert saved.state == "interrupted"
     with deploy("compare", *flags) as process:
