@@ -14,6 +14,8 @@ from trainer.reporting.run_files import read_json, read_result
 from trainer.storage import make_writable, write_whole
 from trainer.storage.run_layout import CHECKPOINTS, RUN_INFO, STATS
 
+SENT_JOB = "vertex.json"  # in a job directory: the job that was or may have been submitted for this run
+
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     """Raises UserError if `out` is not writable or holds another comparison than `request`; creates no folder.
@@ -73,7 +75,7 @@ def any_begun(out: Path) -> bool:
 def is_begun(job_dir: Path) -> bool:
     """Returns whether the run has produced anything, or its job may still do so."""
     state = read_result(job_dir)[0].get("state")
-    sent = (job_dir / "vertex.json").exists() and state != "failed"
+    sent = (job_dir / SENT_JOB).exists() and state != "failed"
     reported = (job_dir / STATS).is_file() or any((job_dir / CHECKPOINTS).glob("*"))
     return sent or reported or state == "done"
 

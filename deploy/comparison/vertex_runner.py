@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from deploy.comparison.directory import SENT_JOB
 from deploy.comparison.execution import TierPlan
 from deploy.report.collection import fetched
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
@@ -27,7 +28,7 @@ from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
-from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
+from deploy.vertex.submission import attempt_label, check_buckets, oldest_first, submit_job, upload_packages
 from trainer.config import TrainConfig
 from trainer.config.overrides import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
@@ -146,8 +147,7 @@ class VertexRunner:
     def _find(self, sent: _SentJob) -> JobStatus | None:
         """Returns the job's status; None if it was never created."""
         backend = self._open(sent.project, sent.region)
-        jobs = retried(lambda: backend.jobs(attempt_label(sent.submission)), self._clock)
-        return min(jobs, key=lambda status: status.created or 0.0, default=None)
+        return next(iter(oldest_first(attempt_label(sent.submission), backend, self._clock)), None)
 
     def _send(self, run: TierPlan, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
@@ -161,7 +161,7 @@ class VertexRunner:
             upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()
         sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
-        write_whole(job_dir / "vertex.json", json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
+        write_whole(job_dir / SENT_JOB, json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
             return sent, submit_job(job, Submission(submission), backend, self._clock)
         except StateUnknownError:
@@ -199,7 +199,7 @@ class VertexRunner:
 
 def _read(job_dir: Path) -> _SentJob | None:
     """Returns the recorded job, or None; UserError if the record is damaged."""
-    file = job_dir / "vertex.json"
+    file = job_dir / SENT_JOB
     if not file.exists():
         return None
     try:

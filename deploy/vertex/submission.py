@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from deploy.spec.checks import check_continent
 from deploy.spec.job_spec import Job
 from deploy.spec.packages import Package, build_wheel
-from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, CustomJob
+from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, CustomJob, JobStatus
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.retry import RETRY_S, Clock, backoff, retried
@@ -116,8 +116,12 @@ def _find_created(request: CustomJob, backend: Backend, clock: Clock, name: str 
 
 def _keep_oldest(request: CustomJob, backend: Backend, clock: Clock) -> str:
     """Returns the oldest job of this request, or nothing, and cancels duplicates, created while the list was late."""
-    jobs = retried(lambda: backend.jobs(request.labels[LABEL]), clock)
-    names = [status.name for status in sorted(jobs, key=lambda status: status.created or 0.0)]
+    names = [status.name for status in oldest_first(request.labels[LABEL], backend, clock)]
     for name in names[1:]:
         retried(functools.partial(backend.cancel, name), clock)
     return names[0] if names else ""
+
+
+def oldest_first(label: str, backend: Backend, clock: Clock) -> list[JobStatus]:
+    """Returns the jobs with this label, oldest first: the first one counts, the others are duplicates."""
+    return sorted(retried(lambda: backend.jobs(label), clock), key=lambda status: status.created or 0.0)

@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 from trainer.errors import UserError
 from trainer.storage.address import Address, expanded, parse
 from trainer.storage.gcs import connect
-from trainer.storage.run_layout import CHECKPOINTS, MODEL, STEP_PREFIX
+from trainer.storage.run_layout import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
 from trainer.storage.staging import Staged, stage
 
 _MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first one found counts
-_MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?manifest\.json")
+_MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
 
 def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:

@@ -14,10 +14,9 @@ from trainer.errors import PlatformFault
 from trainer.log import log
 from trainer.storage.address import Address
 from trainer.storage.gcs import Remote, connect
-from trainer.storage.run_layout import RUN_FILES
+from trainer.storage.run_layout import MANIFEST, RUN_FILES
 from trainer.storage.uploader import Uploader
 
-MANIFEST = "manifest.json"  # uploaded last and deleted first: a folder that has it is complete
 LEAVING_SECONDS = 10.0  # of the 15 before a machine is preempted; the others are for the checkpoint
 _FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # every upload sends the whole event file

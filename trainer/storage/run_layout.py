@@ -5,6 +5,7 @@ STATS = "stats.jsonl"
 RESULT = "result.json"
 RUN_FILES = (RUN_INFO, STATS, RESULT)
 SKIPPED_IMAGES = "skipped_images.txt"
+MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
 CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
 STEP_PREFIX = "step-"
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory

@@ -25,9 +25,8 @@ from trainer.log import log
 from trainer.reporting.run_files import finite, write_json
 from trainer.storage import sync, whole_folder
 from trainer.storage.checksum import sha256_of
-from trainer.storage.mirror import MANIFEST as _MANIFEST
 from trainer.storage.mirror import Mirror
-from trainer.storage.run_layout import CHECKPOINTS, STEP_PREFIX, step_name, step_of
+from trainer.storage.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
 from trainer.storage.tensorflow_errors import tensorflow_writing
 from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
 
@@ -112,13 +111,13 @@ class Checkpoints:
         if error:
             raise error
 
-    def _write(self, step: int, values: Mapping[str, Any], manifest: str) -> None:
+    def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
         try:
             self._refuse_not_finite(step, values)
-            folder = self._folder / step_name(step)
-            write_checkpoint(folder, values, json.loads(manifest))
+            folder, manifest = self._folder / step_name(step), json.loads(text)
+            write_checkpoint(folder, values, manifest)
             self._mirror.put(folder)
-            self._prune(step, json.loads(manifest)["state"])
+            self._prune(step, manifest["state"])
         except Exception as error:  # raised by the next save or wait, in the training thread
             self._error = error
 
@@ -171,22 +170,22 @@ def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str
         for name in files:
             sync(beside / name)
         content = finite({**manifest, "files": files})
-        write_json(beside / _MANIFEST, {**content, "sha256": _digest(content)})
+        write_json(beside / MANIFEST, {**content, "sha256": _digest(content)})
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the manifest and the variables by name; raises Damaged, naming the file, if they do not match."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        manifest = json.loads((folder / MANIFEST).read_bytes())
         intact = manifest.pop("sha256") == _digest(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{folder.name}/{_MANIFEST}: {type(error).__name__}") from None
+        raise Damaged(f"{folder.name}/{MANIFEST}: {type(error).__name__}") from None
     if not intact:
-        raise Damaged(f"{folder.name}/{_MANIFEST} has another checksum")
+        raise Damaged(f"{folder.name}/{MANIFEST} has another checksum")
     files, step = manifest.get("files"), manifest.get("step")
     known = isinstance(files, dict) and all(Path(name).name == name and isinstance(files[name], dict) for name in files)
     if not (known and isinstance(manifest.get("state"), dict) and type(step) is int and 0 <= step < 2**63):
-        raise Damaged(f"{folder.name}/{_MANIFEST} is not of this trainer")
+        raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
     for name, fingerprint in files.items():
         try:
             found = _fingerprint(folder / name)
@@ -205,7 +204,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
     """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it."""
     candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / CHECKPOINTS))]
-    whole = next((one for one in candidates if (one / _MANIFEST).is_file()), None)
+    whole = next((one for one in candidates if (one / MANIFEST).is_file()), None)
     if whole is None:
         line = "no checkpoint found: use a job directory, or one of its step-… folders"
         raise UserError(f"initial_checkpoint={path}: {line}")
