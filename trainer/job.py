@@ -176,12 +176,12 @@ def _ended_before(job: TrainingRun) -> str | None:
 def _describe(job: TrainingRun, command: Sequence[str]) -> None:
     """Writes run.json, and the list of images that were skipped."""
     setup, job_dir = job.setup, job.job_dir
-    about = run_info(job.config, command, job.setup.replicas, setup.schedule, job.progress.total_steps)
+    about = run_info(job.config, command, setup.replicas, setup.schedule, job.progress.total_steps)
     notes = dict(setup.dataset.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, job.setup.replicas.count)
+    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count)
     job_dir.write(RUN_INFO, about)
 
 

@@ -123,8 +123,11 @@ class TrainingRun:
             fid = make_fid(config, setup.model, setup.dataset.train, control.watched(), folder)
         epoch = setup.schedule.steps_per_epoch
         others = make_hooks(config, setup.model, epoch, reporter, callbacks, evaluate, fid, self.best, control)
-        must_save = lambda: control.save_due or self.best.improved  # noqa: E731
-        save = Hook(config.checkpoint_every_steps, lambda progress: self.save(reporter), requested=must_save)
+        save = Hook(
+            config.checkpoint_every_steps,
+            lambda progress: self.save(reporter),
+            requested=lambda: control.save_due or self.best.improved,
+        )
         return [Hook(0, begin, requested=lambda: True), *others, save]
 
 

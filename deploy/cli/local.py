@@ -34,14 +34,13 @@ def main(arguments: Sequence[str]) -> int:
     asked, overrides = parse(own, arguments)
     tier = load_tier(asked.spec, "")
     config = request_on(tier, overrides).config
-    loss = _loss(asked.kill, tier)
+    kill = _worker_kill(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
-    open_job_dir(
-        dataclasses.replace(config, job_dir=str(job_dir)), lock=False
-    )  # fails here rather than in workers that wait for each other
+    # Fails here rather than in workers that wait for each other.
+    open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)
     workers = local_workers(tier, overrides.arguments(), job_dir.absolute(), job_id, command_line("local", arguments))
-    job = LocalJob(workers, job_dir, _printer(), asked.restarts, loss)
+    job = LocalJob(workers, job_dir, _printer(), asked.restarts, kill)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
@@ -64,7 +63,7 @@ def _how_to_resume(job_dir: Path, *, named: bool) -> str:
     )
 
 
-def _loss(text: str, tier: Tier) -> WorkerKill | None:
+def _worker_kill(text: str, tier: Tier) -> WorkerKill | None:
     """Parses `worker1@step200` or `chief@step200`; worker 0 is the chief."""
     if not text:
         return None
@@ -72,7 +71,7 @@ def _loss(text: str, tier: Tier) -> WorkerKill | None:
     index = 0 if found and found[1] else int(found[2]) if found else -1
     if not found or not 0 <= index < tier.workers:
         raise UserError(
-            f"kill={text}: say which worker is lost at which step, as worker1@step200; {tier.name} has the chief"
+            f"kill={text}: name the worker to kill and the step, as worker1@step200; {tier.name} has the chief"
             + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
         )
     return WorkerKill(index, int(found[3]))
@@ -81,8 +80,8 @@ def _loss(text: str, tier: Tier) -> WorkerKill | None:
 def _printer() -> Callable[[str, str], None]:
     lock = threading.Lock()
 
-    def say(worker: str, line: str) -> None:
+    def print_line(worker: str, line: str) -> None:
         with lock:
             print(f"[{worker}] {line}", flush=True)
 
-    return say
+    return print_line

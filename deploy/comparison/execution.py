@@ -169,9 +169,9 @@ def _run(run: TierPlan, repeat: int, out: Path, runner: Runner, refused: list[st
     job_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     code, ended = _outcome(runner, run, job_dir)
-    said = refusal(job_dir) if code == USER_MUST_CHANGE and not any_begun(out) else ""
-    if said:
-        refused.append(said)
+    reason = refusal(job_dir) if code == USER_MUST_CHANGE and not any_begun(out) else ""
+    if reason:
+        refused.append(reason)
         return code
     print(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)", flush=True)
     return code
@@ -194,6 +194,6 @@ def _outcome(runner: Runner, run: TierPlan, job_dir: Path) -> tuple[int, str]:
         return FAULT, f"{type(error).__name__}: {error}"
     if code == DONE:
         return DONE, "done"
-    said = error_of(job_dir)
-    why = f"exit code {code}" + (f": {said}" if said else "")
-    return code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT, why
+    error_line = error_of(job_dir)
+    ended = f"exit code {code}" + (f": {error_line}" if error_line else "")
+    return code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT, ended

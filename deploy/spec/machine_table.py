@@ -135,9 +135,9 @@ class Machines:
             given = f"{accelerator} x {count}" if accelerator else "none"
             has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
             others = [
-                offer.machine.name
-                for offer in self.options()
-                if offer.accelerator and offer.accelerator.name == accelerator and offer.count == count
+                option.machine.name
+                for option in self.options()
+                if option.accelerator and option.accelerator.name == accelerator and option.count == count
             ]
             cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
             if machine.inferred_counts:

@@ -44,9 +44,8 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
         return _folder_source(config, path, per_shard, present)
     if kind == "tfrecord" and not config.evaluation_fraction:
         return _tfrecord_source(config, path, present)
-    fingerprint = _fingerprint(
-        config, per_shard, path, _files(kind, path)
-    )  # before reading: files may change meanwhile
+    # Before reading: files may change meanwhile.
+    fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
     dataset = sources.load_dataset(config)
     parts = {"train": dataset.train, "evaluation": dataset.evaluation}
     splits = {name: list(_slices(part, per_shard)) for name, part in parts.items() if part is not None}
@@ -124,13 +123,5 @@ def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
 
 def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
     stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    content = [
-        config.data,
-        config.image_size,
-        config.channels,
-        config.evaluation_fraction,
-        config.seed,
-        per_shard,
-        stats,
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard)
+    return hashlib.sha256(json.dumps([*settings, stats]).encode()).hexdigest()

@@ -17,10 +17,8 @@ from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2D
 from trainer.models.layers import batch_norm, full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
 
-Initializer = Callable[
-    [], keras.initializers.Initializer
-]  # returns a new one per layer, so that no two layers start with equal weights
-
+# Returns a new one for each layer, so that no two layers start with equal weights.
+Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
 
