@@ -25,7 +25,7 @@ from trainer.storage.gcs_errors import Cancelled, explained
 
 @dataclass(frozen=True)
 class Limits:
-    """Holds every limit on retries and timeouts, in seconds unless stated otherwise."""
+    """Holds the limits on retries and timeouts of requests, in seconds unless stated otherwise."""
 
     retry: float = 60  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
     pause: float = 8  # longest backoff between two attempts; the first is up to 1 second
