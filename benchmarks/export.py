@@ -39,7 +39,7 @@ def main() -> None:
         model = setup.model
         template = plain_copy(model.templates()["model"] if hasattr(model, "templates") else model)
         candidates = {
-            "export": partial(seconds, partial(export, model, image_shape=setup.dataset.image_shape)),
+            "export": partial(seconds, partial(export, model, input_spec=setup.dataset.input_spec)),
             "Keras alone: .keras, SavedModel": partial(seconds, partial(export_with_keras, template)),
         }
         raw[recipe] = compare(f"Export of {recipe}: {networks} .keras, model.h5, SavedModel", candidates, repeats)

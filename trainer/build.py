@@ -10,6 +10,7 @@ from trainer.compat import reset_layer_names, seed_initializers
 from trainer.config.train_config import TrainConfig
 from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches
+from trainer.data.class_weights import weighted_by_class
 from trainer.data.dataset import Dataset, closed_on_failure
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas
@@ -34,7 +35,9 @@ class TrainingSetup:
 
     def step_runner(self) -> StepRunner:
         """Returns the function that runs steps of the model on all replicas."""
-        return StepRunner(self.model, self.replicas, self.config.seed, augmentation(self.config))
+        as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
+        augment = augmentation(self.config)
+        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment)
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

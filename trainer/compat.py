@@ -7,7 +7,7 @@ none where the function has a fallback. TRIED names the versions that all of the
 import inspect
 import pkgutil
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -28,6 +28,8 @@ PRIVATE_NAMES = (
     "keras.optimizers.Optimizer._get_variable_index",
     "keras.optimizers.Adam._momentums",
     "keras.optimizers.Adam._velocities",
+    "keras.src.losses.loss.reduce_weighted_values",
+    "tensorflow.data.Dataset._inputs",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
 )
 
@@ -110,6 +112,59 @@ def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, 
         _warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
         return None
     return first[index], second[index]
+
+
+def makes_batches(dataset: tf.data.Dataset) -> bool:
+    """Returns whether the elements of a tf.data.Dataset are batches of examples, not single examples.
+
+    They are if all parts have an unknown first length, and are not if one has no first length. Where all have a fixed
+    one (as `batch(32, drop_remainder=True)` gives), the names of the transformations tell; fallback: no batches.
+    """
+    lengths = [spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)]
+    if len(set(lengths)) > 1 or lengths[0] == 0:
+        return False
+    if lengths[0] is None:
+        return True
+    found: list[Any] = [dataset]
+    while found:
+        one = found.pop()
+        kind = type(one).__name__.lower()
+        if "batch" in kind:
+            return "unbatch" not in kind
+        try:
+            found += _private("tensorflow.data.Dataset._inputs", owner=one)()
+        except Missing as error:
+            _warn_once(f"{error}; until then a tf.data.Dataset with batches of a fixed size is not recognised")
+    return False
+
+
+@contextmanager
+def losses_reduced_by(reduce: Callable[..., Any]) -> Iterator[None]:
+    """Makes Keras's losses combine their values by `reduce(original, values, sample_weight, mask, reduction, dtype)`.
+
+    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
+    Fallback: nothing changes, with a warning: losses with the reduction mean_with_sample_weight, or with masks, then
+    depend on the number of replicas.
+    """
+    name = "keras.src.losses.loss.reduce_weighted_values"
+    try:
+        original = _private(name, 0, sample_weight=None, mask=None, reduction=None, dtype=None)
+    except Missing as error:
+        _warn_once(f"{error}; until then losses with masks may depend on the number of replicas")
+        yield
+        return
+    module = pkgutil.resolve_name("keras.src.losses.loss")
+
+    def reduced(
+        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "", dtype: Any = None
+    ) -> Any:
+        return reduce(original, values, sample_weight, mask, reduction, dtype)
+
+    module.reduce_weighted_values = reduced
+    try:
+        yield
+    finally:
+        module.reduce_weighted_values = original
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from trainer.storage import whole_folder
 from trainer.storage.tensorflow_errors import tensorflow_writing
 
 
-def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) -> None:
+def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
     """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
 
-    `image_shape`: (height, width, channels), the input of a subclassed model, which Keras cannot save as HDF5.
+    `input_spec`: the tf.TensorSpec of the input, or a nest of them, for a subclassed model, which has no symbolic one.
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
@@ -33,7 +33,7 @@ def export(model: keras.Model, folder: Path, image_shape: tuple[int, int, int]) 
             _save_h5(template, beside / "model.h5")
         else:
             log.warning("model.h5 is not written: HDF5 cannot hold a subclassed model; model.keras needs its class")
-        _save_for_serving(template, interface.serve, image_shape, beside / "saved_model")
+        _save_for_serving(template, interface.serve, input_spec, beside / "saved_model")
 
 
 def load_template_weights(model: keras.Model, path: Path) -> None:
@@ -103,15 +103,17 @@ def _save_h5(template: keras.Model, path: Path) -> None:
         absl.setLevel(level)
 
 
-def _save_for_serving(
-    template: keras.Model, serve: Callable[[Any], Any], image_shape: tuple[int, int, int], folder: Path
-) -> None:
-    images = tf.TensorSpec((None, *image_shape), keras.config.floatx(), name="images")
-    inputs = symbolic_inputs(template)
-    signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in inputs] or [images]
+def _save_for_serving(template: keras.Model, serve: Callable[[Any], Any], input_spec: Any, folder: Path) -> None:
+    inputs = input_spec if not symbolic_inputs(template) else template.input
+    signature = [tf.TensorSpec(each.shape, each.dtype, name=name) for name, each in _named(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
-    one = len(signature) == 1
-    archive.add_endpoint("serve", lambda *given: serve(template(given[0] if one else list(given))), signature)
+    archive.add_endpoint("serve", lambda *given: serve(template(keras.tree.pack_sequence_as(inputs, given))), signature)
     with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
+
+
+def _named(inputs: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
+    flat = keras.tree.flatten_with_path(inputs)
+    return [(each.name or "_".join(["inputs", *map(str, path)]), each) for path, each in flat]

@@ -119,13 +119,14 @@ def prepare(
         for reason in depends_on_replicas(setup.model, replicas.count):
             log.warning(f"the result depends on the number of replicas: {reason}")
         checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
-        count, shape = setup.dataset.train.count, setup.dataset.image_shape
-        log.info(f"trains {config.model} on {count:,} examples of {config.data}, {'x'.join(map(str, shape))}")
+        log.info(
+            f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}"
+        )
         restored = _initialise(config, setup, checkpoints)
         schedule = setup.schedule
         total = schedule.total_steps(config.steps, config.epochs)
         progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
-        best = Best(config)
+        best = Best(config, setup.model)
         if restored:
             with readable_state(checkpoints):
                 progress.resume(restored)
@@ -181,6 +182,7 @@ def _describe(job: TrainingRun, command: Sequence[str]) -> None:
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
+    about["data"]["example"] = setup.dataset.shape
     about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count)
     job_dir.write(RUN_INFO, about)
 
@@ -199,7 +201,7 @@ def _train_and_export(job: TrainingRun) -> int:
             job.save(reporter, pending=interrupted)
             job.checkpoints.wait()
         if job.is_chief and not interrupted:
-            export(job.setup.model, job_dir.model, job.setup.dataset.image_shape)
+            export(job.setup.model, job_dir.model, job.setup.dataset.input_spec)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:
         with suppress(Exception):

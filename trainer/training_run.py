@@ -14,6 +14,7 @@ from trainer.data.sources import beside_data
 from trainer.distribution.peers import Peers
 from trainer.errors import UserError
 from trainer.log import log
+from trainer.rehearsal import has_own_parts, rehearse
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
@@ -84,8 +85,10 @@ class TrainingRun:
         save_every = 60 * config.checkpoint_every_minutes if config.checkpoint_every_minutes else None
         budget = 60 * minutes - self.result.wall_seconds if minutes else None
         control = Control(self.setup.replicas, stop, save_every, budget)
-        evaluate = evaluation(model, control.watched(), self.setup.dataset.evaluation)
-        callbacks = bind(self.callbacks, model, progress, evaluates=evaluate is not None)
+        evaluate = evaluation(model, control.watched(), self.setup.dataset, config.evaluation_batch)
+        if has_own_parts(config) and self.is_chief and not self.restored:
+            rehearse(self.setup, evaluate)
+        callbacks = bind(self.callbacks, model, progress, evaluate.names if evaluate else ())
         model.stop_training = False
         callbacks.on_train_begin()
         if self.restored:
@@ -120,7 +123,7 @@ class TrainingRun:
         config, setup, fid = self.config, self.setup, None
         if config.fid_every_steps:
             folder = beside_data(config.data, self.job_dir.root)
-            fid = make_fid(config, setup.model, setup.dataset.train, control.watched(), folder)
+            fid = make_fid(config, setup.model, setup.dataset.images("train"), control.watched(), folder)
         epoch = setup.schedule.steps_per_epoch
         others = make_hooks(config, setup.model, epoch, reporter, callbacks, evaluate, fid, self.best, control)
         save = Hook(

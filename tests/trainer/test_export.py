@@ -47,7 +47,7 @@ def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: M
     config = small_config(*flags)
     model, _ = run_steps(config, 4)
     folder = tmp_path / "model"
-    export(model, folder, (16, 16, 1))
+    export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
     z = noise(5, 16, config.latent_dim)
     np.save(folder / "noise.npy", z)
 
@@ -76,13 +76,13 @@ def test_an_export_replaces_the_old_one_whole_or_leaves_it(tmp_path: Path, small
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "left_over").write_text("")
-    export(model, folder, (16, 16, 1))
+    export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
     assert not (folder / "left_over").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     model.serve = lambda outputs: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        export(model, folder, (16, 16, 1))
+        export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -93,7 +93,7 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
         norm = keras.layers.BatchNormalization(synchronized=True)
         inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), norm])
         model = keras.Model(inputs := keras.Input((3,)), keras.layers.Dense(2)(inner(inputs)))
-    export(model, tmp_path / "model", (16, 16, 1))
+    export(model, tmp_path / "model", tf.TensorSpec((None, 16, 16, 1)))
     loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)

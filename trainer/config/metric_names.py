@@ -6,7 +6,7 @@ from trainer.config.fields import nearest
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 
-EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a classifier that has labelled examples for evaluation
+_EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a built-in classifier that has examples for evaluation
 
 # What steps of a built-in model report. Those of a user's own model are known only when it runs.
 _CLASSIFIER = ("accuracy", "loss")
@@ -20,9 +20,9 @@ STEP_METRICS = {
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
 
 
-def metric_names(*, evaluates: bool, fid_every_steps: int) -> list[str]:
-    """Returns the names of what a run measures beside the values of its steps."""
-    return [*(EVALUATION_METRICS if evaluates else ()), *(("fid", "kid") if fid_every_steps else ())]
+def metric_names(evaluated: Iterable[str], fid_every_steps: int) -> list[str]:
+    """Returns the names of what a run measures beside the values of its steps; `evaluated`: those of evaluation."""
+    return [*evaluated, *(("fid", "kid") if fid_every_steps else ())]
 
 
 def check_metric_names(config: TrainConfig) -> None:
@@ -33,8 +33,9 @@ def check_metric_names(config: TrainConfig) -> None:
     classifies = STEP_METRICS[model] is _CLASSIFIER
     if classifies and fid:
         raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
-    of_a_step, measured = STEP_METRICS[model], metric_names(evaluates=classifies, fid_every_steps=fid)
-    of_an_epoch = {*of_a_step, *metric_names(evaluates=classifies, fid_every_steps=0)} - {*_NO_DIRECTION}
+    evaluated = _EVALUATION_METRICS if classifies else ()
+    of_a_step, measured = STEP_METRICS[model], metric_names(evaluated, fid)
+    of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
     check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
     check_known("best_metric", config.best_metric, "this run measures", measured)
     check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])

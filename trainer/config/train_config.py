@@ -67,6 +67,10 @@ class TrainConfig:
     )
 
     global_batch_size: int = _training(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
+    class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
+    evaluation_batch_size: int = _training(
+        0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
+    )
     epochs: int | None = _training(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
     steps: int | None = _training(None, "length of the run, instead of epochs", unit="steps", minimum=1)
     learning_rate: float = _training(1e-4, "step size of the optimizers", above=0)
@@ -133,7 +137,7 @@ class TrainConfig:
         0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
     keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
-    best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, or fid if it is computed")
+    best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     sample_every_steps: int = _output(
         250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
@@ -160,6 +164,23 @@ class TrainConfig:
         """Returns the names in `augment`."""
         return tuple(name.strip() for name in self.augment.split(",") if name.strip())
 
+    @property
+    def evaluation_batch(self) -> int:
+        """Returns the number of examples that one replica evaluates at a time."""
+        return self.evaluation_batch_size or self.global_batch_size
+
+    @property
+    def class_weights(self) -> dict[int, float]:
+        """Returns the weight of each class in `class_weight`. Raises UserError if it is not of the form 0:1,1:6.5."""
+        pairs = [pair.split(":") for pair in self.class_weight.split(",") if pair.strip()]
+        try:
+            weights = {int(number): float(weight) for number, weight in pairs}
+        except ValueError:
+            raise UserError(f"class_weight={self.class_weight}: write it as 0:1,1:6.5 (class:weight)") from None
+        if len(weights) < len(pairs) or any(number < 0 or not 0 <= weight < 1e6 for number, weight in weights.items()):
+            raise UserError(f"class_weight={self.class_weight}: each class once, from 0, and weights from 0 to 1e6")
+        return weights
+
     def rows_per_replica(self, replicas: int) -> int:
         """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide."""
         rows, left_over = divmod(self.global_batch_size, replicas)
@@ -179,6 +200,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
+    "evaluation_batch_size",
 })  # fmt: skip
 
 

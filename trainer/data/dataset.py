@@ -1,5 +1,6 @@
 """Defines the dataset that every source returns: examples for training and evaluation, and their classes."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,9 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
+import keras
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from trainer.data.nests import Nest, as_arrays, described, read_as_tensors, rows_in, specs_of
 from trainer.errors import PlatformFault, UserError
 
 Array = npt.NDArray[Any]
@@ -18,30 +22,32 @@ _failures: deque[Exception] = deque(maxlen=8)  # of reading, because TensorFlow 
 
 
 class Examples(Protocol):
-    """Provides images of one shape, by row number, with one label each or none."""
+    """Provides examples by row number. Those that are images also have `image_shape` (height, width, channels)."""
 
     @property
     def count(self) -> int:
         """Returns the number of examples."""
         ...
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Returns (height, width, channels)."""
-        ...
+    def gather(self, rows: Any) -> tuple[Nest, ...]:
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations.
 
-    @property
-    def labelled(self) -> bool:
-        """Returns whether each example has a label."""
-        ...
-
-    def gather(self, rows: Any) -> tuple[Any, ...]:
-        """Returns (images, labels), or (images,), of these rows, as TensorFlow operations.
-
-        rows: an int32 tensor of any shape with numbers from 0 to below `count`. images: (*rows.shape, *image_shape), 0
-        to 255, usually uint8; labels: rows.shape, int32, from 0 to below the number of classes.
+        rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a nest of tensors, of
+        shape (*rows.shape, *the shape of one example). Where the examples are images, x is (*rows.shape, height, width,
+        channels), 0 to 255, usually uint8, and y, if any, is rows.shape, int32, from 0 to below the number of classes.
         """
         ...
+
+
+class InSequence(ABC):
+    """Provides examples in one fixed order, without access by row number."""
+
+    count: int
+    spec: tuple[Nest, ...]  # the tf.TensorSpec of one example, in the structure of its parts
+
+    @abstractmethod
+    def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
+        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps with fewer."""
 
 
 @runtime_checkable
@@ -92,25 +98,99 @@ class Arrays:
 
     @cached_property
     def _tensors(self) -> tuple[Any, ...]:
-        parts = (self.images,) if self.labels is None else (self.images, self.labels)
-        with tf.init_scope(), tf.device("CPU:0"):  # outside of any graph, so that all graphs share the tensors
-            return tuple(tf.constant(part) for part in parts)
+        return shared_tensors((self.images,) if self.labels is None else (self.images, self.labels))
 
 
-def gathered(
-    read: Callable[[Any], tuple[Array, ...]], rows: Any, image_shape: tuple[int, int, int], labelled: bool
-) -> tuple[Any, ...]:
-    """Implements `Examples.gather` with `read`, which maps an array of row numbers to arrays of images and labels."""
-    types = (tf.uint8, tf.int32)[: 1 + labelled]
-    found = tf.numpy_function(partial(_recording_failures, read), [rows], types, stateful=False)
-    parts = tf.nest.flatten(found)  # in eager mode a single output is not in a list
-    parts[0].set_shape((*rows.shape, *image_shape))
-    for labels in parts[1:]:
-        labels.set_shape(rows.shape)
-    return tuple(parts)
+class NestedArrays:
+    """Holds examples of any shape in memory: x, y and sample_weight are arrays, or dicts, lists or tuples of them.
+
+    Raises UserError if they have different numbers of rows, or are not numbers.
+    """
+
+    def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
+        given = ("x", x), ("y", y), ("sample_weight", sample_weight)
+        self.parts = tuple(as_arrays(part, name) for name, part in given if part is not None)
+        self.count = rows_in(self.parts)
+        if y is None and sample_weight is not None:
+            raise UserError("sample_weight without y: what has no targets has no loss to weight")
+        for name, part in given[1:]:
+            for leaf in tf.nest.flatten(as_arrays(part, name)) if part is not None else ():
+                if leaf.dtype.kind == "f" and np.isnan(leaf).any():
+                    row = int(np.flatnonzero(np.isnan(leaf).reshape(len(leaf), -1).any(axis=1))[0])
+                    raise UserError(f"{name} holds NaN, first in row {row:,}: remove or fill these rows")
+
+    def gather(self, rows: Any) -> tuple[Nest, ...]:
+        parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: tf.gather(part, rows), self._tensors)
+        return parts
+
+    @cached_property
+    def _tensors(self) -> Any:
+        return shared_tensors(self.parts)
 
 
-def _recording_failures(read: Callable[[Any], tuple[Array, ...]], rows: Any) -> tuple[Array, ...]:
+@dataclass(frozen=True)
+class Subset:
+    """Provides some rows of other examples."""
+
+    examples: Examples
+    rows: npt.NDArray[np.int32]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def gather(self, rows: Any) -> tuple[Nest, ...]:
+        return self.examples.gather(tf.gather(self._chosen, rows))
+
+    @cached_property
+    def _chosen(self) -> Any:
+        return shared_tensors(self.rows)
+
+
+def shared_tensors(arrays: Nest) -> Nest:
+    """Returns `arrays` as tensors on the host, outside of any graph, so that all graphs share them."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.nest.map_structure(tf.constant, arrays)
+
+
+def targets_in_memory(examples: "Examples | InSequence") -> Array | None:
+    """Returns y if it is one array of integers in memory, else None."""
+    if isinstance(examples, Subset):
+        labels = targets_in_memory(examples.examples)
+        return None if labels is None else labels[examples.rows]
+    y = getattr(examples, "labels", None)
+    if isinstance(examples, NestedArrays) and len(examples.parts) > 1:
+        y = examples.parts[1]
+    return y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
+
+
+def image_spec(image_shape: tuple[int, int, int], labelled: bool) -> tuple[Any, ...]:
+    """Returns the spec of one image, with its label if it has one."""
+    return (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + labelled]
+
+
+def gathered(read: Callable[[Any], Nest], rows: Any, spec: Nest) -> tuple[Any, ...]:
+    """Implements `Examples.gather` with `read`, which maps row numbers to arrays in the structure of `spec`.
+
+    A UserError or PlatformFault that `read` raises is what `failures_of_reading` restores.
+    """
+    parts: tuple[Any, ...] = read_as_tensors(partial(_recording_failures, read), rows, spec)
+    return parts
+
+
+def first_rows(examples: "Examples | InSequence", count: int) -> tuple[Nest, ...]:
+    """Returns the parts of the first rows, at most `count`, as arrays; they are read anew at each call."""
+    rows = min(count, examples.count)
+    with failures_of_reading():
+        if isinstance(examples, InSequence):
+            parts = next(iter(examples.batches(rows, drop_remainder=False)))
+        else:
+            parts = examples.gather(tf.range(rows))
+        found: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
+    return found
+
+
+def _recording_failures(read: Callable[[Any], Nest], rows: Any) -> Nest:
     try:
         return read(rows)
     except (UserError, PlatformFault) as error:
@@ -148,12 +228,74 @@ class Dataset:
     """
 
     name: str
-    train: Examples
-    evaluation: Examples | None = None
+    train: "Examples | InSequence"
+    evaluation: "Examples | InSequence | None" = None
     class_names: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None  # ends downloads in the background; nothing is read afterwards
 
     @property
+    def holds_images(self) -> bool:
+        """Returns whether x are grey levels of images, which training and evaluation cast to floatx."""
+        return hasattr(self.train, "image_shape")
+
+    @cached_property
+    def spec(self) -> tuple[Nest, ...]:
+        """Returns the tf.TensorSpec of one example: (x,), (x, y) or (x, y, sample_weight); reads one if it must."""
+        if isinstance(self.train, InSequence):
+            return self.train.spec
+        spec: tuple[Nest, ...] = specs_of(first_rows(self.train, 1))
+        return spec
+
+    @property
+    def labelled(self) -> bool:
+        """Returns whether the examples have targets."""
+        known = getattr(self.train, "labelled", None)
+        return len(self.spec) > 1 if known is None else bool(known)
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
-        return self.train.image_shape
+        """Returns (height, width, channels). Raises UserError if x is not an image."""
+        if self.holds_images:
+            shape: tuple[int, int, int] = self.train.image_shape  # type: ignore[union-attr]
+            return shape
+        x = self.spec[0]
+        if tf.nest.is_nested(x) or len(x.shape) != 3:
+            raise UserError(
+                f"data={self.name}: an example is {described(x)}, not an image (height, width, channels): use a model "
+                "of your own for it (--model=package.module:function)"
+            )
+        height, width, channels = x.shape
+        return height, width, channels
+
+    def images(self, split: str) -> Examples:
+        """Returns the split "train" or "evaluation". Raises UserError if its examples are not images by row number."""
+        examples = self.train if split == "train" else self.evaluation
+        if not hasattr(examples, "image_shape"):
+            raise UserError(
+                f"data={self.name}: its examples are {self.shape}, not images of a source, which FID and "
+                "prepared shards need"
+            )
+        images: Examples = examples  # type: ignore[assignment]
+        return images
+
+    @property
+    def shape(self) -> str:
+        """Describes one example for people: the size of an image, or the types and shapes of all parts."""
+        if self.holds_images:
+            return "x".join(map(str, self.image_shape))
+        return " -> ".join(described(part) for part in self.spec)
+
+    @property
+    def input_spec(self) -> Nest:
+        """Returns the tf.TensorSpec of a model's input, a nest as x is: any number of rows, images in floatx."""
+        if self.holds_images:
+            return tf.TensorSpec((None, *self.image_shape), keras.config.floatx(), name="images")
+        return tf.nest.map_structure(lambda one: tf.TensorSpec((None, *one.shape), one.dtype), self.spec[0])
+
+    def as_fit(self, parts: tuple[Nest, ...]) -> Any:
+        """Returns what `fit` passes to train_step and test_step for these parts: x, (x, y) or (x, y, sample_weight)."""
+        x, *others = parts
+        if self.holds_images:
+            x = tf.cast(x, keras.config.floatx())
+        return (x, *others) if others or tf.nest.is_nested(x) else x

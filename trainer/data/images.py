@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from trainer.errors import UserError
+
 UInt8Array = npt.NDArray[np.uint8]
 
 
@@ -24,6 +26,17 @@ def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> An
     """Returns the fixed noise of sample grids: (count, latent_dim), a function of seed, row and column only."""
     drawn = tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox")
     return tf.cast(drawn, dtype)
+
+
+def as_uint8(images: Any) -> UInt8Array:
+    """Returns the images that a model's `sample` gave as an array. Raises UserError if they are none."""
+    array = np.asarray(images)
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3):
+        raise UserError(
+            f"sample returned {array.dtype} of shape {array.shape}: it must return uint8 images (count, height, width, "
+            "1 or 3)"
+        )
+    return array
 
 
 def grid(images: UInt8Array, margin: int = 2) -> UInt8Array:

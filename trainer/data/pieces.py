@@ -47,8 +47,8 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
     # Before reading: files may change meanwhile.
     fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
     dataset = sources.load_dataset(config)
-    parts = {"train": dataset.train, "evaluation": dataset.evaluation}
-    splits = {name: list(_slices(part, per_shard)) for name, part in parts.items() if part is not None}
+    names = ["train", *(["evaluation"] if dataset.evaluation else [])]
+    splits = {name: list(_slices(dataset.images(name), per_shard)) for name in names}
     return Source(splits, dataset.class_names, fingerprint)
 
 

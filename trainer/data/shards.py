@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
-from trainer.data.dataset import Arrays, Dataset, Examples, gathered
+from trainer.data.dataset import Arrays, Dataset, Examples, gathered, image_spec
 from trainer.errors import PlatformFault, UserError
 
 INDEX = "index.json"
@@ -57,7 +57,7 @@ class ShardRows:
         return int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        return gathered(self.read, rows, self.image_shape, self.labelled)
+        return gathered(self.read, rows, image_spec(self.image_shape, self.labelled))
 
     def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
         """Returns images and labels of `rows`, in their shape.

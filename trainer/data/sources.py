@@ -12,6 +12,7 @@ from trainer.config.user_code import load_function
 from trainer.data import idx, image_folder, npz, shards, streaming, tfrecord
 from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
 from trainer.data.dataset import Arrays, Dataset, closed_on_failure
+from trainer.data.own import own_dataset
 from trainer.errors import UserError
 from trainer.storage import Address, is_remote, local_path, parse
 from trainer.storage.staging import Staged
@@ -36,10 +37,6 @@ def load_dataset(config: TrainConfig) -> Dataset:
         ) from None
     except (OSError, RecursionError) as error:
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
-    if not isinstance(dataset, Dataset):
-        raise UserError(
-            f"data={config.data}: it returned {type(dataset).__name__}: must be a trainer.data.dataset.Dataset"
-        )
     with closed_on_failure(dataset.close):
         _check(config, dataset)
         return _with_classes(config, dataset)
@@ -48,9 +45,10 @@ def load_dataset(config: TrainConfig) -> Dataset:
 def _check(config: TrainConfig, dataset: Dataset) -> None:
     expected = (config.image_size, config.image_size, config.channels)
     for part in filter(None, (dataset.train, dataset.evaluation)):
-        if part.image_shape != expected:
+        shape = getattr(part, "image_shape", expected)
+        if shape != expected:
             raise UserError(
-                f"data={config.data}: images are {part.image_shape}, but the settings require {expected}: change "
+                f"data={config.data}: images are {shape}, but the settings require {expected}: change "
                 "image_size or channels, or prepare the data again"
             )
     if dataset.train.count < config.global_batch_size:
@@ -115,14 +113,14 @@ def beside_data(data: str, otherwise: Path) -> Path:
     return folder if os.access(folder, os.W_OK) else otherwise
 
 
-def _load(config: TrainConfig) -> Any:
+def _load(config: TrainConfig) -> Dataset:
     data = config.data
     if config.stream:
         address = parse(split_kind(data)[1], "data")
         assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):
-        return load_function(DATA_SOURCES.get(data, data), "data")(config)
+        return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data"))
     kind, path = kind_and_path(data, config.cache_dir)
     return KINDS[kind](config, path)
 

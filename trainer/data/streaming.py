@@ -16,7 +16,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
 from trainer.data.arrays import labelled, largest_label, numbered_classes
 from trainer.data.bad_images import Bad, refuse_or_skip
-from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered
+from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered, image_spec
 from trainer.data.streamed_files import Facts, File, Parts, PreparedFile, RecordFile
 from trainer.errors import UserError
 from trainer.log import log
@@ -45,7 +45,7 @@ class Streamed:
         return int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        return gathered(self.read, rows, self.image_shape, self.labelled)
+        return gathered(self.read, rows, image_spec(self.image_shape, self.labelled))
 
     def read(self, rows: npt.NDArray[np.int32]) -> Parts:
         """Returns images and labels of `rows`, in their shape, and starts to download the next group of files."""

@@ -6,9 +6,10 @@ import tensorflow as tf
 from trainer.compat import all_layers, build_compiled
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.config.user_code import load_function
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Dataset, first_rows, targets_in_memory
 from trainer.distribution.gradients import sum_first
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
+from trainer.interface import has_class_outputs
 from trainer.log import log
 
 
@@ -22,7 +23,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     if config.jit_compile and type(model).train_step is keras.Model.train_step:
         log.warning(f"jit_compile=true: nothing of {config.model} is compiled: it uses Keras's own train_step")
     if model.compiled:
-        _build_compiled(model, dataset)
+        _build_compiled(model, config, dataset)
     return model
 
 
@@ -44,9 +45,29 @@ def depends_on_replicas(model: keras.Model, replicas: int) -> list[str]:
     return reasons
 
 
-def _build_compiled(model: keras.Model, dataset: Dataset) -> None:
+def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
     """Builds the optimizer and the metrics now, as `fit` does: in a step it is too late."""
-    images, *labels = dataset.train.gather(tf.range(1))
-    images = tf.cast(images, keras.config.floatx())
-    build_compiled(model, (images, *labels) if labels else images)
-    sum_first(model.optimizer)
+    _check_labels(model, dataset)
+    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, first_rows(dataset.train, 1)))
+    try:
+        build_compiled(model, rows)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): {reason(error)}"
+        ) from error
+    if model.optimizer:
+        sum_first(model.optimizer)
+
+
+def _check_labels(model: keras.Model, dataset: Dataset) -> None:
+    """Raises UserError if a label in memory has no output of a classifier: Keras would train on NaN, or fail late."""
+    labels = targets_in_memory(dataset.train)
+    name = model.loss if isinstance(model.loss, str) else type(model.loss).__name__
+    if labels is None or "sparse" not in name.lower() or not has_class_outputs(model):
+        return
+    classes, least, largest = model.output_shape[-1], int(labels.min()), int(labels.max())
+    if not 0 <= least <= largest < classes:
+        raise UserError(
+            f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use labels "
+            f"from 0 to {classes - 1}"
+        )

@@ -8,27 +8,14 @@ from keras import layers
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.distribution.step import running_step
 from trainer.errors import UserError
 from trainer.models.layers import full_precision
 from trainer.models.optimizers import learning_rate
 
 
-class GlobalCrossEntropy(keras.losses.SparseCategoricalCrossentropy):
-    """Divides the sparse cross-entropy by the global batch.
-
-    Keras multiplies a replica's mean by 1/replicas as a float32, which is 3e-8 off for three replicas even in float64.
-    """
-
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Returns the replica's part of the mean; outside a step, Keras's own mean."""
-        step = running_step()
-        return step.mean(self.call(y_true, y_pred)) if step else super().__call__(y_true, y_pred, sample_weight)
-
-
 def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
     """Returns the last layer, one logit per class; raises UserError if the data has no labels or only one class."""
-    if not dataset.train.labelled:
+    if not dataset.labelled:
         raise UserError(
             f"model={config.model}: {config.data} has no labels: a classifier needs them, e.g. class folders"
         )
@@ -48,7 +35,7 @@ def compile_classifier(
     """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate, and returns it."""
     model.compile(
         optimizer(learning_rate(config, dataset)),
-        loss=GlobalCrossEntropy(from_logits=True),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
     return model

@@ -14,7 +14,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
-from trainer.models.gan import GAN
+from trainer.models.gan import GAN, images_of
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -31,10 +31,12 @@ class DCGAN(GAN):
         self._critic_gradients = self.xla_compiled(self.critic_gradients)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: (1, rows, height, width, channels) pixels in [0, 255]."""
+        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255]."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        critic_loss, gradients = self._critic_gradients(from_uint8(data[0]), noise[:, 0], step.global_batch_size)
+        critic_loss, gradients = self._critic_gradients(
+            from_uint8(images_of(data)[0]), noise[:, 0], step.global_batch_size
+        )
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         generator_loss = self.update_generator(step, noise[:, 1])
         self.average_generator(step)

@@ -22,6 +22,11 @@ Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
 
+def images_of(data: Any) -> Any:
+    """Returns x of the `data` of train_step, which may have labels too."""
+    return keras.utils.unpack_x_y_sample_weight(data)[0]
+
+
 def filters(config: TrainConfig) -> list[int]:
     """Returns the filters per resolution, largest first: halved while even and above 4 pixels, at most 8 x width."""
     size = config.image_size

@@ -13,7 +13,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import StepContext, current_step
-from trainer.models.gan import GAN
+from trainer.models.gan import GAN, images_of
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -44,9 +44,9 @@ class WGANGP(GAN):
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: (critic_steps, rows, height, width, channels) pixels in [0, 255]."""
+        """Returns the losses. data: images (critic_steps, rows, height, width, channels) in [0, 255]."""
         step = current_step()
-        reals = from_uint8(data)
+        reals = from_uint8(images_of(data))
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
         updates = [self.update_critic(step, reals[i], noise[:, i], mix[:, i]) for i in range(self.batches_per_step)]

@@ -8,7 +8,7 @@ import keras
 
 from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
-from trainer.data.images import encode_png, grid, noise
+from trainer.data.images import as_uint8, encode_png, grid, noise
 from trainer.log import log
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
@@ -144,7 +144,7 @@ class Reporter:
         """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step."""
         if not self._job_dir:
             return
-        picture = grid(generate(noise(self._seed, SAMPLES, latent_dim, keras.config.floatx())))
+        picture = grid(as_uint8(generate(noise(self._seed, SAMPLES, latent_dim, keras.config.floatx()))))
         file = self._job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)

@@ -1,12 +1,12 @@
 """Runs the user's Keras callbacks in this loop: epoch hooks as in `fit`, batch hooks once a call to the device."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from trainer.config.metric_names import EVALUATION_METRICS, check_known
+from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
 from trainer.config.user_code import load_function
 from trainer.errors import UserError
@@ -22,26 +22,16 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     """
 
     def __init__(self, monitor: str, patience: int) -> None:
-        mode = "min" if is_loss(monitor) else "max" if "accuracy" in monitor else "auto"
-        super().__init__(monitor=monitor, patience=patience, mode=mode)
+        super().__init__(monitor=monitor, patience=patience, mode=_mode(monitor))
         self.best: float | None = None
-        self.evaluates = False  # whether epochs have val_loss and val_accuracy
+        self.evaluated: Sequence[str] = ()  # the values of evaluation, which epochs have
         self.checked = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Raises UserError, after the first call to the device, if epochs cannot be compared by `monitor`."""
-        known = {*(logs or {}), *(EVALUATION_METRICS if self.evaluates else ())}
-        check_known("early_stopping", self.monitor, "an epoch has", known)
         if not self.checked:
-            # Keras decides whether less or more is better at the end of the first epoch: this callback ends one now.
-            rehearsal = keras.callbacks.EarlyStopping(monitor=self.monitor, mode=self.mode)
-            rehearsal.set_model(self.model)
-            rehearsal.on_train_begin()
-            try:
-                rehearsal.on_epoch_end(0, {self.monitor: 0.0})
-            except ValueError:
-                line = "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras metric"
-                raise UserError(f"early_stopping={self.monitor}: {line}") from None
+            check_known("early_stopping", self.monitor, "an epoch has", {*(logs or {}), *self.evaluated})
+            rises(self.model, self.monitor, "early_stopping")
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -55,6 +45,27 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             self.best = None
         if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
+
+
+def _mode(monitor: str) -> str:
+    return "min" if is_loss(monitor) or monitor in ("fid", "kid") else "max" if "accuracy" in monitor else "auto"
+
+
+def rises(model: keras.Model, monitor: str, setting: str) -> bool:
+    """Returns whether higher values of `monitor` are better. Raises UserError, naming the setting, if it is unknown.
+
+    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's metric of that name.
+    """
+    # Keras decides it at the end of a callback's first epoch: this one is asked about two values.
+    probe = keras.callbacks.EarlyStopping(monitor=monitor, mode=_mode(monitor))
+    probe.set_model(model)
+    probe.on_train_begin()
+    try:
+        probe.on_epoch_end(0, {monitor: 0.0})
+    except ValueError:
+        line = "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras metric"
+        raise UserError(f"{setting}={monitor}: {line}") from None
+    return bool(probe.monitor_op(1.0, 0.0))
 
 
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
@@ -82,13 +93,23 @@ def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[
                 setattr(callback, name, value)
 
 
+def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> None:
+    """Raises UserError if a setting names a value of evaluation that this run does not have."""
+    if not evaluated:
+        raise UserError(
+            f"{setting}={value}: nothing is evaluated: use data with examples for evaluation, or "
+            f"--evaluation_fraction=0.1, and a model with a loss, or drop {setting}"
+        )
+    check_known(setting, value, "evaluation gives", evaluated)
+
+
 _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
 def bind(
-    callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, *, evaluates: bool
+    callbacks: list[keras.callbacks.Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
 ) -> keras.callbacks.CallbackList:
-    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs evaluation or an optimizer in vain."""
+    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs values that this run has not."""
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
         if isinstance(callback, _OF_THE_OPTIMIZER) and optimizer is None:
@@ -97,12 +118,9 @@ def bind(
                 "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
             )
         if isinstance(callback, EarlyStopping):
-            callback.evaluates = evaluates
-            if callback.monitor in EVALUATION_METRICS and not evaluates:
-                raise UserError(
-                    f"early_stopping={callback.monitor}: nothing is evaluated: use data with labelled evaluation "
-                    "examples, or --evaluation_fraction=0.1, or drop early_stopping"
-                )
+            callback.evaluated = evaluated
+            if callback.monitor.startswith("val_"):
+                refuse_unevaluated("early_stopping", callback.monitor, evaluated)
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(
         callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0

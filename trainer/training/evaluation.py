@@ -1,66 +1,201 @@
-"""Measures a classifier's loss and accuracy on the evaluation examples, each counted once on any number of replicas."""
+"""Evaluates a model as `model.evaluate` does on one device, whatever the number of replicas."""
 
 import math
 import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.data.dataset import Examples
+from trainer.data.dataset import Dataset, Examples, InSequence
 from trainer.distribution.strategy import Replicas
-from trainer.interface import has_class_outputs
+from trainer.log import log
 from trainer.training.loop import CallSize
+
+_SAME = 1e-5  # relative difference of two sums that rounding explains
+
+# The variables of all metrics, then the sums over rows of the other values of test_step and the number of rows.
+State = list[Any]
 
 
 class Evaluation:
-    """Evaluates `model`, a compiled classifier with outputs (rows, classes), on `examples`."""
+    """Evaluates `model` by its test_step: returns its loss and its metrics as val_….
 
-    def __init__(self, model: keras.Model, replicas: Replicas, examples: Examples) -> None:
-        self.model, self.replicas, self.examples = model, replicas, examples
-        loss = keras.losses.get(model.loss)  # a function, if given by such a name: it returns one value a row
-        self._loss = loss.call if isinstance(loss, keras.losses.Loss) else loss
+    The examples are cut into batches of `batch_size`, the last one smaller, as `evaluate` cuts them, and the replicas
+    of all workers take whole batches in turn. A replica computes as if it were the only device; the variables of the
+    metrics are added up over replicas. `as_fit` makes the `data` of test_step of the parts of a batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        examples: Examples | InSequence,
+        batch_size: int,
+        as_fit: Callable[[tuple[Any, ...]], Any],
+    ) -> None:
+        self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
+        self._as_fit = as_fit
+        self._batches = math.ceil(examples.count / batch_size)
         self._call_size = CallSize(most_steps=0)
-        self._run = tf.function(self._sums)
-        self._on_replica = tf.autograph.experimental.do_not_convert(self._replica_sums)
+        self._run = tf.function(self._run_batches)
+        self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
+        self._logged: tuple[str, ...] = ()  # the names that test_step returns
 
     def __call__(self) -> dict[str, float]:
-        """Returns {"val_loss", "val_accuracy"}, means over the examples, under Keras's names."""
-        # A few batches a call: between calls workers synchronise, and a signal can interrupt.
-        batches, done = math.ceil(self.examples.count / self.replicas.global_batch_size), 0
-        total, found = np.zeros(2), [0.0, 0.0]  # sums of losses and correct answers: of this worker, of all
-        while done < batches:
-            count, began = self._call_size(batches - done), time.monotonic()
-            total = self._run(tf.constant(done), tf.constant(done + count), tf.constant(total)).numpy()
-            *found, seconds = self.replicas.sum_over_workers([*total, time.monotonic() - began]).tolist()
-            self._call_size.learn(count, seconds / self.replicas.cluster.workers)  # equal on all workers
+        """Returns the values by name. Every worker must call it."""
+        replicas, takers = self.replicas, self._takers
+        mine = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
+        shares = [len(range(index, self._batches, takers)) for index in mine]
+        iterators, states = [iter(self._part(takers, index)) for index in mine], [self._begin for _ in mine]
+        done, rounds = 0, math.ceil(self._batches / takers)
+        while done < rounds:
+            # A few batches a call: between calls workers synchronise, and a signal can interrupt.
+            count, began = self._call_size(rounds - done), time.monotonic()
+            if mine:
+                states = self._ran(iterators, states, [max(0, min(done + count, share) - done) for share in shares])
+            (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
+            self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             done += count
-        return {"val_loss": found[0] / self.examples.count, "val_accuracy": found[1] / self.examples.count}
+        return self._results(self._summed(states))
 
-    def _sums(self, first: Any, end: Any, total: Any) -> Any:
-        """Adds the sums of this worker's rows of these batches to `total`; the padding of the last batch counts 0."""
-        strategy, batch = self.replicas.strategy, self.replicas.global_batch_size
-        for i in tf.range(first, end):
-            sums = strategy.run(self._on_replica, args=(i * batch,))
-            total += tf.add_n(list(strategy.experimental_local_results(sums)))
-        return total
+    def try_one_batch(self) -> None:
+        """Evaluates one batch on this worker alone."""
+        self._ran([iter(self._part(self._batches, 0))], [self._begin], [1])
 
-    def _replica_sums(self, first_row: Any) -> Any:
-        replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
-        wanted = first_row + replica * rows + tf.range(rows)
-        counts = tf.cast(wanted < self.examples.count, tf.float64)
-        with tf.device("CPU:0"):
-            images, labels = self.examples.gather(tf.minimum(wanted, self.examples.count - 1))
-        outputs = self.model(tf.cast(images, keras.config.floatx()), training=False)
-        losses = tf.cast(self._loss(labels, outputs), tf.float64)
-        right = tf.cast(tf.argmax(outputs, axis=-1, output_type=tf.int32) == labels, tf.float64)
-        return tf.stack([tf.reduce_sum(losses * counts), tf.reduce_sum(right * counts)])
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of the values."""
+        return tuple(self._results([np.asarray(part) for part in self._begin]))
+
+    @cached_property
+    def _takers(self) -> int:
+        """Returns how many replicas take batches: one, if the variables of a metric do not add up over batches."""
+        if self.replicas.count == 1 or self._batches == 1:
+            return 1
+        adds_up = self.replicas.from_chief(self._adds_up() if self.replicas.cluster.is_chief else None)
+        if not adds_up:
+            log.info("evaluates on one replica: the variables of a metric do not add up over batches")
+        return self.replicas.count if adds_up else 1
+
+    def _adds_up(self) -> bool:
+        """Returns whether two batches give the same state one after the other as added up."""
+
+        def after(state: State, number: int) -> State:
+            (new,) = self._ran([iter(self._part(self._batches, number))], [state], [1])
+            return new
+
+        one, other = after(self._begin, 0), after(self._begin, 1)
+        together, both = (one[i] + other[i] - self._begin[i] for i in range(len(one))), after(one, 1)
+        return all(np.allclose(a, b, rtol=_SAME, atol=_SAME) for a, b in zip(together, both, strict=True))
+
+    @cached_property
+    def _begin(self) -> State:
+        with keras.StatelessScope() as scope:
+            self.model.reset_metrics()
+            held = [tf.convert_to_tensor(scope.get_current_value(one)) for one in self._variables]
+        return [*held, tf.zeros(len(self._others) + 1, tf.float64)]
+
+    @cached_property
+    def _others(self) -> list[str]:
+        """Returns the names that test_step returns beside its metrics: these values are averaged over rows."""
+        if type(self.model).test_step is keras.Model.test_step:
+            return []
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in self._variables]
+        trace = tf.function(self._tested, autograph=False)
+        trace.get_concrete_function(specs, self._part(1, 0).element_spec)
+        return [name for name in self._logged if name not in self._metric_names]
+
+    @property
+    def _metric_names(self) -> set[str]:
+        """Returns the names of the results of the model's metrics."""
+        with keras.StatelessScope():
+            self.model.reset_metrics()
+            return {*self.model.get_metrics_result()}
+
+    @property
+    def _variables(self) -> list[Any]:
+        return [variable for metric in self.model.metrics for variable in metric.variables]
+
+    def _part(self, of: int, index: int) -> tf.data.Dataset:
+        """Returns every `of`-th batch, from number `index` on."""
+        examples, size = self.examples, self.batch_size
+        if isinstance(examples, InSequence):
+            return examples.batches(size, drop_remainder=False).shard(of, index).prefetch(2)
+
+        def gather(number: Any) -> Any:
+            return examples.gather(tf.range(number * size, tf.minimum((number + 1) * size, examples.count)))
+
+        numbers = tf.data.Dataset.range(self._batches, output_type=tf.int32).shard(of, index)
+        return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2)
+
+    def _ran(self, iterators: list[Any], states: list[State], counts: list[int]) -> list[State]:
+        """Runs `counts` batches, one number a device; returns the new states when the devices are done."""
+        after = self._run(iterators, states, [tf.constant(count) for count in counts])
+        return [[part.numpy() for part in state] for state in after]
+
+    def _run_batches(self, iterators: Any, states: Any, counts: Any) -> Any:
+        after = []
+        # Outside of the strategy: Keras then computes as on one device. The devices' loops run side by side.
+        for device, iterator, state, count in zip(self.replicas.devices, iterators, states, counts):  # noqa: B905
+            with tf.device(device):
+                for _ in tf.range(count):
+                    state = self._on_device(state, next(iterator))
+            after.append(state)
+        return after
+
+    def _one_batch(self, state: State, parts: Any) -> State:
+        values, logs, rows = self._tested(state[:-1], parts)
+        others = [tf.cast(logs[name], tf.float64) * rows for name in self._others]
+        return [*values, state[-1] + tf.stack([*others, rows])]
+
+    def _tested(self, values: State, parts: Any) -> tuple[State, Mapping[str, Any], Any]:
+        """Returns the metrics' variables after test_step on one batch, what it returned, and the number of rows."""
+        rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
+        variables = self._variables
+        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
+            logs = self.model.test_step(self._as_fit(parts))
+        self._logged = tuple(logs)
+        return [scope.get_current_value(one) for one in variables], logs, rows
+
+    def _summed(self, states: list[State]) -> State:
+        """Returns the state after all batches of all workers, in float64."""
+        begin = [np.asarray(part, np.float64) for part in self._begin]
+        changes = [sum((state[i] - part for state in states), np.zeros_like(part)) for i, part in enumerate(begin)]
+        flat = self.replicas.sum_over_workers(np.concatenate([change.ravel() for change in changes]))
+        totals = np.split(flat, np.cumsum([change.size for change in changes])[:-1])
+        return [part + total.reshape(part.shape) for part, total in zip(begin, totals, strict=True)]
+
+    def _results(self, state: State) -> dict[str, float]:
+        variables = [(one, tf.cast(held, one.dtype)) for one, held in zip(self._variables, state[:-1], strict=True)]
+        with keras.StatelessScope(variables):
+            found = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        *others, rows = state[-1].tolist()
+        found |= {name: value / max(rows, 1.0) for name, value in zip(self._others, others, strict=True)}
+        return {f"val_{name}": value for name, value in found.items() if not self._logged or name in self._logged}
 
 
-def evaluation(model: keras.Model, replicas: Replicas, examples: Examples | None) -> Evaluation | None:
-    """Returns what evaluates `model`; None without labelled examples, or if it is no classifier with one loss."""
-    if examples is None or not (examples.labelled and model.compiled and has_class_outputs(model)):
+def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
+    """Returns what evaluates `model`; None without evaluation examples, or if the model has no loss to evaluate.
+
+    A model has one if it is compiled with a loss, or if it has a test_step of its own.
+    """
+    examples = dataset.evaluation
+    if examples is None:
         return None
-    one_loss = model.loss is not None and not isinstance(model.loss, (dict, list))
-    return Evaluation(model, replicas, examples) if one_loss else None
+    if reason := _why_not(model):
+        log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
+        return None
+    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit)
+
+
+def _why_not(model: keras.Model) -> str:
+    kind = type(model)
+    if kind.test_step is not keras.Model.test_step or kind.compute_loss is not keras.Model.compute_loss:
+        return ""
+    if model.compiled and model.loss is not None:
+        return ""
+    return f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"

@@ -13,6 +13,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.interface import ModelInterface
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
+from trainer.training.callbacks import refuse_unevaluated, rises
 from trainer.training.evaluation import Evaluation
 from trainer.training.fid import Fid
 from trainer.training.loop import Hook
@@ -20,13 +21,14 @@ from trainer.training.preemption import Control
 
 
 class Best:
-    """Holds the best value of one metric so far, and its step: `best_metric`, or else val_accuracy or FID.
+    """Holds the best value of one metric so far, and its step: `best_metric`, or else val_accuracy, FID or val_loss.
 
     A value of another metric, or for FID and KID of other features or image counts, replaces it; NaN never does.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._names = [config.best_metric] if config.best_metric else ["val_accuracy", "fid"]
+    def __init__(self, config: TrainConfig, model: keras.Model) -> None:
+        self._model = model
+        self._names = [config.best_metric] if config.best_metric else ["val_accuracy", "fid", "val_loss"]
         self._features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
         self._state: dict[str, Any] = {}
         self.improved = False  # by the newest measurement
@@ -48,7 +50,7 @@ class Best:
             return
         now, before = self._measured(name, self._features, found[name], step), self._state
         comparable = all(before.get(part) == now[part] for part in ("metric", "features"))
-        better = operator.gt if name == "val_accuracy" else operator.lt
+        better = operator.gt if rises(self._model, name, "best_metric") else operator.lt
         if not comparable or better(now["value"], before["value"]):
             self._state, self.improved = now, True
 
@@ -86,8 +88,12 @@ def make_hooks(
 
         return act
 
-    reporter.metric_names = metric_names(evaluates=evaluate is not None, fid_every_steps=config.fid_every_steps)
+    reporter.metric_names = metric_names(evaluate.names if evaluate else (), config.fid_every_steps)
+    if config.best_metric.startswith("val_") and not evaluate:
+        refuse_unevaluated("best_metric", config.best_metric, ())
     check_known("best_metric", config.best_metric, "this run measures", reporter.metric_names)
+    if config.best_metric:
+        rises(model, config.best_metric, "best_metric")
     hooks = [Hook(steps_per_epoch, measuring(evaluate, reporter.evaluated))] if evaluate else []
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     hooks.append(Hook(steps_per_epoch, end_epoch, at_end=False))

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.compat import losses_reduced_by
+from trainer.distribution.losses import reduce_over_replicas
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
 from trainer.interface import ModelInterface
@@ -14,16 +16,20 @@ from trainer.reporting.progress import Counts, StepLogs
 
 
 class StepRunner:
-    """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields."""
+    """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
+
+    `as_fit` makes the `data` of train_step of the parts of a replica's rows.
+    """
 
     def __init__(
         self,
         model: keras.Model,
         replicas: Replicas,
         seed: int,
+        as_fit: Callable[[tuple[Any, ...]], Any],
         augment: Callable[[Any, StepContext], Any] | None = None,
     ) -> None:
-        self.model, self.replicas, self.seed, self.augment = model, replicas, seed, augment
+        self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
@@ -55,7 +61,8 @@ class StepRunner:
         rows = tf.TensorArray(tf.float64, size=tf.cast(count, tf.int32), element_shape=(None,))
         for i in tf.range(count):
             batch = next(iterator)
-            on_each = strategy.run(self._step, args=(batch, first_step + i))
+            with losses_reduced_by(reduce_over_replicas):  # around the threads of all replicas
+                on_each = strategy.run(self._step, args=(batch, first_step + i))
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
             rows = rows.write(tf.cast(i, tf.int32), total)
         return rows.stack()
@@ -73,17 +80,16 @@ class StepRunner:
     def _rows_of(self, batch: Any, replica: Any) -> Any:
         """Returns the `data` of trainer.interface.Trainable."""
         stacked, local = self._interface.stacked, replica - self.replicas.first
-        with tf.device("CPU:0"):  # slice on the host: only this replica's uint8 rows are copied to its device
-            images, *labels = [part[local] if stacked else part[local, 0] for part in batch]
-        pixels = tf.cast(images, keras.config.floatx())
-        return pixels if stacked or not labels else (pixels, labels[0])
+        with tf.device("CPU:0"):  # slice on the host: only this replica's rows, uint8 for images, go to its device
+            parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
+        return self.as_fit(parts)
 
     def _augmented(self, data: Any, step: StepContext) -> Any:
         """Returns `data` with its images changed at random; each global batch of a step has separate draws."""
         if self.augment is None:
             return data
         if isinstance(data, tuple):
-            return (self.augment(data[0], step), *data[1:])
+            return (self._augmented(data[0], step), *data[1:])
         if not self._interface.stacked:
             return self.augment(data, step)
         batches = range(self._interface.batches_per_step)

@@ -97,7 +97,7 @@ def test_dcgans_first_losses_are_those_of_a_guess() -> None:
 @pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
 def test_a_saved_model_loads_without_this_package(name: str, tmp_path: Path) -> None:
     model, _ = run_steps(small(*FAMILIES[name]), 2)
-    export(model, tmp_path / "model", (24, 24, 1))
+    export(model, tmp_path / "model", tf.TensorSpec((None, 24, 24, 1)))
     program = (
         "import sys, keras, tensorflow as tf\n"
         f"for name in ('model.keras', 'model.h5'): keras.models.load_model('{tmp_path}/model/' + name)\n"

@@ -1,5 +1,6 @@
 """Tests that evaluation counts each example once, and that FID and KID follow their formulas."""
 
+import dataclasses
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from trainer import job
 from trainer.build import set_precision_and_seed
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Arrays
+from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.errors import DONE, INTERRUPTED, UserError
@@ -34,7 +35,7 @@ def on(replicas: int, batch: int = 16) -> Replicas:
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 100])
-def test_the_same_weights_give_the_same_counts_on_any_number_of_replicas(count: int) -> None:
+def test_the_same_weights_give_the_same_values_on_any_number_of_replicas(count: int) -> None:
     config = small("--model=mlp")
     digits = load_dataset(config)
     images, labels = (part.numpy() for part in digits.train.gather(np.arange(count)))
@@ -46,7 +47,7 @@ def test_the_same_weights_give_the_same_counts_on_any_number_of_replicas(count: 
         with (where := on(replicas)).strategy.scope():
             model = build_model(config, digits)
             model.set_weights(weights)
-        evaluate = Evaluation(model, where, examples)
+        evaluate = Evaluation(model, where, examples, 16, digits.as_fit)
         found.append(evaluate())
     outputs = model(images.astype("float32"), training=False)
     losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
@@ -55,18 +56,17 @@ def test_the_same_weights_give_the_same_counts_on_any_number_of_replicas(count: 
         assert counted["val_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_only_classifiers_with_labelled_examples_are_evaluated() -> None:
+def test_only_models_with_a_loss_are_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     config = small("--model=mlp")
     digits = load_dataset(config)
     model = build_model(config, digits)
-    unlabelled = Arrays(np.zeros((4, 16, 16, 1), np.uint8))
-    assert evaluation(model, on(1), digits.train) is not None
-    assert evaluation(model, on(1), None) is None
-    assert evaluation(model, on(1), unlabelled) is None
-    assert evaluation(build_model(small(), digits), on(1), digits.train) is None
+    assert evaluation(model, on(1), digits, 16) is not None
+    assert evaluation(model, on(1), dataclasses.replace(digits, evaluation=None), 16) is None
+    assert evaluation(build_model(small(), digits), on(1), digits, 16) is None
     without_loss = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
     without_loss.compile()
-    assert evaluation(without_loss, on(1), digits.train) is None
+    assert evaluation(without_loss, on(1), digits, 16) is None
+    assert "Sequential is not compiled with a loss, and has no test_step of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"])
@@ -76,7 +76,10 @@ def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
     model.compile(loss=loss)
     outputs = model(images.astype("float32"))
     expected = np.mean(keras.losses.sparse_categorical_crossentropy(labels, outputs))
-    assert Evaluation(model, on(1), Arrays(images, labels))()["val_loss"] == pytest.approx(expected, rel=1e-5)
+    examples = Dataset("digits", Arrays(images, labels))
+    assert Evaluation(model, on(1), examples.train, 16, examples.as_fit)()["val_loss"] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000) -> np.ndarray:

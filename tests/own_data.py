@@ -1,0 +1,308 @@
+"""Data of every kind that a function of the user's may return, and models for them, named by dotted path."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+
+ROWS = 50  # of which 48 are whole batches of 16
+
+
+def _table(rows: int = ROWS, seed: int = 0) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(rows, 4))
+    return x, x @ [1.0, -2.0, 0.5, 0.0] + 1.0, draw.uniform(0.5, 2.0, rows)
+
+
+def arrays(config: TrainConfig) -> Any:
+    return _table()[:2]
+
+
+def weighted(config: TrainConfig) -> Any:
+    return _table()
+
+
+def pair(config: TrainConfig) -> Any:
+    return _table()[:2], _table(21, seed=1)[:2]
+
+
+def weighted_pair(config: TrainConfig) -> Any:
+    return _table(), _table(21, seed=1)
+
+
+class Rows:
+    """Has what torch.utils.data.Dataset asks for."""
+
+    def __init__(self, *columns: Any) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, row: int) -> Any:
+        return tuple(column[row] for column in self.columns)
+
+
+def rows(config: TrainConfig) -> Any:
+    return Rows(*_table())
+
+
+def list_of_rows(config: TrainConfig) -> Any:
+    return [*zip(*_table(), strict=True)], [*zip(*_table(21, seed=1), strict=True)]
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, columns: Any, size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.columns, self.size, self.epochs = columns, size, 0
+
+    def __len__(self) -> int:
+        return -(-len(self.columns[0]) // self.size)
+
+    def __getitem__(self, batch: int) -> Any:
+        """Turns the rows of a batch by the number of epochs, so that a missed on_epoch_end changes the numbers."""
+        rows = slice(batch * self.size, (batch + 1) * self.size)
+        return tuple(np.roll(column[rows], self.epochs, axis=0) for column in self.columns)
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+def batches(config: TrainConfig) -> Any:
+    return Batches(_table(), config.global_batch_size, workers=2), Batches(_table(21, seed=1), 8)
+
+
+def tf_examples(config: TrainConfig) -> Any:
+    return tf.data.Dataset.from_tensor_slices(_table()).shuffle(20, seed=3)
+
+
+def tf_batches(config: TrainConfig) -> Any:
+    train = tf.data.Dataset.from_tensor_slices(_table()).batch(7)
+    return train, tf.data.Dataset.from_tensor_slices(_table(21, seed=1)).batch(5, drop_remainder=True)
+
+
+def tf_endless(config: TrainConfig) -> Any:
+    return tf.data.Dataset.from_tensor_slices(_table()).repeat()
+
+
+def named_inputs(config: TrainConfig) -> Any:
+    x, y, _ = _table()
+    return {"left": x[:, :2], "right": x[:, 2:], "kind": np.arange(ROWS) % 3}, {"value": y, "positive": y > 0}
+
+
+def inputs_alone(config: TrainConfig) -> Any:
+    return _table()[0]
+
+
+def masks(config: TrainConfig) -> Any:
+    images = np.random.default_rng(0).integers(0, 256, (ROWS, 8, 8, 3), np.uint8)
+    return (images, (images[..., :1] > 128).astype("int32")), (
+        images[:20],
+        (images[:20, ..., :1] > 128).astype("int32"),
+    )
+
+
+def several_labels(config: TrainConfig) -> Any:
+    x = _table()[0]
+    return (x, (x > 0).astype("int32")), (x[:21], (x[:21] > 0).astype("int32"))
+
+
+def classes(config: TrainConfig) -> Any:
+    x = _table()[0]
+    y = np.argmax(x, axis=1)[:, None]
+    return (x, y), (x[:21], y[:21])
+
+
+def tokens(config: TrainConfig) -> Any:
+    draw = np.random.default_rng(0)
+    x = draw.integers(1, 20, (ROWS, 6)) * (np.arange(6) < draw.integers(2, 7, ROWS)[:, None])
+    return x, (x.sum(axis=1) > 40).astype("int32"), draw.uniform(0.5, 2.0, ROWS)
+
+
+# What must be refused.
+
+
+def uneven(config: TrainConfig) -> Any:
+    return {"a": np.zeros((50, 2)), "b": np.zeros((49, 2))}, np.zeros(50)
+
+
+class _Breaks(Rows):
+    def __getitem__(self, row: int) -> Any:
+        if row == 7:
+            raise KeyError("no such sample")
+        return super().__getitem__(row)
+
+
+def breaks_at_7(config: TrainConfig) -> Any:
+    return _Breaks(*_table())
+
+
+class _Ragged(Rows):
+    def __getitem__(self, row: int) -> Any:
+        x, y = super().__getitem__(row)
+        return x[: 3 + (row < 40)], y
+
+
+def ragged_rows(config: TrainConfig) -> Any:
+    return _Ragged(*_table()[:2])
+
+
+def ragged_list(config: TrainConfig) -> Any:
+    return np.array([[1.0], [1.0, 2.0]], dtype=object), np.zeros(2)
+
+
+def nan_targets(config: TrainConfig) -> Any:
+    x, y, _ = _table()
+    return x, np.where(np.arange(ROWS) == 5, np.nan, y)
+
+
+def strings(config: TrainConfig) -> Any:
+    return np.array(["a", "b"] * 25), np.zeros(50)
+
+
+def generator(config: TrainConfig) -> Iterator[Any]:
+    yield from zip(*_table(), strict=True)
+
+
+class _Moody(Rows):
+    def __getitem__(self, row: int) -> Any:
+        x, y = super().__getitem__(row)
+        return x + np.random.normal(size=4), y
+
+
+def moody_rows(config: TrainConfig) -> Any:
+    return _Moody(*_table()[:2])
+
+
+def unseeded(config: TrainConfig) -> Any:
+    return tf.data.Dataset.from_tensor_slices(_table()).shuffle(50)
+
+
+def endless_without_steps(config: TrainConfig) -> Any:
+    return tf_endless(config)
+
+
+def other_batches(config: TrainConfig) -> Any:
+    return Batches(_table(), 5)
+
+
+def other_evaluation(config: TrainConfig) -> Any:
+    return _table()[:2], (np.zeros((20, 3)), np.zeros(20))
+
+
+def four_parts(config: TrainConfig) -> Any:
+    return (*_table(), np.zeros(ROWS))
+
+
+# Models.
+
+
+def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Model:
+    model.compile(keras.optimizers.Adam(config.learning_rate), **given)
+    return model
+
+
+def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
+
+
+def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    model = regression(config, dataset)
+    return _compiled(model, config, loss=loss, metrics=["mae"])
+
+
+def summed(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = regression(config, dataset)
+    return _compiled(model, config, loss=keras.losses.MeanSquaredError(reduction="sum"))
+
+
+def scalar_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    def loss(y: Any, found: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(keras.ops.reshape(y, (-1, 1)) - found))
+
+    return _compiled(regression(config, dataset), config, loss=loss)
+
+
+def two_outputs(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    inputs = {name: keras.Input(spec.shape, dtype=spec.dtype.name, name=name) for name, spec in dataset.spec[0].items()}
+    kind = keras.layers.Flatten()(keras.layers.Embedding(3, 2)(inputs["kind"]))
+    hidden = keras.layers.Dense(8, activation="tanh")(
+        keras.layers.Concatenate()([inputs["left"], inputs["right"], kind])
+    )
+    outputs = {
+        "value": keras.layers.Dense(1, name="value")(hidden),
+        "positive": keras.layers.Dense(1, activation="sigmoid", name="positive")(hidden),
+    }
+    return _compiled(
+        keras.Model(inputs, outputs), config,
+        loss={"value": "mse", "positive": "binary_crossentropy"}, metrics={"positive": ["accuracy", "auc"]},
+    )  # fmt: skip
+
+
+def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [
+        keras.Input(dataset.spec[0].shape), keras.layers.Rescaling(1 / 255),
+        keras.layers.Conv2D(4, 3, padding="same", activation="relu"), keras.layers.Conv2D(1, 1, activation="sigmoid"),
+    ]  # fmt: skip
+    iou = keras.metrics.BinaryIoU(name="iou")
+    return _compiled(keras.Sequential(layers), config, loss="binary_crossentropy", metrics=["accuracy", iou])
+
+
+def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="sigmoid")]
+    return _compiled(keras.Sequential(layers), config, loss="binary_crossentropy", metrics=["accuracy", "auc"])
+
+
+def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="softmax")]
+    return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Its loss has a mask of the embedding: a mean over the tokens that are there."""
+    layers = [
+        keras.Input(dataset.spec[0].shape, dtype="int64"), keras.layers.Embedding(20, 4, mask_zero=True),
+        keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(20, activation="softmax"),
+    ]  # fmt: skip
+    return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy")
+
+
+def next_tokens(config: TrainConfig) -> Any:
+    x = tokens(config)[0]
+    return x, np.roll(x, -1, axis=1)
+
+
+class Autoencoder(keras.Model):
+    """Has a train_step, a test_step and a loss tracker of its own; test_step returns a plain value too."""
+
+    def __init__(self, config: TrainConfig, width: int) -> None:
+        super().__init__()
+        self.network = keras.Sequential([keras.Input((width,)), keras.layers.Dense(2), keras.layers.Dense(width)])
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.compile(keras.optimizers.Adam(config.learning_rate))
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def call(self, x: Any) -> Any:
+        return self.network(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        errors = keras.ops.square(self(data) - data)
+        self.tracker.update_state(keras.ops.mean(errors, axis=1))
+        return {"loss": self.tracker.result(), "largest": keras.ops.max(errors)}
+
+
+def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return Autoencoder(config, dataset.spec[0].shape[0])

@@ -1,0 +1,85 @@
+"""Reads a user's tf.data.Dataset in its own order, from its start: it has no access by row number."""
+
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.compat import makes_batches
+from trainer.data.dataset import InSequence
+from trainer.data.nests import PARTS, Nest
+from trainer.errors import UserError
+from trainer.log import log
+
+
+class TensorFlowData(InSequence):
+    """Reads a tf.data.Dataset of examples or of batches, which are cut anew to the batch size of the run.
+
+    `unknown_count`: the number of examples to take for an epoch where the data set's length is unknown or infinite;
+    0: raises UserError.
+    """
+
+    def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
+        self._origin = origin
+        self._batched = makes_batches(source)
+        self._source = source.map(_parts)
+        elements = self._source.element_spec
+        self.spec = tf.nest.map_structure(self._example, elements)
+        self.count = self._count(unknown_count)
+
+    def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
+        if self._batched:
+            return self._source.rebatch(size, drop_remainder=drop_remainder)
+        return self._source.batch(size, drop_remainder=drop_remainder)
+
+    def _example(self, spec: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec):
+            raise UserError(f"{self._origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors")
+        shape = spec.shape[1:] if self._batched else spec.shape
+        if not shape.is_fully_defined():
+            raise UserError(
+                f"{self._origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
+                "number of rows must be fixed: pad them"
+            )
+        if spec.dtype == tf.string:
+            raise UserError(
+                f"{self._origin}: the tf.data.Dataset gives strings: turn text into numbers first, for example with "
+                "keras.layers.TextVectorization in its map()"
+            )
+        return tf.TensorSpec(shape, spec.dtype)
+
+    def _count(self, unknown: int) -> int:
+        length = int(self._source.cardinality())
+        if length == 0:
+            raise UserError(f"{self._origin}: the tf.data.Dataset is empty")
+        if length > 0 and not self._batched:
+            return length
+        if length > 0:
+            began = time.monotonic()
+            count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
+            log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
+            return count
+        if not unknown:
+            raise UserError(
+                f"{self._origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run "
+                "with --steps, or the data set's with tf.data.experimental.assert_cardinality"
+            )
+        return unknown
+
+
+def _rows(*parts: Nest) -> Any:
+    return tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0]
+
+
+def _parts(*given: Any) -> tuple[Nest, ...]:
+    """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
+    if not 1 <= len(given) <= len(PARTS):
+        raise UserError(
+            f"the tf.data.Dataset gives {len(given)} parts: it must give x, (x, y) or (x, y, sample_weight)"
+        )
+    floatx = keras.config.floatx()
+    parts: tuple[Nest, ...] = tf.nest.map_structure(
+        lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, given
+    )
+    return parts

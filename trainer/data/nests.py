@@ -1,0 +1,96 @@
+"""Handles nests of arrays, as `fit` takes them: an array, or dicts, lists and tuples of arrays, with rows in axis 0."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.errors import UserError
+
+Nest = Any
+PARTS = ("x", "y", "sample_weight")
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a list of numbers."""
+    if hasattr(value, "__array__") or np.isscalar(value):
+        return True
+    return isinstance(value, list) and bool(value) and all(np.isscalar(one) for one in value)
+
+
+def as_arrays(value: Nest, name: str) -> Nest:
+    """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises UserError, naming the leaf.
+
+    `name`: what the leaves are called in errors, as "x".
+    """
+    if is_array(value):
+        return as_array(value, name)
+    if isinstance(value, dict):
+        return {key: as_arrays(one, f"{name}[{key!r}]") for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(as_arrays(one, f"{name}[{number}]") for number, one in enumerate(value))
+    raise UserError(
+        f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
+    )
+
+
+def as_array(value: Any, name: str) -> npt.NDArray[Any]:
+    """Returns one array: floating-point numbers as floatx, integers and booleans as they are, as `fit` passes them."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of several lengths
+        raise UserError(f"{name}: its rows have several lengths: pad them to one length") from None
+    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        return array.astype(keras.config.floatx(), copy=False)
+    if array.dtype.kind in "biu":
+        return array
+    if array.dtype.kind == "O":
+        raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
+    hint = ": turn text into numbers first, for example with keras.layers.TextVectorization"
+    raise UserError(f"{name} holds {array.dtype}, not numbers{hint if array.dtype.kind in 'SU' else ''}")
+
+
+def rows_in(parts: Sequence[Nest]) -> int:
+    """Returns the number of rows of all leaves. Raises UserError if they differ, or if there is none."""
+    counts = [
+        (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
+        for name, part in zip(PARTS, parts, strict=False)
+        for leaf in tf.nest.flatten(part)
+    ]
+    if not counts or min(count for _, count in counts) == 0:
+        raise UserError(f"no rows: {', '.join(shape for shape, _ in counts) or 'an empty nest'}")
+    if len({count for _, count in counts}) > 1:
+        raise UserError(f"the parts have different numbers of rows: {', '.join(shape for shape, _ in counts)}")
+    return counts[0][1]
+
+
+def specs_of(parts: Nest) -> Nest:
+    """Returns the tf.TensorSpec of one example for parts that have rows in axis 0."""
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
+
+
+def described(spec: Nest) -> str:
+    """Returns types and shapes of one example for people, as `float32 (13,)`, or `{'image': uint8 (32, 32, 3), …}`."""
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key!r}: {described(one)}" for key, one in spec.items()) + "}"
+    if isinstance(spec, (list, tuple)):
+        return "(" + ", ".join(described(one) for one in spec) + ")"
+    return f"{spec.dtype.name} {tuple(spec.shape)}"
+
+
+def read_as_tensors(read: Callable[[Any], Nest], rows: Any, spec: Nest) -> Nest:
+    """Returns what `read` makes of an array of row numbers, as tensors of shape (*rows.shape, *example).
+
+    `spec`: the tf.TensorSpec of one example, in the structure that `read` returns.
+    """
+    flat = tf.nest.flatten(spec)
+    found = tf.numpy_function(
+        lambda given: tf.nest.flatten(read(given)), [rows], [one.dtype for one in flat], stateful=False
+    )
+    found = tf.nest.flatten(found)  # in eager mode a single output is not in a list
+    for tensor, one in zip(found, flat, strict=True):
+        tensor.set_shape((*rows.shape, *one.shape))
+    return tf.nest.pack_sequence_as(spec, found)
