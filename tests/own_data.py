@@ -306,3 +306,35 @@ class Autoencoder(keras.Model):
 
 def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return Autoencoder(config, dataset.spec[0].shape[0])
+
+
+def too_large_labels(config: TrainConfig) -> Any:
+    x = _table()[0]
+    return x, np.arange(ROWS) % 5
+
+
+def flat_classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Flatten(), keras.layers.Dense(4, activation="softmax")]
+    return _compiled(keras.Sequential(layers), config, loss="categorical_crossentropy")
+
+
+def named_pair(config: TrainConfig) -> Any:
+    x, y = named_inputs(config)
+    return (x, y), tuple(tf.nest.map_structure(lambda leaf: leaf[:21], part) for part in (x, y))
+
+
+class _Largest(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.largest = self.add_weight(shape=(), initializer="zeros", name="largest")
+
+    def update_state(self, y: Any, found: Any, sample_weight: Any = None) -> None:
+        error = keras.ops.max(keras.ops.abs(keras.ops.reshape(y, (-1, 1)) - found))
+        self.largest.assign(keras.ops.maximum(self.largest, error))
+
+    def result(self) -> Any:
+        return self.largest + 0.0
+
+
+def largest_error(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(regression(config, dataset), config, loss="mse", metrics=[_Largest()])

@@ -104,13 +104,18 @@ def _save_h5(template: keras.Model, path: Path) -> None:
 
 
 def _save_for_serving(template: keras.Model, serve: Callable[[Any], Any], input_spec: Any, folder: Path) -> None:
-    inputs = input_spec if not symbolic_inputs(template) else template.input
+    inputs = _structure(template) if symbolic_inputs(template) else input_spec
     signature = [tf.TensorSpec(each.shape, each.dtype, name=name) for name, each in _named(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
     archive.add_endpoint("serve", lambda *given: serve(template(keras.tree.pack_sequence_as(inputs, given))), signature)
     with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
+
+
+def _structure(template: keras.Model) -> Any:
+    """Returns the symbolic inputs in the structure that `call` takes."""
+    return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
 
 
 def _named(inputs: Any) -> list[tuple[str, Any]]:

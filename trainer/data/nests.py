@@ -87,9 +87,8 @@ def read_as_tensors(read: Callable[[Any], Nest], rows: Any, spec: Nest) -> Nest:
     `spec`: the tf.TensorSpec of one example, in the structure that `read` returns.
     """
     flat = tf.nest.flatten(spec)
-    found = tf.numpy_function(
-        lambda given: tf.nest.flatten(read(given)), [rows], [one.dtype for one in flat], stateful=False
-    )
+    flat_read = tf.autograph.experimental.do_not_convert(lambda given: tf.nest.flatten(read(given)))
+    found = tf.numpy_function(flat_read, [rows], [one.dtype for one in flat], stateful=False)
     found = tf.nest.flatten(found)  # in eager mode a single output is not in a list
     for tensor, one in zip(found, flat, strict=True):
         tensor.set_shape((*rows.shape, *one.shape))

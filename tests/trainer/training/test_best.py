@@ -32,7 +32,7 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
 def test_the_best_of_another_measure_starts_from_scratch(
     flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]
 ) -> None:
-    before, changed = Best(small(OWN, *flags)), Best(small(OWN, *others))
+    before, changed = Best(small(OWN, *flags), keras.Model()), Best(small(OWN, *others), keras.Model())
     before.consider(first, 10)
     changed.resume(kept(before.state()))
     changed.consider(later, 20)
@@ -43,10 +43,10 @@ def test_the_best_of_another_measure_starts_from_scratch(
     ("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1),
 ])  # fmt: skip
 def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: list[float], step: int) -> None:
-    undisturbed, state = Best(small(OWN, f"--best_metric={name}")), {}
+    undisturbed, state = Best(small(OWN, f"--best_metric={name}"), keras.Model()), {}
     for at, value in enumerate(values):
         undisturbed.consider({name: value}, at)
-        resumed = Best(small(OWN, f"--best_metric={name}"))
+        resumed = Best(small(OWN, f"--best_metric={name}"), keras.Model())
         resumed.resume(state)
         resumed.consider({name: value}, at)
         state = kept(resumed.state())
@@ -54,7 +54,7 @@ def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: lis
 
 
 def test_the_best_of_a_checkpoint_that_does_not_name_the_features_is_compared() -> None:
-    best = Best(small())
+    best = Best(small(), keras.Model())
     best.resume({"metric": "fid", "value": 10.0, "step": 5})
     best.consider({"fid": 11.0}, 6)
     assert best.state()["step"] == 5

@@ -1,0 +1,170 @@
+"""Tests that data of a user's function are the same on any replicas, workers and restarts, or refused in one line."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import largest_difference, refused, run_steps, weights
+from trainer.build import set_precision_and_seed
+from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.data.batches import Schedule, batches
+from trainer.data.dataset import Dataset, failures_of_reading
+from trainer.data.sources import load_dataset
+from trainer.distribution.cluster import Cluster
+from trainer.distribution.strategy import Replicas
+from trainer.models import build_model
+
+BATCH = 16
+KINDS = (
+    "arrays", "weighted", "pair", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless",
+    "named_inputs", "inputs_alone", "masks", "several_labels", "classes", "tokens",
+)  # fmt: skip
+
+
+def settings(data: str, model: str = "regression", *flags: str) -> TrainConfig:
+    own = [f"--data=tests.own_data:{data}", f"--model=tests.own_data:{model}", "--precision=float64"]
+    return resolve([*own, f"--global_batch_size={BATCH}", "--steps=8", "--learning_rate=0.01", *flags]).config
+
+
+def loaded(config: TrainConfig) -> Dataset:
+    set_precision_and_seed(config)
+    return load_dataset(config)
+
+
+def steps_of(data: str, worker: int, workers: int, local: int, first_step: int, count: int) -> list[Any]:
+    """Returns the parts of these steps, (local * rows, …) each, from a fresh reading of the data."""
+    config = settings(data)
+    addresses = tuple(f"127.0.0.1:{port}" for port in range(1, workers + 1)) if workers > 1 else ()
+    cluster = Cluster(addresses, worker) if workers > 1 else Cluster()
+    replicas = Replicas(None, ("CPU:0",) * local, BATCH // workers // local, BATCH, cluster)
+    dataset = loaded(config)
+    found = batches(dataset.train, Schedule(dataset.train.count, BATCH, 1, 0), replicas, first_step).take(count)
+    with failures_of_reading():
+        return [tf.nest.map_structure(lambda leaf: leaf.numpy().reshape(-1, *leaf.shape[3:]), parts) for parts in found]
+
+
+def joined(workers: list[list[Any]]) -> list[Any]:
+    """Returns what several workers read, as one worker would."""
+    return [tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *step) for step in zip(*workers, strict=True)]
+
+
+def same(one: list[Any], other: list[Any]) -> None:
+    for a, b in zip(one, other, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("data", KINDS)
+def test_steps_have_the_same_rows_on_replicas_workers_and_after_a_restart(data: str) -> None:
+    alone = steps_of(data, 0, 1, 1, 0, 8)
+    assert not all(np.array_equal(*pair) for pair in zip(*map(tf.nest.flatten, alone[:2]), strict=True))
+    same(alone, steps_of(data, 0, 1, 4, 0, 8))
+    same(alone, joined([steps_of(data, worker, 2, 2, 0, 8) for worker in range(2)]))
+    same(alone[5:], steps_of(data, 0, 1, 2, 5, 3))
+
+
+def test_types_are_those_that_fit_passes() -> None:
+    named = loaded(settings("named_inputs")).spec
+    assert [leaf.dtype.name for leaf in tf.nest.flatten(named)] == ["int64", "float64", "float64", "bool", "float64"]
+    assert loaded(settings("masks")).spec[0].dtype == tf.uint8
+
+
+def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
+    dataset = loaded(settings("batches"))
+    train: Any = dataset.train
+    assert (train.count, train.left_out, dataset.evaluation and dataset.evaluation.count) == (48, 2, 21)
+    replicas = Replicas(None, ("CPU:0",), BATCH, BATCH, Cluster())
+    for _ in batches(train, Schedule(48, BATCH, 1, 0), replicas).take(7):
+        pass
+    assert train._source.epochs == 2
+
+
+@pytest.mark.parametrize(("data", "line"), [
+    ("uneven", "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
+    ("ragged_list", "x holds Python objects, or rows of several lengths"),
+    ("nan_targets", "y holds NaN, first in row 5"),
+    ("strings", "x holds <U1, not numbers: turn text into numbers first"),
+    ("generator", "it returned a generator, which can be read only once"),
+    ("moody_rows", "two readings of its first examples differ"),
+    ("unseeded", "two readings of its first examples differ"),
+    ("breaks_at_7", "example 7 cannot be read: 'no such sample'"),
+    ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
+    ("other_evaluation", "an example for evaluation is (float64 (3,), float64 ()), but one for training"),
+    ("four_parts", "it returned a tuple of 4"),
+])  # fmt: skip
+def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
+    with refused(line):
+        loaded(settings(data))
+
+
+def test_rows_of_another_shape_are_refused_when_they_are_read() -> None:
+    with refused("is (float64 (3,), float64 ()), but example 0 is (float64 (4,), float64 ()): all must have the same"):
+        for first in range(3):
+            steps_of("ragged_rows", 0, 1, 1, first, 1)
+
+
+def test_an_endless_data_set_needs_steps() -> None:
+    own = ["--data=tests.own_data:tf_endless", "--model=tests.own_data:regression", f"--global_batch_size={BATCH}"]
+    with refused("unknown or infinite: give the length of the run with --steps"):
+        load_dataset(resolve([*own, "--epochs=2"]).config)
+
+
+@pytest.mark.parametrize("data", ["arrays", "rows"])
+def test_a_share_can_be_held_back(data: str) -> None:
+    dataset = loaded(settings(data, "regression", "--evaluation_fraction=0.2"))
+    assert (dataset.train.count, dataset.evaluation and dataset.evaluation.count) == (40, 10)
+
+
+MODELS = [
+    ("regression", "weighted"), ("regression", "batches"), ("regression", "tf_batches"), ("by_weight", "weighted"),
+    ("summed", "weighted"), ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "data"), MODELS)
+def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
+    (one, logs), (two, logs_of_two) = (run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2))
+    assert largest_difference(weights(one), weights(two)) < 1e-12
+    assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
+
+
+def test_class_weights_are_those_of_fit() -> None:
+    flags = ("--class_weight=0:1,1:3", "--replicas=2")
+    config = settings("classes", "classifier", *flags)
+    dataset = loaded(config)
+    found, _ = run_steps(config, 3)
+    rows = steps_of("classes", 0, 1, 1, 0, 3)
+    set_precision_and_seed(config)
+    expected = build_model(config, dataset)
+    expected.optimizer.apply = type(expected.optimizer).apply.__get__(expected.optimizer)
+    for x, y in rows:
+        expected.fit(x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0)
+    assert largest_difference(weights(expected), weights(found)) < 1e-12
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--class_weight=cat:2", "write it as 0:1,1:6.5"),
+    ("--class_weight=0:1,0:2", "each class once"),
+    ("--class_weight=0:-1", "weights from 0 to 1e6"),
+])  # fmt: skip
+def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> None:
+    with refused(line):
+        settings("classes", "classifier", flag)
+
+
+def test_targets_without_classes_have_no_class_weights() -> None:
+    with refused("class_weight: the targets are not one class each"):
+        run_steps(settings("arrays", "regression", "--class_weight=0:2"), 1)
+
+
+@pytest.mark.parametrize(("data", "line"), [
+    ("masks", "its loss or metrics do not fit"),
+    ("too_large_labels", "labels from 0 to 4, but the model has 4 outputs"),
+])  # fmt: skip
+def test_labels_that_do_not_fit_the_outputs_are_refused(data: str, line: str) -> None:
+    model = "classifier" if data == "too_large_labels" else "flat_classifier"
+    with refused(line):
+        run_steps(settings(data, model), 1)
