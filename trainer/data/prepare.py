@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from trainer.command import quiet_start, run_command
-from trainer.config.flags import Parser, refuse_unknown, whole
+from trainer.config.flags import VERBOSE, Parser, refuse_unknown, whole
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
-from trainer.log import log
+from trainer.log import log, set_verbose
 from trainer.terminal import ProgressBar
 
 with quiet_start():
@@ -162,8 +162,10 @@ def _prepare(arguments: Sequence[str] | None) -> int:
     parser.add_argument("destination", metavar="DST", help="the folder for the shards, local or at gs://")
     parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
     parser.epilog = f"These settings of the trainer apply too: {' '.join(f'--{name}' for name in _SETTINGS)}"
+    parser.add_boolean("verbose", VERBOSE)
     options, flags = parser.parse_known_args(arguments)
-    refuse_unknown(flags, [*_SETTINGS, "shard_mib"])
+    refuse_unknown(flags, [*_SETTINGS, "shard_mib", "verbose"])
+    set_verbose(options.verbose)
     config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
     destination = output_address(options.destination, "DST") or local_path(options.destination, "DST")
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:

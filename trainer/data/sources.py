@@ -122,7 +122,7 @@ def _load(config: TrainConfig) -> Any:
         assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):
-        return load_function(DATA_SOURCES.get(data, data), "data")(config)
+        return load_function(DATA_SOURCES.get(data, data), "data", ("config",))(config)
     kind, path = kind_and_path(data, config.cache_dir)
     return KINDS[kind](config, path)
 

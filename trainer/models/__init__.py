@@ -14,7 +14,7 @@ from trainer.log import log
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Builds the model that `config.model` names, and its optimizers. Call it under the strategy's scope."""
-    model = load_function(MODELS.get(config.model, config.model), "model")(config, dataset)
+    model = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"))(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
