@@ -53,8 +53,9 @@ def as_user_mistake(error: BaseException) -> UserError | None:
     if found is None:
         return None
     place, cause = found
-    advice = "this is in your own code: change it there (--verbose prints the whole traceback)"
-    return UserError(f"{place}: {_message(cause)}; {advice}")
+    return UserError(
+        f"{place}: {_message(cause)}; this is in your own code: change it there (--verbose prints the whole traceback)"
+    )
 
 
 def where_raised(error: BaseException) -> tuple[str, BaseException] | None:

@@ -22,7 +22,7 @@ TRAINER: dict[str, set[str]] = {
     "storage": {"errors", "log", "terminal"},
     "config": {"errors", "log", "storage", "user_mistakes"},
     "distribution": {"errors", "log", "compat", "config"},
-    "data": {*_BASE, "storage", "config", "distribution"},
+    "data": {*_BASE, "storage", "config", "distribution", "user_mistakes"},
     "models": {*_BASE, "storage", "config", "distribution", "data"},
     "reporting": {*_BASE, "storage", "config", "distribution", "data"},
     "training": {*_BASE, "storage", "config", "distribution", "data", "reporting"},

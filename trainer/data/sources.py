@@ -15,6 +15,7 @@ from trainer.data.dataset import Arrays, Dataset, closed_on_failure
 from trainer.errors import UserError
 from trainer.storage import Address, is_remote, local_path, parse
 from trainer.storage.staging import Staged
+from trainer.user_mistakes import where_raised
 
 KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": idx.load,
@@ -35,6 +36,8 @@ def load_dataset(config: TrainConfig) -> Dataset:
             f"data={config.data}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
         ) from None
     except (OSError, RecursionError) as error:
+        if where_raised(error):
+            raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
     if not isinstance(dataset, Dataset):
         raise UserError(
