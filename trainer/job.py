@@ -88,9 +88,9 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
         if peers:
             peers.finish(config.worker_timeout_seconds)
     except Exception as error:
-        if peers and isinstance(error, tf.errors.OpError):
-            peers.await_verdict()  # the cause may be a lost worker, which is then reported by name
         mistake = as_user_mistake(error)
+        if peers and isinstance(error, tf.errors.OpError) and not mistake:
+            peers.await_verdict()  # the cause may be a lost worker, which is then reported by name
         line, code = one_line(mistake or error), USER_MUST_CHANGE if isinstance(mistake or error, UserError) else FAULT
         if peers:
             peers.fail(code, line)

@@ -46,7 +46,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
         raise UserError(f"data={path}: none of its {len(train.files):,} image files could be decoded")
     examples, held = with_evaluation(config, examples, held)
     if examples.labels is not None:
-        refuse_empty_classes(config, train.class_names, np.unique(examples.labels).tolist())
+        refuse_empty_classes(config, train.class_names, set(np.unique(examples.labels).tolist()))
     return Dataset(config.data, examples, held, train.class_names, bad.notes)
 
 
