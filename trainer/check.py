@@ -13,7 +13,7 @@ from trainer.command import quiet_start, run_command
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, USER_MUST_CHANGE
-from trainer.log import log
+from trainer.log import log, set_verbose
 
 STEPS = 5
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(given: Sequence[str]) -> int:
-    config = resolve(given).config
+    request = resolve(given)
+    set_verbose(request.verbose)
+    config = request.config
     config.rows_per_replica(2)
     with quiet_start():
         import tensorflow as tf

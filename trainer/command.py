@@ -9,26 +9,27 @@ from contextlib import contextmanager
 
 from trainer.errors import FAULT, INTERRUPTED, PlatformFault, UserError
 from trainer.log import log, start_logging
+from trainer.user_mistakes import as_user_mistake
 
 
 def run_command(work: Callable[[], int], again: str) -> int:
     """Runs `work` and returns its exit code, or logs what it raises and returns the exit code for that.
 
-    `again`: what a second run of the same command does, such as "resumes from the last checkpoint".
+    `again`: what a second run of the same command does, such as "resumes from the last checkpoint". The traceback of an
+    error that the line explains is logged for debugging, that is, with --verbose.
     """
     start_logging()
     try:
         return work()
-    except UserError as error:
-        log.error("%s", error)
-        return error.exit_code
-    except PlatformFault as error:
-        log.error("%s: the same command %s", error, again)
-        return error.exit_code
     except KeyboardInterrupt:
         log.warning(f"stopped at once: the same command {again}")
         return INTERRUPTED
-    except Exception:
+    except Exception as raised:
+        error = as_user_mistake(raised) or raised
+        if isinstance(error, (UserError, PlatformFault)):
+            log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")
+            log.debug("the whole traceback:", exc_info=raised)
+            return error.exit_code
         log.exception("a fault of this program or of the platform, not of your settings")
         return FAULT
 

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from trainer.log import log
 from trainer.models.layers import refresh_normalization
 from trainer.storage import whole_folder
 from trainer.storage.tensorflow_errors import tensorflow_writing
+from trainer.user_mistakes import where_raised
 
 
 def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
@@ -25,7 +26,7 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
-    with whole_folder(folder) as beside:
+    with _saving_classes_of_the_user(), whole_folder(folder) as beside:
         for name, trained in templates.items():
             plain_copy(trained).save(beside / f"{name}.keras")
         template = plain_copy(templates["model"])
@@ -34,6 +35,21 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
         else:
             log.warning("model.h5 is not written: HDF5 cannot hold a subclassed model; model.keras needs its class")
         _save_for_serving(template, interface.serve, input_spec, beside / "saved_model")
+
+
+@contextlib.contextmanager
+def _saving_classes_of_the_user() -> Iterator[None]:
+    """Raises UserError if Keras cannot save a class, because it does not say with which arguments it was made."""
+    try:
+        yield
+    except (NotImplementedError, TypeError) as error:
+        if where_raised(error):
+            raise
+        raise UserError(
+            f"the model cannot be saved: {reason(error).partition(' Example: ')[0]} Give that class a get_config whose "
+            "values JSON can hold (https://keras.io/guides/serialization_and_saving/#custom-objects); the checkpoints "
+            "are kept"
+        ) from error
 
 
 def load_template_weights(model: keras.Model, path: Path) -> None:

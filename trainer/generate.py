@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.command import quiet_start, run_command
-from trainer.config.flags import Parser, whole
+from trainer.config.flags import VERBOSE, Parser, whole
 from trainer.errors import DONE, UserError, reason
-from trainer.log import log
+from trainer.log import log, set_verbose
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.initial import fetch_model
 from trainer.storage.run_layout import RUN_INFO
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _generate(arguments: Sequence[str] | None) -> int:
     options = _parse(arguments)
+    set_verbose(options.verbose)
     out = local_path(options.out, "out")
     if out.suffix != ".png":
         raise UserError(f"out={out}: the output is a PNG: use a name that ends in .png")
@@ -86,6 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=whole(1, 100_000), default=64, help="number of images (default: 64)")
     parser.add_argument("--seed", type=whole(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
     parser.add_argument("--out", default="grid.png", help="the PNG to write (default: grid.png)")
+    parser.add_boolean("verbose", VERBOSE)
     return parser.parse_args(arguments)
 
 

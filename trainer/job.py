@@ -34,6 +34,7 @@ from trainer.training.hooks import Best
 from trainer.training.preemption import stop_on_signals
 from trainer.training.state import LearningRates
 from trainer.training_run import TrainingRun, readable_state
+from trainer.user_mistakes import as_user_mistake
 
 _MOST_ROLLBACKS = 2
 
@@ -87,12 +88,15 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
         if peers:
             peers.finish(config.worker_timeout_seconds)
     except Exception as error:
-        code = USER_MUST_CHANGE if isinstance(error, UserError) else FAULT
-        if peers and isinstance(error, tf.errors.OpError):
+        mistake = as_user_mistake(error)
+        if peers and isinstance(error, tf.errors.OpError) and not mistake:
             peers.await_verdict()  # the cause may be a lost worker, which is then reported by name
+        line, code = one_line(mistake or error), USER_MUST_CHANGE if isinstance(mistake or error, UserError) else FAULT
         if peers:
-            peers.fail(code, one_line(error))
-        write_failure(one_line(error), code)
+            peers.fail(code, line)
+        write_failure(line, code)
+        if mistake:
+            raise mistake from error
         raise
 
 

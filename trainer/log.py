@@ -34,6 +34,11 @@ class _Formatter(logging.Formatter):
         return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
 
 
+def set_verbose(verbose: bool) -> None:
+    """Logs the tracebacks of errors that are reported in one line, too."""
+    log.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
 def start_logging() -> None:
     """Sends this package's log to the console, as JSON on Vertex AI and as plain text elsewhere."""
     handler = _Print()

@@ -17,6 +17,7 @@ from trainer.interface import ModelInterface
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from trainer.training.evaluation import Evaluation
 from trainer.training.state import check_fits, snapshot, variables_of
+from trainer.user_mistakes import as_user_mistake
 
 _IMAGES = 2
 
@@ -47,7 +48,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
             except UserError:
                 raise
             except Exception as error:
-                raise UserError(
+                raise as_user_mistake(error) or UserError(
                     f"model={setup.config.model}: its {what} fails, tried before training: {type(error).__name__}: "
                     f"{reason(error)}"
                 ) from error

@@ -12,6 +12,7 @@ from trainer.command import quiet_start, run_command  # noqa: E402
 from trainer.config.overrides import resolve, to_yaml  # noqa: E402
 from trainer.distribution.cluster import read_cluster  # noqa: E402
 from trainer.errors import DONE  # noqa: E402
+from trainer.log import set_verbose  # noqa: E402
 from trainer.reporting.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.storage.preflight import preflight  # noqa: E402
 
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str]) -> int:
     request = resolve(given)
+    set_verbose(request.verbose)
     if request.print_config:
         print(to_yaml(request.config), end="")
         return DONE

@@ -104,5 +104,7 @@ def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
     texts = {key.removeprefix(_PREFIX): value for key, value in vars(found).items() if key.startswith(_PREFIX)}
     if texts.pop("print_config", "false") != "false":
         raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")
+    if texts.pop("verbose", "false") != "false":
+        raise UserError("--verbose is a flag of one run on this machine: use it with `python -m trainer.task`")
     given = {key: value for key, value in vars(found).items() if not key.startswith(_PREFIX)}
     return argparse.Namespace(**given), Overrides.read(texts)

@@ -1,5 +1,8 @@
 """Tests how commands end: exit codes and one line."""
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
 from tests.fixtures import Capture
@@ -9,17 +12,22 @@ from trainer.data import prepare
 from trainer.errors import PlatformFault, UserError
 
 
-@pytest.mark.parametrize(("raised", "code", "line"), [
-    (UserError("x=1: give 2"), 2, "error: x=1: give 2\n"),
-    (PlatformFault("no answer"), 1, "error: no answer: the same command starts from scratch\n"),
-    (KeyboardInterrupt(), 75, "warning: stopped at once: the same command starts from scratch\n"),
-    (ZeroDivisionError("x"), 1,
+def raising(error: BaseException) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(("work", "code", "line"), [
+    (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
+    (raising(PlatformFault("no answer")), 1, "error: no answer: the same command starts from scratch\n"),
+    (raising(KeyboardInterrupt()), 75, "warning: stopped at once: the same command starts from scratch\n"),
+    (raising(ZeroDivisionError("x")), 2, "error: tests/trainer/test_command.py:17 in work: ZeroDivisionError: x; "),
+    (functools.partial(divmod, 1, 0), 1,
      "error: a fault of this program or of the platform, not of your settings\nTraceback "),
 ])  # fmt: skip
-def test_an_exception_becomes_a_line_and_a_code(raised: BaseException, code: int, line: str, capsys: Capture) -> None:
-    def work() -> int:
-        raise raised
-
+def test_an_exception_becomes_a_line_and_a_code(work: Callable[[], int], code: int, line: str, capsys: Capture) -> None:
     assert run_command(work, "starts from scratch") == code
     found = capsys.readouterr()
     assert (found.out + found.err).startswith(line)

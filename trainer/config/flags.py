@@ -10,6 +10,7 @@ from trainer.config.fields import BOOLEAN_WORDS, nearest, value_type
 from trainer.errors import UserError
 
 Field = dataclasses.Field[Any]
+VERBOSE = "print the whole traceback of an error"  # the meaning of --verbose
 
 
 def whole(minimum: int, maximum: int) -> Callable[[str], int]:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from trainer.config.fields import as_text, coerce, coerce_all, nearest, setting
-from trainer.config.flags import Parser, add_setting_flags, refuse_unknown
+from trainer.config.flags import VERBOSE, Parser, add_setting_flags, refuse_unknown
 from trainer.config.rules import check
 from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig
 from trainer.config.yaml_file import read_yaml
@@ -91,20 +91,22 @@ class Overrides:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """Holds one command line of the trainer: the resolved settings, and whether only to print them."""
+    """Holds one command line of the trainer: the resolved settings, and flags that are none of a run's settings."""
 
     config: TrainConfig
     print_config: bool = setting(False, "print the resolved settings and stop", group="run")
+    verbose: bool = setting(False, VERBOSE, group="run")
 
 
-FLAGS = (*dataclasses.fields(TrainConfig), dataclasses.fields(Command)[1])
+_, *_OF_COMMAND = dataclasses.fields(Command)
+FLAGS = (*dataclasses.fields(TrainConfig), *_OF_COMMAND)
 
 
 def resolve(arguments: Sequence[str]) -> Command:
     """Parses and resolves a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
     texts = parse_flags(arguments)
-    print_config = coerce(FLAGS[-1], texts.pop("print_config", "false"))
-    return Command(Overrides.read(texts).resolve(), print_config)
+    flags = {field.name: coerce(field, texts.pop(field.name, "false")) for field in _OF_COMMAND}
+    return Command(Overrides.read(texts).resolve(), **flags)
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:

@@ -1,9 +1,12 @@
-"""Decodes many images at once and collects the bad ones, which end the run or, if asked for, are skipped."""
+"""Decodes many images at once and collects the bad ones, which end the run or, if asked for, are skipped.
+
+Also reports the files that are not read, and the classes that keep no image.
+"""
 
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,22 +15,24 @@ from typing import Any
 import numpy as np
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.decode import BadImage, decode
+from trainer.data.decode import SUFFIXES, BadImage, decode
 from trainer.errors import UserError
 from trainer.log import log
 
 
 @dataclass
 class Bad:
-    """Collects the files that could not be decoded, and counts the conversions, over all splits."""
+    """Collects the files that could not be decoded, and counts conversions and files left out, over all splits."""
 
     files: list[tuple[Path, str]] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # by suffix
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Returns both for Dataset.notes."""
-        return {"converted": dict(self.converted), "skipped": [f"{file}: {why}" for file, why in self.files]}
+        """Returns all of it for Dataset.notes."""
+        skipped = [f"{file}: {why}" for file, why in self.files]
+        return {"converted": dict(self.converted), "skipped": skipped, "left_out": dict(self.left_out)}
 
 
 def decode_many(
@@ -57,7 +62,15 @@ def decode_many(
 
 
 def refuse_or_skip(config: TrainConfig, bad: Bad) -> None:
-    """Raises UserError naming the first ten files that cannot be decoded, or logs each with --skip_bad_images."""
+    """Raises UserError naming the first ten files that cannot be decoded, or logs each with --skip_bad_images.
+
+    Also logs what was left out and what was converted.
+    """
+    if bad.left_out:
+        log.warning(
+            f"data={config.data}: {bad.left_out.total():,} files are not read: {counted(bad.left_out)} (images are "
+            f"recognised by {' '.join(sorted(SUFFIXES))})"
+        )
     if bad.files and not config.skip_bad_images:
         first = "; ".join(f"{file}: {why}" for file, why in bad.files[:10])
         without = "prepare the data without them (python -m trainer.data.prepare … --skip_bad_images)"
@@ -69,4 +82,19 @@ def refuse_or_skip(config: TrainConfig, bad: Bad) -> None:
     for file, why in bad.files:
         log.warning(f"skipped {file}: {why}")
     if bad.converted:
-        log.info("converted images: " + ", ".join(f"{count:,} {what}" for what, count in bad.converted.most_common()))
+        log.info(f"converted images: {counted(bad.converted)}")
+
+
+def refuse_empty_classes(config: TrainConfig, class_names: Sequence[str], present: Container[int]) -> None:
+    """Raises UserError for the first class whose number is not among the labels `present` for training."""
+    for number, name in enumerate(class_names):
+        if number not in present:
+            raise UserError(
+                f"data={config.data}: class {name} would have no image to train on: all of its files are skipped, or "
+                "held back by evaluation_fraction: add images, or move its folder elsewhere"
+            )
+
+
+def counted(counts: Counter[str]) -> str:
+    """Returns the counts in words, the largest first."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())

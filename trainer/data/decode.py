@@ -1,6 +1,6 @@
 """Decodes image files of any kind to (size, size, channels) uint8, with Pillow.
 
-All files are treated alike: the EXIF orientation is applied; 16-bit grey is scaled, not clipped; transparency is
+All files are treated alike: the EXIF orientation is applied; more than 8 bits are scaled, not clipped; transparency is
 blended over white; of an animation the first frame is used; the middle square is cropped and resized (bicubic,
 antialiased) to `size`.
 """
@@ -11,15 +11,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from trainer.errors import reason
 
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # by content; other plug-ins of Pillow run programs
-SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+# Recognised by content. Other plug-ins of Pillow run programs. Wheels of Pillow read AVIF from 11.3 on.
+_SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"), "PNG": (".png", ".apng"), "GIF": (".gif",), "BMP": (".bmp",),
+    "WEBP": (".webp",), "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
+}  # fmt: skip
+SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
-_SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # of TIFF 6.0
 
 
 class BadImage(Exception):
@@ -39,17 +45,19 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
 
 
 def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    with Image.open(source, formats=_FORMATS) as image:
+    with Image.open(source, formats=[*_SUFFIXES]) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
         image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
+        rawmode = image.tile[0][3] if image.tile else None
         image.load()
         converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
-        upright = ImageOps.exif_transpose(image)
+        has_key = rawmode == "RGB;16B" and "transparency" in image.info
+        upright = ImageOps.exif_transpose(_with_exact_alpha(image, source) if has_key else image)
         if upright.size != image.size or image.getexif().get(0x0112, 1) not in (0, 1):
             converted.append("orientation")
-        plain = _without_depth_and_alpha(upright, converted)
+        plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
         mode = "RGB" if channels == 3 else "L"
         if plain.mode != mode:
             converted.append(f"{_kind(plain.mode)} to {'colour' if channels == 3 else 'grey'}")
@@ -58,14 +66,48 @@ def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8
         return np.asarray(fitted, np.uint8).reshape(size, size, channels), converted
 
 
-def _without_depth_and_alpha(image: Image.Image, converted: list[str]) -> Image.Image:
-    """Returns the image with 8 bits per channel and without transparency."""
-    if image.mode in _SIXTEEN_BIT:
-        converted.append("16 bits to 8")
-        levels = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
-        return Image.fromarray(np.rint(levels / 257).astype(np.uint8))
+def _with_exact_alpha(image: Image.Image, source: Any) -> Image.Image:
+    """Returns an RGB image of 16 bits per channel as RGBA; its transparent colour is compared in all 16 bits.
+
+    Pillow reads the high bytes only, and compares nothing: https://www.w3.org/TR/png-3/#11tRNS
+    """
+    with Image.open(source, formats=["PNG"]) as low:
+        low.tile = [(*tile[:3], "RGB;16L") for tile in low.tile]  # reads the low bytes
+        low.load()
+        levels = np.asarray(image).astype(np.uint16) << 8 | np.asarray(low)
+    opaque = (levels != np.array(image.info.pop("transparency"))).any(axis=-1)
+    image.putalpha(Image.fromarray(opaque.astype(np.uint8) * 255))
+    return image
+
+
+def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.Image:
+    """Returns a grey image of more bits per pixel with 8, and with alpha if one of its levels is transparent.
+
+    `tags`: those of a TIFF file. Files of 32 bits use different ranges: white is 255, 65535 or the largest number of
+    the type, whichever is the first that no pixel exceeds.
+    """
     if image.mode == "F":
         raise BadImage("its pixels are floating-point numbers of unknown range: convert it to 8 or 16 bits")
+    if image.mode not in _DEEP_GREY:
+        return image
+    bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
+    signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED
+    levels = np.asarray(image)
+    if bits == 32 and not signed:
+        levels = levels.view(np.uint32)
+    if levels.min() < 0:
+        raise BadImage("some of its pixels are negative numbers: convert it to 8 or 16 bits")
+    white = 2 ** (bits - signed) - 1
+    if bits > 16:
+        white = next(one for one in (255, 65535, white) if levels.max() <= one)
+    converted.append(f"{bits} bits to 8" if bits <= 16 else f"{bits} bits with white at {white} to 8")
+    grey = Image.fromarray(np.rint(levels * (255 / white)).astype(np.uint8))
+    if "transparency" in image.info:
+        grey.putalpha(Image.fromarray((levels != image.info["transparency"]).astype(np.uint8) * 255))
+    return grey
+
+
+def _without_alpha(image: Image.Image, converted: list[str]) -> Image.Image:
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         converted.append("transparency over white")
         layer = image.convert("RGBA")

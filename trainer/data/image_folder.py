@@ -1,29 +1,31 @@
 """Reads a folder of image files: class folders or flat, also below train/ and val/ or test/."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.arrays import with_evaluation
-from trainer.data.bad_images import Bad, decode_many, refuse_or_skip
+from trainer.data.bad_images import Bad, counted, decode_many, refuse_empty_classes, refuse_or_skip
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.decode import SUFFIXES
 from trainer.errors import UserError
 from trainer.log import log
 
 _TRAIN, _EVALUATION = ("train", "training"), ("val", "validation", "valid", "test")
-_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})
+_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})
 
 
 @dataclass
 class Folder:
-    """Holds the image files of one split, in the order of their names."""
+    """Holds the image files of one split, in the order of their names, and counts the other files by suffix."""
 
     files: list[Path]
     labels: list[int] | None
     class_names: tuple[str, ...] = ()
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def part(self, start: int, stop: int) -> "Folder":
         """Returns files `start` to `stop` of this folder."""
@@ -31,15 +33,20 @@ class Folder:
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
-    """Decodes all images. Raises UserError if none is found, or some cannot be decoded and must not be skipped."""
+    """Decodes all images.
+
+    Raises UserError if none is found, if some cannot be decoded and must not be skipped, or if a class keeps none.
+    """
     train, evaluation = find(path)
-    bad = Bad()
+    bad = Bad(left_out=left_out(train, evaluation))
     parts = [decode_folder(config, part, bad) if part else None for part in (train, evaluation)]
     refuse_or_skip(config, bad)
     examples, held = parts
     if examples is None:
         raise UserError(f"data={path}: none of its {len(train.files):,} image files could be decoded")
     examples, held = with_evaluation(config, examples, held)
+    if examples.labels is not None:
+        refuse_empty_classes(config, train.class_names, set(np.unique(examples.labels).tolist()))
     return Dataset(config.data, examples, held, train.class_names, bad.notes)
 
 
@@ -54,15 +61,24 @@ def find(path: Path) -> tuple[Folder, Folder | None]:
     for unused in others[1:]:
         log.info(f"{others[0]} is used for evaluation; {unused} is ignored")
     folder = _folder(train, None)
+    if train is not path:
+        beside = [child for child in _children(path) if not child.is_dir()]
+        folder.left_out.update(f"{_kind(child)} beside {train.name}" for child in beside)
     if not folder.files:
-        raise UserError(f"data={path}: no image files found (recognised by {' '.join(sorted(SUFFIXES))})")
+        held = f", but {counted(folder.left_out)}" if folder.left_out else ""
+        raise UserError(f"data={path}: no image files found{held} (recognised by {' '.join(sorted(SUFFIXES))})")
     return folder, _folder(evaluation, folder.class_names) if evaluation else None
+
+
+def left_out(*folders: Folder | None) -> Counter[str]:
+    """Returns the numbers of files that are no images, by suffix."""
+    return sum((folder.left_out for folder in folders if folder), Counter())
 
 
 def _refuse_classes_beside(train: Path, below: dict[str, Path]) -> None:
     """Raises UserError if `train` may be a class: folders beside it that are not splits contain images too."""
     for name, folder in below.items():
-        if name not in _TRAIN + _EVALUATION and _images_below(folder):
+        if name not in _TRAIN + _EVALUATION and _images_below(folder, Counter()):
             raise UserError(
                 f"data={train.parent}: {train.name} would be the training part, but {folder.name} beside it contains "
                 f"images too: if {train.name} is a class, move all class folders into one folder train; otherwise move "
@@ -80,40 +96,69 @@ def decode_folder(config: TrainConfig, folder: Folder, bad: Bad) -> Arrays | Non
 
 def _folder(path: Path, class_names: tuple[str, ...] | None) -> Folder:
     """Returns the files of class folders, if there are any with images, or of a flat folder without labels."""
-    flat = [child for child in _children(path) if _is_image(child)]
-    classes = [(child, _images_below(child)) for child in _children(path) if child.is_dir()]
-    classes = [(child, files) for child, files in classes if files]
-    if flat and classes:
-        raise UserError(f"data={path}: images beside class folders ({classes[0][0].name}): move one or the other")
-    if not classes:
-        return Folder(flat, None)
-    names = class_names if class_names is not None else tuple(child.name for child, _ in classes)
-    unknown = [child.name for child, _ in classes if child.name not in names]
+    others: Counter[str] = Counter()
+    flat = [child for child in _children(path) if not child.is_dir() and _is_image(child, others)]
+    kinds = {child: Counter[str]() for child in _children(path) if child.is_dir()}
+    classes = {child: _images_below(child, kinds[child]) for child in kinds}
+    others.update(sum(kinds.values(), Counter()))
+    full = [child for child in classes if classes[child]]
+    if flat and full:
+        raise UserError(f"data={path}: images beside class folders ({full[0].name}): move one or the other")
+    if not full:
+        return Folder(flat, None, left_out=others)
+    empty = next((child for child in classes if not classes[child]), None)
+    if empty:
+        raise UserError(
+            f"data={path}: class {empty.name} would have no image ({counted(kinds[empty]) or 'it is empty'}): convert "
+            "its files, or move the folder elsewhere"
+        )
+    names = class_names if class_names is not None else tuple(child.name for child in classes)
+    unknown = [child.name for child in classes if child.name not in names]
     if unknown:
         raise UserError(f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}")
-    labels = [names.index(child.name) for child, files in classes for _ in files]
-    return Folder([file for _, files in classes for file in files], labels, names)
+    labels = [names.index(child.name) for child, files in classes.items() for _ in files]
+    return Folder([file for files in classes.values() for file in files], labels, names, others)
 
 
 def _children(path: Path) -> list[Path]:
-    """Returns the entries of a folder, sorted, without hidden files and files of operating systems."""
+    """Returns the entries of a folder, sorted, without hidden folders and files of operating systems."""
     try:
         names = sorted(path.iterdir())
     except OSError as error:
         raise UserError(f"data={path}: cannot be read ({error.strerror})") from None
-    return [name for name in names if not name.name.startswith(".") and name.name.lower() not in _SYSTEM_FILES]
+    visible = [name for name in names if name.name.lower() not in _SYSTEM_FILES]
+    return [name for name in visible if not (name.name.startswith(".") and name.is_dir())]
 
 
-def _images_below(path: Path, seen: set[Path] | None = None) -> list[Path]:
-    """Returns all images below `path`. `seen`: resolved folders already visited, so that links cannot form a loop."""
+def _images_below(path: Path, others: Counter[str], seen: set[Path] | None = None) -> list[Path]:
+    """Returns all images below `path`, and counts in `others` the files that are none.
+
+    `seen`: resolved folders already visited, so that links cannot form a loop.
+    """
     seen = set() if seen is None else seen
     found: list[Path] = []
     if path.resolve() not in seen:
         seen.add(path.resolve())
         for child in _children(path):
-            found += _images_below(child, seen) if child.is_dir() else [child] if _is_image(child) else []
+            if child.is_dir():
+                found += _images_below(child, others, seen)
+            elif _is_image(child, others):
+                found.append(child)
     return found
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()
+def _is_image(path: Path, others: Counter[str]) -> bool:
+    """Returns whether a file is read; counts it in `others` if not."""
+    readable = path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
+    if not readable:
+        others[_kind(path)] += 1
+    return readable
+
+
+def _kind(path: Path) -> str:
+    """Returns what a file that is left out is counted as."""
+    if path.name.startswith("."):
+        return "hidden"
+    if not path.exists():
+        return "broken links"
+    return path.suffix.lower() or "without a suffix"

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Source:
     splits: dict[str, list[Piece]]
     class_names: tuple[str, ...]  # empty: the labels' numbers
     fingerprint: str
+    left_out: Counter[str] = field(default_factory=Counter)  # files that are no images, by suffix
 
 
 def source_of(config: TrainConfig, per_shard: int) -> Source:
@@ -93,7 +95,8 @@ def _folder_source(config: TrainConfig, path: Path, per_shard: int, present: _Pr
         for name, folder in folders.items()
     }
     files = [file for folder in folders.values() for file in folder.files]
-    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files))
+    others = image_folder.left_out(train, evaluation)
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files), others)
 
 
 def _tfrecord_source(config: TrainConfig, path: Path, present: _Present) -> Source:

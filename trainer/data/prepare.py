@@ -13,17 +13,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.command import quiet_start, run_command
-from trainer.config.flags import Parser, refuse_unknown, whole
+from trainer.config.flags import VERBOSE, Parser, refuse_unknown, whole
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
-from trainer.log import log
+from trainer.log import log, set_verbose
 from trainer.terminal import ProgressBar
 
 with quiet_start():
-    from trainer.data.arrays import labelled, largest_label, numbered_classes
-    from trainer.data.bad_images import Bad, refuse_or_skip
+    from trainer.data.arrays import labelled, numbered_classes
+    from trainer.data.bad_images import Bad, refuse_empty_classes, refuse_or_skip
     from trainer.data.destination import Destination, LocalFolder, RemoteFolder
     from trainer.data.pieces import Piece, Source, source_of
     from trainer.data.shards import FORMAT, INDEX, LABEL, parse_index
@@ -106,7 +108,7 @@ class Journal:
             "file": name,
             "examples": 0 if arrays is None else arrays.count,
             "labelled": arrays is not None and arrays.labelled,
-            "most_label": largest_label(arrays),
+            "labels": [] if arrays is None or arrays.labels is None else np.unique(arrays.labels).tolist(),
             "sha256": hashlib.sha256(content).hexdigest(),
             "converted": dict(bad.converted),
             "skipped": [[str(file), why] for file, why in bad.files],
@@ -122,16 +124,20 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
     entries = [entry for split in written.values() for entry in split]
     bad = Bad([(Path(file), why) for entry in entries for file, why in entry["skipped"]])
     bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
+    bad.left_out = source.left_out
     refuse_or_skip(config, bad)
     filled = {split: [entry for entry in some if entry["examples"]] for split, some in written.items()}
     if not filled["train"]:
         raise UserError(f"SRC={config.data}: no image is left to train on")
+    labels = {split: {label for entry in some for label in entry["labels"]} for split, some in filled.items()}
+    if labels["train"]:
+        refuse_empty_classes(config, source.class_names, labels["train"])
     origin = f"SRC={config.data}"
     return {
         "format": FORMAT,
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
-        "class_names": list(source.class_names or numbered_classes(max(entry["most_label"] for entry in entries))),
+        "class_names": list(source.class_names or numbered_classes(max(set().union(*labels.values()), default=-1))),
         "labelled": {
             split: labelled((entry["labelled"] for entry in some), origin, "files") for split, some in filled.items()
         },
@@ -156,8 +162,10 @@ def _prepare(arguments: Sequence[str] | None) -> int:
     parser.add_argument("destination", metavar="DST", help="the folder for the shards, local or at gs://")
     parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
     parser.epilog = f"These settings of the trainer apply too: {' '.join(f'--{name}' for name in _SETTINGS)}"
+    parser.add_boolean("verbose", VERBOSE)
     options, flags = parser.parse_known_args(arguments)
-    refuse_unknown(flags, [*_SETTINGS, "shard_mib"])
+    refuse_unknown(flags, [*_SETTINGS, "shard_mib", "verbose"])
+    set_verbose(options.verbose)
     config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
     destination = output_address(options.destination, "DST") or local_path(options.destination, "DST")
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:

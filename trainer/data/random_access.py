@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer.data.dataset import gathered
 from trainer.data.nests import Nest, as_arrays, described, rows_in, specs_of
 from trainer.errors import UserError, reason
+from trainer.user_mistakes import where_raised
 
 Rows = npt.NDArray[Any]
 
@@ -21,6 +22,12 @@ def parts_of(value: Any) -> tuple[Nest, ...]:
     if not 1 <= len(given) <= 3:
         raise UserError(f"it has {len(given)} parts: it must be x, (x, y) or (x, y, sample_weight)")
     return tuple(as_arrays(part, name) for part, name in zip(given, ("x", "y", "sample_weight"), strict=False))
+
+
+def _cause(error: Exception) -> str:
+    """Returns the user's line that raised, if it is known, with the exception."""
+    place = where_raised(error)
+    return f"{place[0]}: {type(error).__name__}: {reason(error)}" if place else reason(error)
 
 
 class RandomAccess:
@@ -60,7 +67,7 @@ class RandomAccess:
         except UserError as error:
             raise UserError(f"{self._origin}: example {row:,}: {error}") from None
         except Exception as error:
-            raise UserError(f"{self._origin}: example {row:,} cannot be read: {reason(error)}") from error
+            raise UserError(f"{self._origin}: example {row:,} cannot be read: {_cause(error)}") from error
 
 
 def _kinds(example: Nest) -> list[tuple[tuple[int, ...], str]]:
@@ -135,4 +142,4 @@ class NumberedBatches:
         except UserError as error:
             raise UserError(f"{self._origin}: batch {number:,}: {error}") from None
         except Exception as error:
-            raise UserError(f"{self._origin}: batch {number:,} cannot be read: {reason(error)}") from error
+            raise UserError(f"{self._origin}: batch {number:,} cannot be read: {_cause(error)}") from error

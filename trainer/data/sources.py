@@ -16,6 +16,7 @@ from trainer.data.own import own_dataset
 from trainer.errors import UserError
 from trainer.storage import Address, is_remote, local_path, parse
 from trainer.storage.staging import Staged
+from trainer.user_mistakes import where_raised
 
 KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": idx.load,
@@ -36,6 +37,8 @@ def load_dataset(config: TrainConfig) -> Dataset:
             f"data={config.data}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
         ) from None
     except (OSError, RecursionError) as error:
+        if where_raised(error):
+            raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
     with closed_on_failure(dataset.close):
         _check(config, dataset)
@@ -120,7 +123,7 @@ def _load(config: TrainConfig) -> Dataset:
         assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):
-        return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data"))
+        return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data", ("config",)))
     kind, path = kind_and_path(data, config.cache_dir)
     return KINDS[kind](config, path)
 

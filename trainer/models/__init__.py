@@ -11,11 +11,12 @@ from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError, reason
 from trainer.interface import has_class_outputs
 from trainer.log import log
+from trainer.user_mistakes import as_user_mistake
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Builds the model that `config.model` names, and its optimizers. Call it under the strategy's scope."""
-    model = load_function(MODELS.get(config.model, config.model), "model")(config, dataset)
+    model = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"))(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
@@ -52,7 +53,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
-        raise UserError(
+        raise as_user_mistake(error) or UserError(
             f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): {reason(error)}"
         ) from error
     if model.optimizer:

@@ -32,6 +32,7 @@ SDK_LOGIN = "gcloud auth application-default login"
         (JOB, "the following arguments are required: TIER (see python -m deploy "),
         (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
         (["l4x4", *JOB, "--print_config"], "--print_config trains nothing: use it with `python -m trainer.task`"),
+        (["l4x4", *JOB, "--verbose"], "--verbose is a flag of one run on this machine: use it with `python -m train"),
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
         (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
         (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),

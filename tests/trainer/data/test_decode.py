@@ -2,17 +2,19 @@
 
 import csv
 import io
+import struct
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from tests.support import real_data
 from trainer.config.train_config import TrainConfig
-from trainer.data.decode import BadImage, decode
+from trainer.data.decode import SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset
 
 
@@ -33,6 +35,75 @@ def test_sixteen_bits_are_scaled_not_clipped(level: int) -> None:
     image = Image.fromarray(np.full((16, 16), level, np.uint16))
     assert pixel(image, channels=1) == [round(level / 257)]
     assert pixel(image, channels=3) == [round(level / 257)] * 3
+
+
+@pytest.mark.parametrize(("dtype", "levels", "grey", "told"), [
+    (np.int32, [0, 51, 255], [0, 51, 255], "32 bits with white at 255 to 8"),
+    (np.uint32, [0, 257 * 51, 65535], [0, 51, 255], "32 bits with white at 65535 to 8"),
+    (np.int32, [0, 2**31 // 5, 2**31 - 1], [0, 51, 255], "32 bits with white at 2147483647 to 8"),
+    (np.uint32, [0, 2**32 // 5, 2**32 - 1], [0, 51, 255], "32 bits with white at 4294967295 to 8"),
+    (np.uint16, [0, 51, 65535], [0, 0, 255], "16 bits to 8"),
+    (np.int16, [0, 32767 // 5, 32767], [0, 51, 255], "16 bits to 8"),
+])  # fmt: skip
+def test_the_levels_of_a_tiff_are_scaled_by_their_range(dtype: type, levels: Any, grey: Any, told: str) -> None:
+    array, converted = decode(tiff(np.array(levels, dtype).repeat(3).reshape(3, 3)), 3, 1)
+    assert array[:, 0, 0].tolist() == grey
+    assert converted == [told]
+
+
+def test_numbers_without_a_known_range_are_refused() -> None:
+    for numbers in (np.array([[-1, 5]], np.int32), np.array([[0.5, 1.0]], np.float32)):
+        with pytest.raises(BadImage, match="convert it to 8 or 16 bits"):
+            decode(tiff(numbers), 8, 1)
+
+
+def tiff(pixels: Any) -> bytes:
+    """Returns (height, width) numbers of any type as an uncompressed TIFF 6.0 file; Pillow does not write all types."""
+    kind = {"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]
+    (height, width), content = pixels.shape, pixels.astype(pixels.dtype.newbyteorder("<")).tobytes()
+    tags = {
+        256: width, 257: height, 258: 8 * pixels.itemsize, 259: 1, 262: 1, 273: 8, 277: 1, 278: height,
+        279: len(content), 339: kind,
+    }  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_the_transparent_colour_of_a_16_bit_png_is_compared_in_all_bits(colours: int, orientation: int) -> None:
+    """The upper half has the transparent colour, the lower one differs from it in the lowest bit."""
+    key = [257 * 60, 257 * 70 + 1, 257 * 80][:colours]
+    pixels = np.tile(np.array(key, np.uint16), (8, 8, 1))
+    pixels[4:, :, -1] += 1
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    if orientation == 6:
+        pixels = np.rot90(pixels)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", 8, 8, 16, {1: 0, 3: 2}[colours], 0, 0, 0),
+        b"tRNS": struct.pack(f">{colours}H", *key),
+        b"eXIf": exif.tobytes().removeprefix(b"Exif\0\0"),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)),
+        b"IEND": b"",
+    }
+    png = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks.items()
+    )
+    array, converted = decode(b"\x89PNG\r\n\x1a\n" + png, 8, colours)
+    assert array[1, 1].tolist() == [255] * colours
+    assert array[6, 6].tolist() == [60, 70, 80][:colours]
+    assert "transparency over white" in converted
+
+
+def test_every_kind_of_name_that_pillow_gives_these_formats_is_read(tmp_path: Path) -> None:
+    kinds = [".jfif", ".apng", *([".avif"] if "avif" in features.get_supported_modules() else [])]
+    for suffix in kinds:
+        assert suffix in SUFFIXES
+        file = tmp_path / f"x{suffix}"
+        Image.new("RGB", (16, 16), (200, 100, 50)).save(file)
+        assert np.abs(decode(file, 8, 3)[0].astype(int) - (200, 100, 50)).max() < 6
 
 
 def test_transparency_lies_over_white() -> None:

@@ -89,7 +89,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("generator", "it returned a generator, which can be read only once"),
     ("moody_rows", "two readings of its first examples differ"),
     ("unseeded", "two readings of its first examples differ"),
-    ("breaks_at_7", "example 7 cannot be read: 'no such sample'"),
+    ("breaks_at_7", "example 7 cannot be read: tests/own_data.py:"),
     ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
     ("other_evaluation", "an example for evaluation is (float64 (3,), float64 ()), but one for training"),
     ("four_parts", "it returned a tuple of 4"),

@@ -129,10 +129,9 @@ def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path
 
     def write(level: int) -> None:
         images = np.full((4, SIZE, SIZE), level, np.uint8)
-        for number in range(4):
-            (source / str(number)).mkdir(parents=True, exist_ok=True)
-            if kind == "folder":
-                (source / str(number) / "0.png").write_bytes(png(level))
+        source.mkdir(exist_ok=True)
+        for number in range(4 * (kind == "folder")):
+            (source / f"{number}.png").write_bytes(png(level))
         if kind == "npz":
             np.savez(source / "x.npz", images=images)
         if kind == "idx":
@@ -176,6 +175,16 @@ def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -
     index = prepare(config(photos, skip_bad_images=True), tmp_path / "shards", 64, quiet)
     assert len(index["skipped"]) == 1
     assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_class_without_images_is_not_prepared(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "b" / "notes.txt").write_text("")
+    assert prepare(config(photos), tmp_path / "shards", 64, quiet)["left_out"] == {".txt": 1}
+    for file in (photos / "train" / "b").glob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match="class b would have no image to train on"):
+        prepare(config(photos, skip_bad_images=True), tmp_path / "others", 64, quiet)
 
 
 @pytest.mark.parametrize("memory", [4096, 0])

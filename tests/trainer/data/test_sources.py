@@ -165,7 +165,7 @@ def save(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (20, 12)) 
     Image.new("RGB", size, colour).save(path)
 
 
-def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
+def test_class_folders_below_train_and_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split, count in (("train", 3), ("val", 2), ("test", 9)):
         for i in range(count):
             save(tmp_path / split / "red" / f"{i}.png", (250, 0, 0))
@@ -173,7 +173,15 @@ def test_class_folders_below_train_and_val(tmp_path: Path) -> None:
     for name in ("red/Thumbs.db", "red/notes.txt", ".DS_Store"):
         (tmp_path / "train" / name).write_bytes(b"x")
     save(tmp_path / "train" / ".hidden" / "0.png", (1, 1, 1))
+    for name in ("train/red/.0.png", "train/red/README", "train/blue/a.HEIC", "val/blue/deeper/b.heic", "0.png"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "train" / "red" / "gone.png").symlink_to("nowhere")
+    start_logging()
     dataset = load(tmp_path, channels=3)
+    assert f"warning: data={tmp_path}: 7 files are not read: 2 .heic, 1 " in capsys.readouterr().out
+    assert dataset.notes["left_out"] == {
+        ".heic": 2, ".txt": 1, "hidden": 1, "without a suffix": 1, "broken links": 1, ".png beside train": 1,
+    }  # fmt: skip
     assert dataset.class_names == ("blue", "red")
     assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert dataset.evaluation is not None
@@ -206,8 +214,11 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files", "line"), [
-    ([], "no image files found"),
-    (["a.txt"], "no image files found"),
+    ([], r"no image files found \(recognised by"),
+    (["a.txt", "b.txt"], r"no image files found, but 2 \.txt \(recognised by"),
+    (["red/0.png", "blue/0.heic", "blue/x/1.heic"], r"class blue would have no image \(2 \.heic\): convert"),
+    (["red/0.png", "blue/.hidden/0.png"], r"class blue would have no image \(it is empty\)"),
+    (["train/red/0.png", "train/blue/0.png", "val/red/0.txt", "val/blue/0.png"], "class red would have no image"),
     (["0.png", "red/0.png"], "images beside class folders"),
     (["train/red/0.png", "val/green/0.png"], "class green is not one of the training classes"),
 ])  # fmt: skip
@@ -239,6 +250,25 @@ def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     dataset = load(tmp_path, skip_bad_images=True)
     assert dataset.train.count == 1
     assert len(dataset.notes["skipped"]) == 12
+
+
+@pytest.mark.parametrize("flags", [{"skip_bad_images": True}, {"evaluation_fraction": 0.5}])
+def test_a_class_that_keeps_no_image_stops_the_run(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The second class has one image: damaged, or held back for evaluation by one of these seeds."""
+    for i in range(3):
+        save(tmp_path / "many" / f"{i}.png", (9, 9, 9))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "0.png").write_bytes(b"" if "skip_bad_images" in flags else png(1))
+    seeds, line = range(8), "class one would have no image to train on"
+    errors = []
+    for seed in seeds:
+        try:
+            load(tmp_path, seed=seed, **flags)
+        except UserError as error:
+            errors.append(str(error))
+    assert errors
+    assert all(line in error for error in errors)
+    assert len(errors) == len(seeds) or flags.get("evaluation_fraction")
 
 
 def test_a_name_that_is_no_utf8_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

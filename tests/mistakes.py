@@ -1,0 +1,115 @@
+"""Makes mistakes in code of a user: each function of tests named by dotted path makes one, at a line that names it."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests import models
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+
+
+def in_build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(3, activation="rleu")])  # in_build
+
+
+def takes_one(config: TrainConfig) -> keras.Model:
+    return keras.Sequential()
+
+
+class _Layer(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        return tf.matmul(inputs, tf.zeros((2, 2)))  # in_layer
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (shape[0], 2)
+
+
+def in_layer(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    inputs = keras.Input(dataset.image_shape)
+    model = keras.Model(inputs, _Layer()(keras.layers.Flatten()(inputs)))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+class _Step(keras.Model):
+    """Calls one of the functions below in its train_step."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss_of = loss
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"loss": self.loss_of(data[0])}
+
+
+@tf.function
+def _rewritten(images: Any) -> Any:
+    total = 0.0
+    for _ in tf.range(3):
+        total += {"a": 1.0}["b"]  # in_graph
+    return total
+
+
+def in_graph(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _Step(_rewritten)
+
+
+def _of_numpy(images: Any) -> Any:
+    return images.reshape(3)  # in_python_function
+
+
+def in_python_function(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _Step(lambda images: tf.reduce_mean(tf.numpy_function(_of_numpy, [images], tf.float32)))
+
+
+def _checked(images: Any) -> Any:
+    tf.debugging.assert_less(tf.reduce_max(images), -1.0, "too bright")  # in_operation
+    return tf.reduce_mean(images)
+
+
+def in_operation(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _Step(_checked)
+
+
+def in_data(config: TrainConfig) -> Dataset:
+    return np.zeros(3)[5]  # in_data
+
+
+def in_opening(config: TrainConfig) -> Any:
+    return np.load("nowhere.npz")  # in_opening
+
+
+class _Callback(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        raise RuntimeError("no room\nfor a second line")  # in_callback
+
+
+def in_callback() -> list[keras.callbacks.Callback]:
+    return [_Callback()]
+
+
+class Unsaved(models.Subclassed):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+
+
+class Misread(models.Subclassed):
+    def get_config(self) -> dict[str, Any]:
+        return {"width": self.width}  # in_get_config
+
+
+def _built(model: keras.Model, dataset: Dataset) -> keras.Model:
+    model(tf.zeros((1, *dataset.image_shape)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def without_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _built(Unsaved(lambda: None), dataset)
+
+
+def in_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _built(Misread(), dataset)
