@@ -130,6 +130,7 @@ def prepare(
         schedule = setup.schedule
         total = schedule.total_steps(config.steps, config.epochs)
         progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
+        progress.unit = setup.dataset.unit
         best = Best(config, setup.model)
         if restored:
             with readable_state(checkpoints):
@@ -186,7 +187,7 @@ def _describe(job: TrainingRun, command: Sequence[str]) -> None:
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
-    about["data"]["example"] = setup.dataset.shape
+    about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
     about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count)
     job_dir.write(RUN_INFO, about)
 

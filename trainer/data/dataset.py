@@ -239,6 +239,11 @@ class Dataset:
         """Returns whether x are grey levels of images, which training and evaluation cast to floatx."""
         return hasattr(self.train, "image_shape")
 
+    @property
+    def unit(self) -> str:
+        """Returns what examples are called."""
+        return "images" if self.holds_images else "examples"
+
     @cached_property
     def spec(self) -> tuple[Nest, ...]:
         """Returns the tf.TensorSpec of one example: (x,), (x, y) or (x, y, sample_weight); reads one if it must."""

@@ -1,6 +1,8 @@
 """Reads a user's examples by number: from an object with `__getitem__`, or from a keras.utils.PyDataset."""
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -41,19 +43,32 @@ class RandomAccess:
         self.count = len(source)
         if not self.count:
             raise UserError(f"{origin}: it has no examples: its length is 0")
-        first = self._example(0)
+        value = self._item(0)
+        first = self._parts(0, value)
         self._spec, self._kinds = _spec(first), _kinds(first)
+        # An example of arrays alone, as most are, needs no more than a comparison with the first one.
+        plain = isinstance(value, tuple) and not any(tf.nest.is_nested(part) for part in first)
+        self._given = _kinds(tuple(np.asarray(part) for part in value)) if plain else None
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         return gathered(self._read, rows, self._spec)
 
     def _read(self, rows: Rows) -> Nest:
         examples = [self._leaves(row) for row in rows.ravel().tolist()]
-        stacked = [np.array(leaves).reshape(*rows.shape, *leaves[0].shape) for leaves in zip(*examples, strict=True)]
+        stacked = [
+            np.array(leaves, spec.dtype.as_numpy_dtype).reshape(*rows.shape, *spec.shape)
+            for leaves, spec in zip(zip(*examples, strict=True), tf.nest.flatten(self._spec), strict=True)
+        ]
         return tf.nest.pack_sequence_as(self._spec, stacked)
 
-    def _leaves(self, row: int) -> list[Rows]:
-        example = self._example(row)
+    def _leaves(self, row: int) -> Sequence[Rows]:
+        value = self._item(row)
+        if self._given and type(value) is tuple:
+            with suppress(ValueError):  # rows of several lengths: the parts say so
+                leaves = [np.asarray(part) for part in value]
+                if [(leaf.shape, leaf.dtype) for leaf in leaves] == self._given:
+                    return leaves
+        example = self._parts(row, value)
         if _kinds(example) != self._kinds:
             raise UserError(
                 f"{self._origin}: example {row:,} is {described(_spec(example))}, but example 0 is "
@@ -61,18 +76,22 @@ class RandomAccess:
             )
         return list(tf.nest.flatten(example))
 
-    def _example(self, row: int) -> tuple[Nest, ...]:
+    def _item(self, row: int) -> Any:
         try:
-            return parts_of(self._source[row])
-        except UserError as error:
-            raise UserError(f"{self._origin}: example {row:,}: {error}") from None
+            return self._source[row]
         except Exception as error:
             raise UserError(f"{self._origin}: example {row:,} cannot be read: {_cause(error)}") from error
 
+    def _parts(self, row: int, value: Any) -> tuple[Nest, ...]:
+        try:
+            return parts_of(value)
+        except UserError as error:
+            raise UserError(f"{self._origin}: example {row:,}: {error}") from None
 
-def _kinds(example: Nest) -> list[tuple[tuple[int, ...], str]]:
+
+def _kinds(example: Nest) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
     """Returns what _spec holds in a form that is quick to make and to compare."""
-    return [(leaf.shape, leaf.dtype.str) for leaf in tf.nest.flatten(example)]
+    return [(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(example)]
 
 
 def _spec(example: Nest) -> Nest:

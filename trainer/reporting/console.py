@@ -12,7 +12,7 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
-        parts += [f"{entry['images_per_second']:,.0f} images/s", f"{entry['step_seconds']:.3g} s/step"]
+        parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
     parts.append(f"{entry['memory_gib']:.2f} GiB")
     for gpu in entry["gpus"]:
         parts.append(f"GPU {gpu['memory_gib']:.1f} GiB {gpu['utilization_percent']:.0f} %")
@@ -35,7 +35,7 @@ class Bar:
             return
         parts = []  # losses come last: a narrow terminal cuts them first
         if progress.whole.images_per_second:
-            parts.append(f"{progress.whole.images_per_second:,.0f} images/s")
+            parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
         if progress.seconds_left is not None:
             parts.append(f"{duration(progress.seconds_left)} left")
         parts += [f"{name} {value:.3g}" for name, value in means.items()]

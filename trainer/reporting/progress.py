@@ -116,6 +116,7 @@ class Progress:
     call_seconds: float = 0.0  # of the newest call
     call_timed: bool = False  # False if the newest call traced the graph
     budget_spent: bool = False  # this process ends; another one may resume
+    unit: str = "images"  # what an example is called
     whole: RunningMeans = field(init=False)
     asked_steps: int = field(init=False)  # total_steps before early stopping
 
