@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading
 from trainer.distribution.cluster import Cluster, read_cluster
+from trainer.distribution.credentials import secret_of
 from trainer.distribution.meeting import meet
 from trainer.distribution.peers import Peers
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
@@ -54,7 +55,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     job_dir.mirror.begin(job_dir.logs)
     with closing(job_dir.mirror), _workers(config, cluster, job_dir, result) as peers:
         refuse_hopeless_restart(config, earlier)  # after the meeting, so that the other workers are notified
-        replicas = make_replicas(config, cluster)
+        with peers.connecting() if peers else nullcontext():
+            replicas = make_replicas(config, cluster)
         log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
         result.rollbacks = replicas.from_chief(result.rollbacks)
         while True:
@@ -81,11 +83,12 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
     try:
         if cluster.several:
             devices = {"devices": len(local_devices(config, cluster))}
-            runs = {**versions(), **devices, **dataclasses.asdict(config)}
-            peers = meet(cluster, runs, config.worker_timeout_seconds, write_failure)
+            runs = {**versions(), **devices, **_compared(config)}
+            secret = secret_of(cluster, config.cluster_secret_file)
+            peers = meet(cluster, runs, config.worker_timeout_seconds, write_failure, secret)
         yield peers
         if peers:
-            peers.finish(config.worker_timeout_seconds)
+            peers.finish()
     except Exception as error:
         code = USER_MUST_CHANGE if isinstance(error, UserError) else FAULT
         if peers and isinstance(error, tf.errors.OpError):
@@ -94,6 +97,11 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
             peers.fail(code, one_line(error))
         write_failure(one_line(error), code)
         raise
+
+
+def _compared(config: TrainConfig) -> dict[str, Any]:
+    """Returns the settings that must be equal on all workers: a file may have another path on each."""
+    return {name: value for name, value in dataclasses.asdict(config).items() if name != "cluster_secret_file"}
 
 
 def _attempt(job: TrainingRun, command: Sequence[str]) -> int:

@@ -161,10 +161,10 @@ def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "number", "line"), [
     (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
-    (1, signal.SIGSTOP, "was lost: it sent nothing for 30 seconds"),
+    (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
 ])  # fmt: skip
 def test_a_lost_chief_and_a_frozen_worker_are_noticed(victim: int, number: int, line: str, tmp_path: Path) -> None:
-    codes, outputs = interrupted(tmp_path, victim, number)
+    codes, outputs = interrupted(tmp_path, victim, number, [*LONG, "--worker_timeout_seconds=15"])
     assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, INTERRUPTED)
     assert line in outputs[1 - victim]
 

@@ -104,7 +104,10 @@ class TrainConfig:
     )
     communication: str = _devices("auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"))
     worker_timeout_seconds: int = _devices(
-        600, "how long workers wait for a worker that is late", unit="seconds", minimum=1
+        600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
+    )
+    cluster_secret_file: str = _devices(
+        "", "file with the same random text on all workers, which lets only them join; empty: the job's id"
     )
     replicas: int = _devices(
         0,
@@ -179,6 +182,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
+    "cluster_secret_file",
 })  # fmt: skip
 
 
