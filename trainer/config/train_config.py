@@ -62,6 +62,11 @@ class TrainConfig:
         4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
+    data_changed: str = _data(
+        "refuse",
+        "when the data differ from those at the start of the run that is resumed",
+        choices=("refuse", "accept"),
+    )
     stream: bool = _data(
         False, "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time"
     )
@@ -182,7 +187,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "cluster_secret_file",
+    "cluster_secret_file", "data_changed",
 })  # fmt: skip
 
 

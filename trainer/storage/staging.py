@@ -48,14 +48,26 @@ def home_of(address: Address, cache_dir: str = "") -> Path:
     return cache_home(cache_dir) / f"{address.bucket}-{digest}"
 
 
+_listed: dict[Address, list[Remote]] = {}  # by `listing`, until they are staged
+
+
+def listing(address: Address) -> list[Remote]:
+    """Returns the objects of an address; `Staged` then stages these, so that a run reads what it has compared."""
+    gcs = connect()
+    found = gcs.list(address)
+    single = None if found or not address.name else gcs.get(address)
+    _listed[address] = [single] if single else found
+    return _listed[address]
+
+
 class Staged:
     """Holds the listed objects of an address by their names below it ("" for a single object), and downloads them."""
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
         self._gcs, self._setting, self._cleared = connect(), f"{name}={address}", False
-        found = self._gcs.list(address)
-        single = None if found or not address.name else self._gcs.get(address)
-        listed = [single] if single else found
+        listed = _listed.pop(address, None) or listing(address)
+        _listed.pop(address, None)
+        single = len(listed) == 1 and listed[0].address == address
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
         self.objects = {below: remote for below, remote in self.objects.items() if not _is_placeholder(below, remote)}
         if not self.objects:

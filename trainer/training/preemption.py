@@ -30,19 +30,40 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75.
-
-    A thread receives them: Python's own handlers wait for seconds until a call to the device returns, and then see two
-    signals as one. https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
-    """
+    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75."""
     request = StopRequest()
+
+    def receive(name: str) -> None:
+        if request:
+            leave_at_once()
+        request.signal = name
+        log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
+
+    with _received(receive):
+        yield request
+
+
+@contextmanager
+def leave_on_signals() -> Iterator[None]:
+    """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it waits in C++."""
+    with _received(lambda name: leave_at_once()):
+        yield
+
+
+@contextmanager
+def _received(receive: Callable[[str], None]) -> Iterator[None]:
+    """Calls `receive` with the name of each SIGINT and SIGTERM within the block, in a thread.
+
+    Python's own handlers wait for seconds until a call to the device returns, and then see two signals as one.
+    https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
+    """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    threading.Thread(target=_receive, args=(reader, request), name="signals", daemon=True).start()
+    threading.Thread(target=_read, args=(reader, receive), name="signals", daemon=True).start()
     before = {number: signal.signal(number, lambda number, frame: None) for number in _SIGNALS}
     wakeup = signal.set_wakeup_fd(writer.fileno())
     try:
-        yield request
+        yield
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
@@ -50,15 +71,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
         writer.close()
 
 
-def _receive(reader: socket.socket, request: StopRequest) -> None:
+def _read(reader: socket.socket, receive: Callable[[str], None]) -> None:
     with reader:
         while number := reader.recv(1):
-            if number[0] not in _SIGNALS:
-                continue
-            if request:
-                leave_at_once()
-            request.signal = signal.Signals(number[0]).name
-            log.warning(f"{request.signal}: saves after the running steps; a second signal stops at once, unsaved")
+            if number[0] in _SIGNALS:
+                receive(signal.Signals(number[0]).name)
 
 
 def leave_at_once() -> None:

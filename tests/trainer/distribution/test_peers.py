@@ -14,6 +14,7 @@ from deploy.localrun.workers import free_addresses
 from tests.fixtures import Make, Patch
 from trainer import job
 from trainer.distribution import peers
+from trainer.distribution.arithmetic import arithmetic
 from trainer.distribution.cluster import Cluster
 from trainer.distribution.meeting import meet
 from trainer.distribution.messages import LineBuffer, Overflow
@@ -186,11 +187,11 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: 
     config = small_config()
     job_dir = open_job_dir(config)
     with job._workers(
-        config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0)
+        config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0), {"x": 1}
     ):
         _, runs, _, on_loss, _ = given
         on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
-    assert {**versions(), "devices": 1, "seed": 0}.items() <= runs.items()
+    assert {**versions(), **arithmetic(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()
     assert job_dir.read_result()["exit_code"] == USER_MUST_CHANGE
     with pytest.raises(UserError, match=r"^worker 1 stopped: no such folder$"):
         refuse_hopeless_restart(config, job_dir.read_result())
