@@ -43,9 +43,9 @@ class Rolling(Generic[Opened]):
             self._future(number)
 
     def close(self) -> None:
-        """Cancels queued downloads; running ones end after the piece that they read."""
-        self._closed.set()
+        """Cancels queued downloads, and ends running ones."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        connect().cut(self._closed)
 
     def _future(self, number: int) -> "Future[Opened]":
         with self._lock:

@@ -12,7 +12,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -21,8 +21,9 @@ from trainer.log import log
 from trainer.storage.address import Address, expanded, parse
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.gcs import Remote, connect
-from trainer.storage.gcs_errors import Cancelled, explained
+from trainer.storage.gcs_errors import explained
 from trainer.storage.transfer_bar import transfer_bar
+from trainer.storage.transport import Cancelled
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
@@ -151,13 +152,14 @@ class Staged:
                 _set_time(part, remote)
                 os.replace(part, whole)
 
-            transfers = [pool.submit(one, number, *item) for number, item in enumerate(missing.items())]
+            transfers: list[Future[None]] = []
             try:
+                transfers += (pool.submit(one, number, *item) for number, item in enumerate(missing.items()))
                 wait(transfers, return_when=FIRST_EXCEPTION)
             finally:  # after the first failure or Ctrl-C, no other transfer starts
-                cancelled.set()
                 for transfer in transfers:
                     transfer.cancel()
+                self._gcs.cut(cancelled)
             failed = [transfer.exception() for transfer in transfers if not transfer.cancelled()]
             for error in sorted(filter(None, failed), key=lambda error: isinstance(error, Cancelled)):
                 raise error

@@ -1,6 +1,7 @@
 """Runs a proxy on loopback between the client and the emulator that injects faults of networks and servers."""
 
 import http.client
+import random
 import re
 import socket
 import struct
@@ -26,8 +27,9 @@ class Fault:
 
     For an upload the name of the object counts as part of the path.
 
-    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (one byte
-    is wrong), stall (no answer), lost (the request is done, but its answer never comes).
+    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (a byte is
+    wrong, another one each time), rot (the same one each time), stall (no answer), drip (a byte every 50 ms), lost (the
+    request is done, but its answer never comes).
     """
 
     kind: int | str
@@ -110,6 +112,7 @@ class Forwarding(BaseHTTPRequestHandler):
 
 
 class _Faulty(Forwarding):
+    chance = random.Random(0)
     proxy: Proxy
     lock: threading.Lock
     timeout = 30
@@ -139,15 +142,25 @@ class _Faulty(Forwarding):
         headers = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in headers]
         if kind == "lost":
             self.close_connection = True
-        elif kind in ("reset", "short", "flip"):
+        elif kind in ("reset", "short", "flip", "rot", "drip"):
             self._answer_badly(str(kind), status, headers, content)
         else:
             self._answer(status, headers, content)
 
     def _answer_badly(self, kind: str, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
         middle = len(content) // 2
-        if kind == "flip":
-            self._answer(status, headers, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        if kind in ("flip", "rot"):
+            at = middle if kind == "rot" else self.chance.randrange(len(content))
+            self._answer(status, headers, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            return
+        if kind == "drip":
+            self._answer(status, headers, content, 0)
+            for byte in content:
+                if self.proxy.released.wait(0.05):
+                    break
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+            self.close_connection = True
             return
         self._answer(status, headers, content, middle)
         self.wfile.flush()
