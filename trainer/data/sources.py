@@ -14,7 +14,7 @@ from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, num
 from trainer.data.dataset import Arrays, Dataset, closed_on_failure
 from trainer.errors import UserError
 from trainer.storage import Address, is_remote, local_path, parse
-from trainer.storage.staging import Staged
+from trainer.storage.staging import Staged, naming
 
 KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": idx.load,
@@ -124,7 +124,8 @@ def _load(config: TrainConfig) -> Any:
     if is_named(data):
         return load_function(DATA_SOURCES.get(data, data), "data")(config)
     kind, path = kind_and_path(data, config.cache_dir)
-    return KINDS[kind](config, path)
+    with naming(path, parse(split_kind(data)[1], "data")):
+        return KINDS[kind](config, path)
 
 
 def _fetched(address: Address, cache_dir: str) -> Path:

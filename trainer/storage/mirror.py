@@ -99,7 +99,7 @@ class BucketMirror(Mirror):
         if address is None:
             return super().holds(folder)
         below = [found.address.name[len(address.prefix) :] for found in self._gcs.list(address, most=100)]
-        return any(not name.startswith(".") for name in below)
+        return any(name and not name.startswith(".") and not name.endswith("/") for name in below)
 
     def claim(self, root: Path) -> None:
         if address := self._uploader.address_of(root):

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 from trainer.log import log
 from trainer.storage.address import Address, expanded, parse
 from trainer.storage.checksum import crc32c_of
@@ -57,8 +57,20 @@ def listing(address: Address) -> list[Remote]:
     gcs = connect()
     found = gcs.list(address)
     single = None if found or not address.name else gcs.get(address)
-    _listed[address] = [single] if single else found
+    _listed[address] = [remote for remote in ([single] if single else found) if not _is_placeholder(remote)]
     return _listed[address]
+
+
+@contextmanager
+def naming(local: Path, address: Address | None) -> Iterator[None]:
+    """Names the address in place of its local copy in errors within the block: the user does not know the copy."""
+    try:
+        yield
+    except (UserError, PlatformFault) as error:
+        kind, text = UserError if isinstance(error, UserError) else PlatformFault, str(error)
+        if address is None or str(local) not in text:
+            raise
+        raise kind(text.replace(str(local), str(address).rstrip("/"))) from error
 
 
 class Staged:
@@ -70,7 +82,6 @@ class Staged:
         _listed.pop(address, None)
         single = len(listed) == 1 and listed[0].address == address
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
-        self.objects = {below: remote for below, remote in self.objects.items() if not _is_placeholder(below, remote)}
         if not self.objects:
             raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
         self.home = home_of(address, cache_dir)
@@ -178,9 +189,9 @@ class Staged:
             yield
 
 
-def _is_placeholder(below: str, remote: Remote) -> bool:
+def _is_placeholder(remote: Remote) -> bool:
     """Returns whether an object is the empty one with a trailing slash that consoles create for a folder."""
-    return remote.size == 0 and (below.endswith("/") or (not below and remote.address.name.endswith("/")))
+    return remote.size == 0 and remote.address.name.endswith("/")
 
 
 def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
