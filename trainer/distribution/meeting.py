@@ -110,7 +110,7 @@ def _call_chief(
     cluster: Cluster, runs: Mapping[str, Any], secret: Secret, deadline: float, timeout_seconds: float
 ) -> socket.socket:
     host, _, port = cluster.addresses[0].rpartition(":")
-    found = "did not answer"
+    chief, strange = cluster.name(0), False
     while time.monotonic() < deadline:
         try:
             link = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
@@ -124,10 +124,11 @@ def _call_chief(
         link.close()
         if "refused" in verdict:
             raise UserError(text(verdict, "refused"))
-        if "stranger" in verdict:
-            found = "knows another secret (cluster_secret_file or the job's id) or did not answer"
+        strange = strange or "stranger" in verdict
         time.sleep(0.5)  # the server belongs to an older run that is about to end
-    raise PlatformFault(f"{cluster.name(0)} {found} within {timeout_seconds:.0f} seconds (see its log)")
+    if strange:
+        raise PlatformFault(f"{chief} knows another secret: use the same cluster_secret_file and job on all workers")
+    raise PlatformFault(f"{chief} did not answer within {timeout_seconds:.0f} seconds (see its log)")
 
 
 def _introduce(

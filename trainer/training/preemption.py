@@ -14,7 +14,9 @@ from typing import Any
 from trainer.distribution.strategy import Replicas
 from trainer.errors import INTERRUPTED
 from trainer.log import log
+from trainer.storage.rolling import longest_wait_seconds
 
+_STARVED_SECONDS, _POLL_SECONDS = 6.0, 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -31,16 +33,29 @@ class StopRequest:
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75."""
-    request = StopRequest()
+    request, over = StopRequest(), threading.Event()
 
     def receive(name: str) -> None:
         if request:
             leave_at_once()
         request.signal = name
         log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
+        threading.Thread(target=_leave_if_starved, args=(over,), name="starved", daemon=True).start()
 
     with _received(receive):
-        yield request
+        try:
+            yield request
+        finally:
+            over.set()
+
+
+def _leave_if_starved(over: threading.Event) -> None:
+    """Ends the process when the running steps wait for streamed data: they may never end, and nothing can be saved."""
+    over.wait(_STARVED_SECONDS)  # after the signal: a download of some seconds is usual
+    while not over.wait(_POLL_SECONDS):
+        if longest_wait_seconds() > _STARVED_SECONDS:
+            log.warning("the running steps wait for data from Cloud Storage, so that nothing can be saved")
+            leave_at_once()
 
 
 @contextmanager
