@@ -6,9 +6,11 @@ itself supplies by a method `fingerprint() -> str` of its examples.
 """
 
 import hashlib
+import heapq
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -71,23 +73,27 @@ def _local(path: Path) -> Files:
     if (path / INDEX).is_file():
         content = (path / INDEX).read_bytes()  # it holds the checksums of all shards
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
-    sizes = dict(_sizes(str(path), "")) if path.is_dir() else {"": path.stat().st_size}
-    sampled = sorted(sizes, key=lambda name: _key(name))[:_MOST_FILES]
+    sizes: dict[str, int] = {}
+    if path.is_dir():
+        _add_sizes(str(path), "", sizes)
+    else:
+        sizes[""] = path.stat().st_size
+    sampled = heapq.nsmallest(_MOST_FILES, sizes, key=_key)
     samples = {name: _sample(path / name if name else path, sizes[name]) for name in sampled}
     return _digested((name, size, samples.get(name, "")) for name, size in sizes.items())
 
 
-def _sizes(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yields name and size of each file below a folder, without hidden ones, links to folders and unreadable parts."""
+def _add_sizes(folder: str, prefix: str, sizes: dict[str, int]) -> None:
+    """Adds name and size of each file below a folder, without hidden ones, links to folders and unreadable parts."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if entry.name[0] == ".":
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _sizes(entry.path, f"{prefix}{entry.name}/")
+                    _add_sizes(entry.path, f"{prefix}{entry.name}/", sizes)
                 elif entry.is_file():
-                    yield prefix + entry.name, entry.stat().st_size
+                    sizes[prefix + entry.name] = entry.stat().st_size
     except OSError:  # reading the data reports it
         return
 
@@ -108,14 +114,14 @@ def _sample(file: Path, size: int) -> str:
 
 def _digested(known: Iterable[tuple[str, int, str]]) -> Files:
     entries = sorted(known)
-    digest = hashlib.sha256()
-    for entry in entries:
-        digest.update("\0".join(map(str, entry)).encode(errors="surrogateescape") + b"\n")
-    return Files(len(entries), sum(size for _, size, _ in entries), digest.hexdigest()[:32])
+    text = "\n".join([f"{name}\0{size}\0{content}" for name, size, content in entries])
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
+    return Files(len(entries), sum(size for _, size, _ in entries), digest)
 
 
-def _key(name: str) -> bytes:
-    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+def _key(name: str) -> int:
+    """Returns a number by which files are drawn, the same ones on each machine."""
+    return zlib.crc32(name.encode(errors="surrogateescape"))
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:

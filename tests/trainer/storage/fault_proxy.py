@@ -56,6 +56,7 @@ class Proxy:
 
     url: str
     faults: list[Fault] = field(default_factory=list)
+    chaos: float = 0.0  # the chance that a request meets a fault of a random kind
     requests: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -130,6 +131,8 @@ class _Faulty(Forwarding):
         with self.lock:
             self.proxy.requests.append(f"{self.command} {path}")
             kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
+            if kind is None and self.chance.random() < self.proxy.chaos:
+                kind = self._any_kind(path)
         if isinstance(kind, int):
             self._answer(kind, [("Content-Type", "application/json")], STATUS_TEXT.get(kind, "{}").encode())
             return
@@ -147,8 +150,18 @@ class _Faulty(Forwarding):
         else:
             self._answer(status, headers, content)
 
+    def _any_kind(self, path: str) -> int | str:
+        """Returns a random kind of fault that this request may meet; long ones are rare."""
+        kinds: list[int | str] = [503, 429, 500, 408, 401, "reset", "short", "lost"] * 5
+        kinds += ["flip"] * 10 if "alt=media" in path else []
+        kinds += [412] * 5 if "/upload/" in path else []
+        return self.chance.choice([*kinds, "stall", "drip"])
+
     def _answer_badly(self, kind: str, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
         middle = len(content) // 2
+        if not content:  # an empty object or answer
+            self.close_connection = True
+            return
         if kind in ("flip", "rot"):
             at = middle if kind == "rot" else self.chance.randrange(len(content))
             self._answer(status, headers, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
