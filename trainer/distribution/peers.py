@@ -95,7 +95,8 @@ class Peers:
         """
         if not self._cluster.is_chief:
             self._send({"done": True})
-            while not all(peer.done for peer in self._peers.values()):  # a lost chief ends this process instead
+            # A lost chief ends this process instead.
+            while self._thread.is_alive() and not all(peer.done for peer in self._peers.values()):
                 time.sleep(0.02)
         else:
             self._await(lambda peer: peer.done, max(self._timeout_seconds, GOODBYE_SECONDS))

@@ -88,31 +88,30 @@ def close_to_others(port: int) -> int:
 
     Returns 0 where the system has no such filters: only Linux has.
     """
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _LOOPBACK_SOURCES))
+    given = struct.pack("HP", len(_LOOPBACK_SOURCES), ctypes.addressof(program))
     found = 0
-    for listener in _listeners(port):
-        program = b"".join(struct.pack("HBBI", *line) for line in _LOOPBACK_SOURCES)
-        buffer = ctypes.create_string_buffer(program)
-        given = struct.pack("HP", len(_LOOPBACK_SOURCES), ctypes.addressof(buffer))
-        with contextlib.suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
-            found += 1
-        listener.close()
+    for number in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+            if _listens(copy, port):
+                copy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
+                found += 1
     return found
 
 
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yields a copy of each TCP socket of this process that listens on `port`."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                    continue
-                copy = socket.socket(fileno=os.dup(int(name)))
-                inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-                if inet and copy.getsockname()[1] == port and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    yield copy
-                else:
-                    copy.close()
+def _sockets() -> Iterator[int]:
+    """Yields the descriptors of this process's sockets; none where the system has no /proc."""
+    names = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    for number in map(int, names):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.stat(number).st_mode):
+                yield number
+
+
+def _listens(found: socket.socket, port: int) -> bool:
+    """Returns whether a socket is a TCP server's on this port."""
+    is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+    return bool(is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port)
 
 
 def _is_loopback(host: str) -> bool:
