@@ -39,7 +39,7 @@ setup(
         "h5py",
         "pillow>=10",
         "rich",
-        "google-cloud-storage>=3,<4",  # imported only where a gs:// path is used
+        "google-cloud-storage>=3.2,<4",  # imported only where a gs:// path is used
     ],
     extras_require={
         "local": ["tensorboard"],  # to look at logs/

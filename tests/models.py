@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Dataset
+from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.cluster import read_cluster
 from trainer.distribution.gradients import sum_and_build
 from trainer.models.layers import StepDropout
@@ -225,3 +225,12 @@ def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def nameless_dropout(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _classifier_with(dataset, StepDropout(0.5))
+
+
+def data_of_worker(config: TrainConfig) -> Dataset:
+    """Returns other data on worker 1: fewer examples, or other images, as TRAINER_TEST_DATA_OF_WORKER says."""
+    other = read_cluster().index == 1
+    fewer = other and os.environ.get("TRAINER_TEST_DATA_OF_WORKER") == "fewer"
+    images = np.zeros((60 if fewer else 64, config.image_size, config.image_size, config.channels), np.uint8)
+    images[7:] = 3 * (other and not fewer)
+    return Dataset(config.data, Arrays(images))

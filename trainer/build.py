@@ -12,7 +12,8 @@ from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches
 from trainer.data.class_weights import weighted_by_class
 from trainer.data.dataset import Dataset, closed_on_failure
-from trainer.data.sources import load_dataset
+from trainer.data.fingerprint import content_of
+from trainer.data.sources import is_named, load_dataset
 from trainer.distribution.strategy import Replicas
 from trainer.interface import ModelInterface
 from trainer.models import build_model
@@ -28,6 +29,7 @@ class TrainingSetup:
     dataset: Dataset
     model: keras.Model
     schedule: Schedule
+    content: dict[str, Any]  # counts, classes and digests of the data
 
     def rows_from(self, first_step: int) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on."""
@@ -44,11 +46,14 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     """Loads the data and builds the model with the precision and the seed of `config`."""
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    with closed_on_failure(dataset.close), replicas.strategy.scope():
-        model = build_model(config, dataset)
+    with closed_on_failure(dataset.close):
+        content = content_of(dataset, rows=is_named(config.data))
+        replicas.refuse_differences(content, "read the same data")
+        with replicas.strategy.scope():
+            model = build_model(config, dataset)
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return TrainingSetup(config, replicas, dataset, model, schedule)
+    return TrainingSetup(config, replicas, dataset, model, schedule, content)
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:

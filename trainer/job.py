@@ -1,8 +1,8 @@
 """Runs one job: cluster, job directory, workers, devices, data and model, first state, training, export, result."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -10,15 +10,19 @@ import tensorflow as tf
 from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading
+from trainer.distribution.arithmetic import arithmetic
 from trainer.distribution.cluster import Cluster, read_cluster
+from trainer.distribution.credentials import secret_of
 from trainer.distribution.meeting import meet
 from trainer.distribution.peers import Peers
+from trainer.distribution.server_guard import guarded_server
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
 from trainer.export import export, load_template_weights
 from trainer.log import log
 from trainer.models import depends_on_replicas
 from trainer.models.layers import refresh_normalization
+from trainer.reporting.data_changes import data_files, refuse_changed_data
 from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
@@ -31,7 +35,7 @@ from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.error_lines import is_out_of_memory, one_line, out_of_memory
 from trainer.training.hooks import Best
-from trainer.training.preemption import stop_on_signals
+from trainer.training.preemption import leave_on_signals, stop_on_signals
 from trainer.training.state import LearningRates
 from trainer.training_run import TrainingRun, readable_state
 from trainer.user_mistakes import as_user_mistake
@@ -53,14 +57,18 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     earlier = job_dir.read_result() if cluster.is_chief else {}
     result = RunResult.from_previous(config, earlier, began)
     job_dir.mirror.begin(job_dir.logs)
-    with closing(job_dir.mirror), _workers(config, cluster, job_dir, result) as peers:
+    files = data_files(config)
+    signals = leave_on_signals() if cluster.several else nullcontext()
+    with closing(job_dir.mirror), signals, _workers(config, cluster, job_dir, result, files) as peers:
         refuse_hopeless_restart(config, earlier)  # after the meeting, so that the other workers are notified
-        replicas = make_replicas(config, cluster)
+        if cluster.is_chief:
+            refuse_changed_data(config, job_dir, "files", files)
+        replicas = _connected(config, cluster, peers)
         log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
         result.rollbacks = replicas.from_chief(result.rollbacks)
         while True:
             try:
-                return _attempt(prepare(config, replicas, job_dir, result, peers), command)
+                return _attempt(prepare(config, replicas, job_dir, result, peers), command, files)
             except NotFinite as error:
                 if config.on_nan != "rollback" or result.rollbacks >= _MOST_ROLLBACKS:
                     raise
@@ -69,7 +77,9 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
 
 @contextmanager
-def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: RunResult) -> Iterator[Peers | None]:
+def _workers(
+    config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: RunResult, files: Mapping[str, Any]
+) -> Iterator[Peers | None]:
     """Connects to the other workers within the block and notifies them of its end; writes a failure to result.json."""
 
     def write_failure(error: str, code: int) -> None:
@@ -82,11 +92,12 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
     try:
         if cluster.several:
             devices = {"devices": len(local_devices(config, cluster))}
-            runs = {**versions(), **devices, **dataclasses.asdict(config)}
-            peers = meet(cluster, runs, config.worker_timeout_seconds, write_failure)
+            runs = {**versions(), **devices, **_compared(config), **arithmetic(), **files}
+            secret = secret_of(cluster, config.cluster_secret_file)
+            peers = meet(cluster, runs, config.worker_timeout_seconds, write_failure, secret)
         yield peers
         if peers:
-            peers.finish(config.worker_timeout_seconds)
+            peers.finish()
     except Exception as error:
         mistake = as_user_mistake(error)
         if peers and isinstance(error, tf.errors.OpError) and not mistake:
@@ -100,14 +111,27 @@ def _workers(config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: Run
         raise
 
 
-def _attempt(job: TrainingRun, command: Sequence[str]) -> int:
+def _connected(config: TrainConfig, cluster: Cluster, peers: Peers | None) -> Replicas:
+    """Starts TensorFlow, on all workers at once if there are several."""
+    if peers is None:
+        return make_replicas(config, cluster)
+    with peers.connecting(), guarded_server(cluster):
+        return make_replicas(config, cluster)
+
+
+def _compared(config: TrainConfig) -> dict[str, Any]:
+    """Returns the settings that must be equal on all workers: a file may have another path on each."""
+    return {name: value for name, value in dataclasses.asdict(config).items() if name != "cluster_secret_file"}
+
+
+def _attempt(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
     with closing(job.setup.dataset):
         if ended := job.setup.replicas.from_chief(_ended_before(job)):
             log.info(ended)
             return DONE
         if job.is_chief:
-            _describe(job, command)
+            _describe(job, command, files)
         return _train_and_export(job)
 
 
@@ -179,15 +203,17 @@ def _ended_before(job: TrainingRun) -> str | None:
     return None
 
 
-def _describe(job: TrainingRun, command: Sequence[str]) -> None:
-    """Writes run.json, and the list of images that were skipped."""
+def _describe(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]) -> None:
+    """Writes run.json, and the list of images that were skipped. Raises UserError if the data have changed."""
     setup, job_dir = job.setup, job.job_dir
+    refuse_changed_data(job.config, job_dir, "content", setup.content)
     about = run_info(job.config, command, setup.replicas, setup.schedule, job.progress.total_steps)
     notes = dict(setup.dataset.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
+    about["data"] |= {"files": dict(files), "content": setup.content}
     about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count)
     job_dir.write(RUN_INFO, about)
 

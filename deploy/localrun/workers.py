@@ -49,6 +49,7 @@ def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, 
         "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/{LOGS}/",
         "PYTHONUNBUFFERED": "1",
         "TRAINER_COMMAND": command,
+        "TRAINER_CLUSTER_SECRET": secrets.token_hex(32),  # of this job: no other process can join its workers
     }
     result = []
     for index, name in enumerate(names):

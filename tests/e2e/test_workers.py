@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from deploy.localrun.workers import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
@@ -161,10 +164,10 @@ def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "number", "line"), [
     (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
-    (1, signal.SIGSTOP, "was lost: it sent nothing for 30 seconds"),
+    (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
 ])  # fmt: skip
 def test_a_lost_chief_and_a_frozen_worker_are_noticed(victim: int, number: int, line: str, tmp_path: Path) -> None:
-    codes, outputs = interrupted(tmp_path, victim, number)
+    codes, outputs = interrupted(tmp_path, victim, number, [*LONG, "--worker_timeout_seconds=15"])
     assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, INTERRUPTED)
     assert line in outputs[1 - victim]
 
@@ -177,6 +180,49 @@ def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> Non
     step = read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"]
     assert f"step {step:,};" in outputs[0]
     assert f"step {step:,};" in outputs[1]
+
+
+def slow_data(config: TrainConfig) -> Dataset:
+    """Takes until it is killed to load, as a download may."""
+    print("loads", flush=True)
+    time.sleep(600)
+    raise AssertionError
+
+
+def open_ports(process: "subprocess.Popen[bytes]", address: str) -> dict[str, bool]:
+    """Returns whether a worker's port answers on loopback and on the machine's own address, if it has one."""
+    host, port = address.split(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing, and shows which address it would come from
+        hosts = {host, probe.getsockname()[0]}
+    found = {}
+    for name in hosts:
+        with socket.socket() as link:
+            link.settimeout(2)
+            found[name] = link.connect_ex((name, int(port))) == 0
+    assert process.poll() is None
+    return found
+
+
+def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_closed_to_others(tmp_path: Path) -> None:
+    """TensorFlow's servers have started, which listen on all addresses and replace the handlers of signals."""
+    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", f"--data={__name__}:slow_data"]
+    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
+    try:
+        deadline = time.monotonic() + workers.LIMIT_SECONDS
+        while not all("loads" in log.read_text() for log in logs) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process, address in zip(processes, addresses, strict=True):
+            assert open_ports(process, address) == {"127.0.0.1": True} | dict.fromkeys(
+                open_ports(process, address).keys() - {"127.0.0.1"}, False
+            )
+        processes[1].send_signal(signal.SIGTERM)
+        assert [process.wait(20) for process in processes] == [INTERRUPTED] * 2
+    finally:
+        workers.end(processes, 1)
+    assert "stopped at once: the same command resumes" in logs[1].read_text()
+    assert "was lost: its process has ended" in logs[0].read_text()
 
 
 @pytest.mark.slow
@@ -221,13 +267,47 @@ def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path:
     assert waiting in log.read_text()
 
 
-def test_workers_that_do_not_run_the_same_job_fail(tmp_path: Path) -> None:
-    addresses = free_addresses(2)
-    flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
-    starts = [(index, [*flags, f"--seed={index}"], tmp_path / f"{index}.log") for index in range(2)]
-    assert workers.end([workers.start(addresses, *given) for given in starts]) == [USER_MUST_CHANGE] * 2
-    line = "do not run the same job (seed: 0 on the chief, 1 on the worker): start them alike"
-    assert line in (tmp_path / "0.log").read_text()
+def npz(home: Path, level: int) -> None:
+    """Writes data of the same name, size and shapes for each level."""
+    home.mkdir()
+    np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
+
+
+OWN = "--data=tests.models:data_of_worker"
+DIFFERENT = {
+    "seed": "do not run the same job (seed: 0 on the chief, 1 on the worker): start them alike",
+    "files": "do not run the same job (digest of data: ",
+    "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
+    "fewer": "do not read the same data (training examples: 64 on the chief, 60 on the worker; ",
+    "other": "do not read the same data (training rows: ",
+}
+
+
+@pytest.mark.parametrize("kind", [kind if kind == "files" else pytest.param(kind, marks=pytest.mark.slow)
+                                  for kind in DIFFERENT])  # fmt: skip
+def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
+    kind: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Each worker has its own home folder, with data of its own."""
+    addresses, processes = free_addresses(2), []
+    monkeypatch.setenv("TRAINER_TEST_DATA_OF_WORKER", kind)
+    data = {"files": "--data=~/data.npz", "fewer": OWN, "other": OWN}.get(kind, "--data=digits")
+    for index in range(2):
+        home = tmp_path / f"home{index}"
+        npz(home, index if kind == "files" else 0)
+        (home / ".keras").mkdir()
+        (home / ".keras" / "keras.json").write_text(
+            f'{{"epsilon": {1e-5 if index and kind == "environment" else 1e-7}}}'
+        )
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setenv("KERAS_HOME", str(home / ".keras"))
+        flags = [*LONG, data, f"--job_dir={tmp_path / 'job'}", f"--seed={index if kind == 'seed' else 0}"]
+        processes.append(workers.start(addresses, index, flags, tmp_path / f"{index}.log"))
+    assert workers.end(processes) == [USER_MUST_CHANGE] * 2
+    for index in range(2):
+        output = (tmp_path / f"{index}.log").read_text()
+        assert output.count(DIFFERENT[kind]) == 1, output
+        assert "Traceback" not in output
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ class TrainConfig:
         4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
+    data_changed: str = _data(
+        "refuse",
+        "when the data differ from those at the start of the run that is resumed",
+        choices=("refuse", "accept"),
+    )
     stream: bool = _data(
         False, "read TFRecord files or prepared shards at gs:// that are larger than the disk, a few at a time"
     )
@@ -108,7 +113,10 @@ class TrainConfig:
     )
     communication: str = _devices("auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"))
     worker_timeout_seconds: int = _devices(
-        600, "how long workers wait for a worker that is late", unit="seconds", minimum=1
+        600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
+    )
+    cluster_secret_file: str = _devices(
+        "", "file with the same random text on all workers, which lets only them join; empty: the job's id"
     )
     replicas: int = _devices(
         0,
@@ -200,7 +208,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "evaluation_batch_size",
+    "cluster_secret_file", "data_changed", "evaluation_batch_size",
 })  # fmt: skip
 
 

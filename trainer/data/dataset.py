@@ -43,6 +43,7 @@ class InSequence(ABC):
     """Provides examples in one fixed order, without access by row number."""
 
     count: int
+    has_length: bool = True  # else `count` is what the run reads
     spec: tuple[Nest, ...]  # the tf.TensorSpec of one example, in the structure of its parts
 
     @abstractmethod

@@ -26,6 +26,7 @@ class TensorFlowData(InSequence):
         self._source = source.map(_parts)
         elements = self._source.element_spec
         self.spec = tf.nest.map_structure(self._example, elements)
+        self.has_length = int(source.cardinality()) >= 0
         self.count = self._count(unknown_count)
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:

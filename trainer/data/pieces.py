@@ -16,7 +16,7 @@ from trainer.data import image_folder, sources, tfrecord
 from trainer.data.bad_images import Bad
 from trainer.data.dataset import Arrays, Examples
 from trainer.storage import parse
-from trainer.storage.staging import Staged
+from trainer.storage.staging import Staged, naming
 
 _Present = Callable[[Sequence[Path]], AbstractContextManager[Any]]  # provides these files within its block
 
@@ -42,10 +42,11 @@ class Source:
 def source_of(config: TrainConfig, per_shard: int) -> Source:
     """Divides `config.data` into pieces of `per_shard` images; TFRecord files into one piece each."""
     kind, path, present = _located(config)
-    if kind == "folder" and not config.evaluation_fraction:
-        return _folder_source(config, path, per_shard, present)
-    if kind == "tfrecord" and not config.evaluation_fraction:
-        return _tfrecord_source(config, path, present)
+    with naming(path, parse(split_kind(config.data)[1], "SRC") if kind else None):
+        if kind == "folder" and not config.evaluation_fraction:
+            return _folder_source(config, path, per_shard, present)
+        if kind == "tfrecord" and not config.evaluation_fraction:
+            return _tfrecord_source(config, path, present)
     # Before reading: files may change meanwhile.
     fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
     dataset = sources.load_dataset(config)

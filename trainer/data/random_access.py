@@ -38,6 +38,8 @@ class RandomAccess:
     An example is x, (x, y) or (x, y, sample_weight). Several threads read at once, each the rows of one step.
     """
 
+    sampled_rows = 64  # for a fingerprint: reading an example may take long
+
     def __init__(self, source: Any, origin: str) -> None:
         self._source, self._origin = source, origin
         self.count = len(source)
@@ -104,6 +106,8 @@ class NumberedBatches:
     A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_end` is called once
     an epoch, when all batches of the epoch have been read; a resumed run first calls it for each epoch before.
     """
+
+    sampled_rows = 4  # for a fingerprint: each may read a batch
 
     def __init__(self, source: keras.utils.PyDataset, origin: str, *, whole_batches: bool) -> None:
         self._source, self._origin, self._epochs_ended = source, origin, 0

@@ -15,7 +15,7 @@ from trainer.data.dataset import Arrays, Dataset, closed_on_failure
 from trainer.data.own import own_dataset
 from trainer.errors import UserError
 from trainer.storage import Address, is_remote, local_path, parse
-from trainer.storage.staging import Staged
+from trainer.storage.staging import Staged, naming
 from trainer.user_mistakes import where_raised
 
 KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
@@ -125,7 +125,8 @@ def _load(config: TrainConfig) -> Dataset:
     if is_named(data):
         return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data", ("config",)))
     kind, path = kind_and_path(data, config.cache_dir)
-    return KINDS[kind](config, path)
+    with naming(path, parse(split_kind(data)[1], "data")):
+        return KINDS[kind](config, path)
 
 
 def _fetched(address: Address, cache_dir: str) -> Path:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.compat import cpu_devices_per_worker
 from trainer.config.train_config import TrainConfig
+from trainer.distribution.callers import differing
 from trainer.distribution.cluster import Cluster
 from trainer.errors import UserError
 
@@ -70,12 +71,32 @@ class Replicas:
 
     def from_chief(self, value: Any) -> Any:
         """Returns the chief's `value`, which must be valid in JSON; every worker must call it."""
+        return self.from_worker(0, value)
+
+    def from_worker(self, index: int, value: Any) -> Any:
+        """Returns the `value` of this worker, which must be valid in JSON; every worker must call it."""
         if not self.cluster.several:
             return value
-        text = np.frombuffer(json.dumps(value).encode(), np.uint8) if self.cluster.is_chief else np.zeros(0)
+        is_sender = self.cluster.index == index
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8) if is_sender else np.zeros(0)
         length = int(self.sum_over_workers([len(text)])[0])
-        sent = self.sum_over_workers(text if self.cluster.is_chief else np.zeros(length))
+        sent = self.sum_over_workers(text if is_sender else np.zeros(length))
         return json.loads(sent.astype(np.uint8).tobytes())
+
+    def refuse_differences(self, value: Mapping[str, Any], what: str) -> None:
+        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all must call it.
+
+        what: names what differs, in "worker 1 and the chief do not read the same data".
+        """
+        if not self.cluster.several:
+            return
+        chief = self.from_chief(value)
+        own = [index == self.cluster.index and bool(differing(chief, value)) for index in range(self.cluster.workers)]
+        wrong = np.flatnonzero(self.sum_over_workers(own))
+        if len(wrong):
+            index = int(wrong[0])
+            names = differing(chief, self.from_worker(index, value))
+            raise UserError(f"{self.cluster.name(index)} and the chief do not {what} ({names}): start them alike")
 
     @cached_property
     def _sum(self) -> Any:

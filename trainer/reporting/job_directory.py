@@ -38,13 +38,12 @@ class JobDir:
     def read_result(self) -> Result:
         """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
         result, problem = read_result(self.root)
-        _refuse_damaged(self.root / RESULT, problem)
+        _refuse_damaged(self, RESULT, problem)
         for name, value in result.items():
             count = number(value)
             if name in _COUNTS and (count is None or count < 0):
-                raise UserError(
-                    f"{self.root / RESULT}: {name}={value!r} is damaged: remove it, or use another --job_dir"
-                )
+                file = self.mirror.where(self.root / RESULT)
+                raise UserError(f"{file}: {name}={value!r} is damaged: remove it, or use another --job_dir")
         return result
 
     def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:
@@ -82,6 +81,7 @@ def open_job_dir(
     make_writable(outside, "cache_dir" if remote else "job_dir")
     if lock:
         keep_others_out(outside, "job_dir", address)
+        job_dir.mirror.claim(job_dir.root)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)
@@ -142,7 +142,7 @@ def _refuse_foreign_folders(job_dir: JobDir) -> None:
 
 def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
     info, problem = read_run_info(job_dir.root)
-    _refuse_damaged(job_dir.root / RUN_INFO, problem)
+    _refuse_damaged(job_dir, RUN_INFO, problem)
     before = info.get("config")
     if not isinstance(before, dict) or not job_dir.mirror.holds(job_dir.checkpoints):
         return  # no checkpoint exists yet: the user may still correct the settings
@@ -156,6 +156,8 @@ def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
         )
 
 
-def _refuse_damaged(file: Path, problem: str) -> None:
+def _refuse_damaged(job_dir: JobDir, name: str, problem: str) -> None:
+    file = job_dir.root / name
     if problem and os.path.lexists(file):
-        raise UserError(f"{problem}: remove it, or use another --job_dir")
+        shown = problem.replace(str(file), job_dir.mirror.where(file))
+        raise UserError(f"{shown}: remove it, or use another --job_dir")

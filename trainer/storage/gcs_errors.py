@@ -4,10 +4,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.errors import PlatformFault, UserError
+from trainer.storage.transport import Cancelled, TooSlow
 
 
-class Cancelled(Exception):
-    """Ends a transfer because another one failed."""
+class RefusedToken(UserError):
+    """Reports credentials that Cloud Storage refuses: they may be valid again, as after a new login."""
+
+
+class Conflict(PlatformFault):
+    """Reports an object that is changed by others while it is replaced."""
+
+
+def is_refused_token(error: Exception) -> bool:
+    """Returns whether a request failed because its token was refused, or could not be refreshed."""
+    from google.api_core.exceptions import Unauthorized
+    from google.auth.exceptions import InvalidOperation, RefreshError
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation)) or status == 401
 
 
 @contextmanager
@@ -33,8 +47,9 @@ def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
     cause = error.cause if isinstance(error, api.RetryError) else error
     text = " ".join(str(cause).split())
     first = text.partition(". ")[0][:160]
-    if isinstance(error, (auth.DefaultCredentialsError, auth.RefreshError, api.Unauthorized)):
-        return UserError(
+    if is_refused_token(error) or isinstance(error, auth.DefaultCredentialsError):
+        kind = RefusedToken if is_refused_token(error) else UserError
+        return kind(
             f"{subject}: no valid Google credentials: run `gcloud auth application-default login`, or set "
             f"GOOGLE_APPLICATION_CREDENTIALS to a key file ({first})"
         )
@@ -53,7 +68,15 @@ def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
     if isinstance(
         error, (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
     ):
-        return PlatformFault(f"{subject}: request to Cloud Storage failed: {text[:300]}")
+        slow = next((found for found in _chain(error) if isinstance(found, TooSlow)), None)
+        return PlatformFault(f"{subject}: request to Cloud Storage failed: {slow or text[:300]}")
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return UserError(f"{subject}: cannot be stored on the local disk ({error.strerror}): see --cache_dir")
     return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and what caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -4,23 +4,39 @@ A run reads and writes local files only. If its job directory is an address, it 
 downloads the small files before anything is read, `fetch` downloads the rest of a checkpoint when it is needed.
 """
 
+import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import PlatformFault
 from trainer.log import log
 from trainer.storage.address import Address
 from trainer.storage.gcs import Remote, connect
-from trainer.storage.run_layout import MANIFEST, RUN_FILES
+from trainer.storage.lease import Lease
+from trainer.storage.run_layout import LEASE, MANIFEST, RUN_FILES
 from trainer.storage.uploader import Uploader
 
 LEAVING_SECONDS = 10.0  # of the 15 before a machine is preempted; the others are for the checkpoint
 _FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # every upload sends the whole event file
+_UNSENT = ".unsent"  # marks a scratch folder with files that were not uploaded when its run ended
 _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # folder and file name
+
+
+def _keep_unsent(scratch: Path) -> None:
+    """Renames a scratch folder that holds what an earlier process could not upload, in place of an older one."""
+    if (scratch / _UNSENT).exists():
+        for older in scratch.parent.glob("unsent-*"):
+            shutil.rmtree(older, ignore_errors=True)
+        kept = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        scratch.rename(kept)
+        log.warning(f"files that an earlier start of this run could not upload are kept in {kept}")
 
 
 class Mirror:
@@ -33,6 +49,9 @@ class Mirror:
     def holds(self, folder: Path) -> bool:
         """Returns whether `folder` has any file but probes and unfinished parts, which have a leading dot."""
         return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
+
+    def claim(self, root: Path) -> None:
+        """Keeps other runs out of the job directory until `close`. Raises UserError if one writes to it."""
 
     def outline(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints."""
@@ -70,6 +89,7 @@ class BucketMirror(Mirror):
         self._gcs, self._addresses, self._uploader = connect(), addresses, Uploader(addresses)
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
+        self._lease: Lease | None = None
 
     def where(self, path: Path) -> str:
         return str(self._uploader.address_of(path) or path)
@@ -79,10 +99,16 @@ class BucketMirror(Mirror):
         if address is None:
             return super().holds(folder)
         below = [found.address.name[len(address.prefix) :] for found in self._gcs.list(address, most=100)]
-        return any(not name.startswith(".") for name in below)
+        return any(name and not name.startswith(".") and not name.endswith("/") for name in below)
+
+    def claim(self, root: Path) -> None:
+        if address := self._uploader.address_of(root):
+            self._lease = Lease(self._gcs, address / LEASE, f"job_dir={address}", self._uploader.reject)
+            self._lease.acquire()
 
     def outline(self, root: Path, checkpoints: Path) -> None:
         for scratch in self._addresses:  # the bucket counts, not what an earlier process left in the scratch folders
+            _keep_unsent(scratch)
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
         if address := self._uploader.address_of(root):
@@ -104,12 +130,17 @@ class BucketMirror(Mirror):
             self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
 
     def fetch(self, checkpoint: Path) -> None:
+        cancelled = threading.Event()
+
         def one(name: str, remote: Remote) -> None:
-            self._gcs.download(remote, checkpoint / name)
+            self._gcs.download(remote, checkpoint / name, cancelled=cancelled)
 
         files = self._outlined.pop(checkpoint, {})
         with ThreadPoolExecutor(self._gcs.limits.workers) as pool:
-            list(pool.map(one, files.keys(), files.values()))
+            try:
+                list(pool.map(one, files.keys(), files.values()))
+            finally:  # after a failure or Ctrl-C
+                self._gcs.cut(cancelled)
 
     def begin(self, logs: Path) -> None:
         for folder in self._incomplete:
@@ -146,7 +177,13 @@ class BucketMirror(Mirror):
             log.warning(f"{why}: {pending}; files uploaded earlier are intact")
 
     def close(self) -> None:
+        if self._uploader.unsent:
+            for scratch in self._addresses:
+                with suppress(OSError):
+                    (scratch / _UNSENT).touch()
         self._uploader.close()
+        if self._lease:
+            self._lease.release()
 
     def _pending(self, seconds: float) -> str:
         return ", ".join(self.where(Path(path)) for path in self._uploader.join(seconds))

@@ -10,7 +10,7 @@ from trainer.storage.address import Address, output_address, parse
 from trainer.storage.gcs import LIMITS, Gcs, connect
 
 SECONDS = 15  # for all checks together
-_LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3)
+_LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3, refused=3)
 
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,13 @@ from trainer.storage.gcs import Remote, connect
 from trainer.storage.local_files import is_running
 
 Opened = TypeVar("Opened")
+
+_waiting: dict[int, float] = {}  # since when threads wait for a download, by thread
+
+
+def longest_wait_seconds() -> float:
+    """Returns for how long a step of this process has been waiting for a download; 0 if none does."""
+    return max((time.monotonic() - since for since in list(_waiting.values())), default=0.0)
 
 
 class Rolling(Generic[Opened]):
@@ -35,7 +43,12 @@ class Rolling(Generic[Opened]):
 
     def get(self, number: int) -> Opened:
         """Returns the opened object, after its download. Raises PlatformFault or UserError if that fails."""
-        return self._future(number).result()
+        thread = threading.get_ident()
+        _waiting[thread] = time.monotonic()
+        try:
+            return self._future(number).result()
+        finally:
+            del _waiting[thread]
 
     def ahead(self, numbers: Iterable[int]) -> None:
         """Starts to download these objects."""
@@ -43,9 +56,9 @@ class Rolling(Generic[Opened]):
             self._future(number)
 
     def close(self) -> None:
-        """Cancels queued downloads; running ones end after the piece that they read."""
-        self._closed.set()
+        """Cancels queued downloads, and ends running ones."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        connect().cut(self._closed)
 
     def _future(self, number: int) -> "Future[Opened]":
         with self._lock:

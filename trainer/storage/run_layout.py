@@ -4,6 +4,7 @@ RUN_INFO = "run.json"
 STATS = "stats.jsonl"
 RESULT = "result.json"
 RUN_FILES = (RUN_INFO, STATS, RESULT)
+LEASE = "lease.json"  # in a bucket only, while a run writes
 SKIPPED_IMAGES = "skipped_images.txt"
 MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
 CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"

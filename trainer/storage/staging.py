@@ -12,17 +12,18 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
-from trainer.errors import UserError
+from trainer.errors import PlatformFault, UserError
 from trainer.log import log
 from trainer.storage.address import Address, expanded, parse
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.gcs import Remote, connect
-from trainer.storage.gcs_errors import Cancelled, explained
+from trainer.storage.gcs_errors import explained
 from trainer.storage.transfer_bar import transfer_bar
+from trainer.storage.transport import Cancelled
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
@@ -48,16 +49,39 @@ def home_of(address: Address, cache_dir: str = "") -> Path:
     return cache_home(cache_dir) / f"{address.bucket}-{digest}"
 
 
+_listed: dict[Address, list[Remote]] = {}  # by `listing`, until they are staged
+
+
+def listing(address: Address) -> list[Remote]:
+    """Returns the objects of an address; `Staged` then stages these, so that a run reads what it has compared."""
+    gcs = connect()
+    found = gcs.list(address)
+    single = None if found or not address.name else gcs.get(address)
+    _listed[address] = [remote for remote in ([single] if single else found) if not _is_placeholder(remote)]
+    return _listed[address]
+
+
+@contextmanager
+def naming(local: Path, address: Address | None) -> Iterator[None]:
+    """Names the address in place of its local copy in errors within the block: the user does not know the copy."""
+    try:
+        yield
+    except (UserError, PlatformFault) as error:
+        kind, text = UserError if isinstance(error, UserError) else PlatformFault, str(error)
+        if address is None or str(local) not in text:
+            raise
+        raise kind(text.replace(str(local), str(address).rstrip("/"))) from error
+
+
 class Staged:
     """Holds the listed objects of an address by their names below it ("" for a single object), and downloads them."""
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
         self._gcs, self._setting, self._cleared = connect(), f"{name}={address}", False
-        found = self._gcs.list(address)
-        single = None if found or not address.name else self._gcs.get(address)
-        listed = [single] if single else found
+        listed = _listed.pop(address, None) or listing(address)
+        _listed.pop(address, None)
+        single = len(listed) == 1 and listed[0].address == address
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
-        self.objects = {below: remote for below, remote in self.objects.items() if not _is_placeholder(below, remote)}
         if not self.objects:
             raise UserError(f"{self._setting}: no objects found: check with `gcloud storage ls {address}`")
         self.home = home_of(address, cache_dir)
@@ -139,13 +163,14 @@ class Staged:
                 _set_time(part, remote)
                 os.replace(part, whole)
 
-            transfers = [pool.submit(one, number, *item) for number, item in enumerate(missing.items())]
+            transfers: list[Future[None]] = []
             try:
+                transfers += (pool.submit(one, number, *item) for number, item in enumerate(missing.items()))
                 wait(transfers, return_when=FIRST_EXCEPTION)
             finally:  # after the first failure or Ctrl-C, no other transfer starts
-                cancelled.set()
                 for transfer in transfers:
                     transfer.cancel()
+                self._gcs.cut(cancelled)
             failed = [transfer.exception() for transfer in transfers if not transfer.cancelled()]
             for error in sorted(filter(None, failed), key=lambda error: isinstance(error, Cancelled)):
                 raise error
@@ -164,9 +189,9 @@ class Staged:
             yield
 
 
-def _is_placeholder(below: str, remote: Remote) -> bool:
+def _is_placeholder(remote: Remote) -> bool:
     """Returns whether an object is the empty one with a trailing slash that consoles create for a folder."""
-    return remote.size == 0 and (below.endswith("/") or (not below and remote.address.name.endswith("/")))
+    return remote.size == 0 and remote.address.name.endswith("/")
 
 
 def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:

@@ -1,23 +1,28 @@
 """Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
 
-Failed uploads are retried until `close`. A rejected one, as for a missing permission, is raised at the next `put`, so
-that no run continues without a place to store its results.
+Failed uploads are retried until `close`, those whose token or generation is refused for a limited time. A rejected one,
+as for a missing permission, is raised at the next `put`, so that no run continues without a place to store its results.
 """
 
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from trainer.errors import PlatformFault
+from trainer.errors import PlatformFault, UserError
 from trainer.log import log
 from trainer.storage.address import Address
 from trainer.storage.gcs import connect
+from trainer.storage.gcs_errors import Conflict, RefusedToken
+from trainer.terminal import duration
 
 _RETRY_SECONDS = 15
+_REFUSED_SECONDS = 3600.0  # how long a run goes on, keeping its files here, while its credentials are refused
+_CONFLICT_SECONDS = 120.0  # how long an upload is retried while others keep writing the object
 
 
 @dataclass
@@ -49,8 +54,9 @@ class Uploader:
     called from any thread. They raise ValueError for a path outside the folders.
     """
 
-    def __init__(self, addresses: Mapping[Path, Address]) -> None:
-        self._gcs = connect()
+    def __init__(self, addresses: Mapping[Path, Address], clock: Callable[[], float] = time.monotonic) -> None:
+        self._gcs, self._clock = connect(), clock
+        self._refused_since: float | None = None  # since when every upload was refused
         self._addresses = dict(sorted(addresses.items(), key=lambda item: -len(item[0].parts)))  # innermost first
         self._tasks: list[_Task] = []  # the first is running
         self._outdated: list[_Task] = []  # folders to remove when a newer one is complete
@@ -145,24 +151,58 @@ class Uploader:
                 task.work()
             except FileNotFoundError as error:
                 log.warning(f"{error.filename}: deleted before it could be uploaded")
+            except (RefusedToken, Conflict) as error:
+                if given_up := self._keeps_trying(error, task):
+                    self.reject(given_up)
+                    return
+                continue
             except (PlatformFault, OSError) as error:
-                log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
-                with self._changed:  # a join or a new task ends the wait
-                    self._changed.wait(_RETRY_SECONDS)
+                self._pause(str(error))
                 continue
             except Exception as error:  # rejected, or a bug of this package: nothing more can be uploaded
-                with self._changed:
-                    self.rejection = error
-                    self._changed.notify_all()
+                self.reject(error)
                 return
+            self._refused_since = None
             with self._changed:
                 self._tasks.remove(task)
                 self._changed.notify_all()
 
+    def _keeps_trying(self, error: RefusedToken | Conflict, task: _Task) -> UserError | None:
+        """Waits before the next attempt; returns the error that ends the run when the time is over."""
+        refused = isinstance(error, RefusedToken)
+        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), self._clock()
+        if self._refused_since is None:
+            self._refused_since = now
+        left = self._refused_since + limit - now
+        if left <= 0:
+            return UserError(f"{error}: given up after {duration(limit)}; what was not sent is kept in {task.path}")
+        self._pause(f"{error}; until then kept in {task.path}, given up in {duration(left)}")
+        if refused:
+            with suppress(UserError, PlatformFault):
+                self._gcs.log_in()
+        return None
+
+    def _pause(self, line: str) -> None:
+        log.warning(f"{line} (retrying in {_RETRY_SECONDS} s)")
+        with self._changed:  # a join or a new task ends the wait
+            self._changed.wait(_RETRY_SECONDS)
+
+    def reject(self, error: Exception) -> None:
+        """Makes every later `put` raise the error; nothing more is uploaded after the current task."""
+        with self._changed:
+            self.rejection = self.rejection or error
+            self._changed.notify_all()
+
+    @property
+    def unsent(self) -> bool:
+        """Returns whether something was put that is not uploaded."""
+        with self._changed:
+            return bool(self._tasks)
+
     def _next(self) -> _Task | None:
         """Returns the first task, or a repeated upload that is due when no other task is queued; None after `close`."""
         with self._changed:
-            while not (self._tasks or self._closed):
+            while not (self._tasks or self._closed or self.rejection):
                 if self._outdated:
                     self._tasks, self._outdated = self._outdated, []
                     break
@@ -173,7 +213,7 @@ class Uploader:
                 else:
                     soonest = min((repeated.due for repeated in self._repeated), default=None)
                     self._changed.wait(None if soonest is None else soonest - now)
-            return None if self._closed else self._tasks[0]
+            return None if self._closed or self.rejection else self._tasks[0]
 
     def _send(self, path: Path) -> None:
         address = self._remote(path)

@@ -14,7 +14,9 @@ from typing import Any
 from trainer.distribution.strategy import Replicas
 from trainer.errors import INTERRUPTED
 from trainer.log import log
+from trainer.storage.rolling import longest_wait_seconds
 
+_STARVED_SECONDS, _POLL_SECONDS = 6.0, 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,19 +32,53 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75.
+    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75."""
+    request, over = StopRequest(), threading.Event()
 
-    A thread receives them: Python's own handlers wait for seconds until a call to the device returns, and then see two
-    signals as one. https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
+    def receive(name: str) -> None:
+        if request:
+            leave_at_once()
+        request.signal = name
+        log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
+        threading.Thread(target=_leave_if_starved, args=(over,), name="starved", daemon=True).start()
+
+    with _received(receive):
+        try:
+            yield request
+        finally:
+            over.set()
+
+
+def _leave_if_starved(over: threading.Event) -> None:
+    """Ends the process when the running steps wait for streamed data: they may never end, and nothing can be saved."""
+    over.wait(_STARVED_SECONDS)  # after the signal: a download of some seconds is usual
+    while not over.wait(_POLL_SECONDS):
+        if longest_wait_seconds() > _STARVED_SECONDS:
+            log.warning("the running steps wait for data from Cloud Storage, so that nothing can be saved")
+            leave_at_once()
+
+
+@contextmanager
+def leave_on_signals() -> Iterator[None]:
+    """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it waits in C++."""
+    with _received(lambda name: leave_at_once()):
+        yield
+
+
+@contextmanager
+def _received(receive: Callable[[str], None]) -> Iterator[None]:
+    """Calls `receive` with the name of each SIGINT and SIGTERM within the block, in a thread.
+
+    Python's own handlers wait for seconds until a call to the device returns, and then see two signals as one.
+    https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
     """
-    request = StopRequest()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    threading.Thread(target=_receive, args=(reader, request), name="signals", daemon=True).start()
+    threading.Thread(target=_read, args=(reader, receive), name="signals", daemon=True).start()
     before = {number: signal.signal(number, lambda number, frame: None) for number in _SIGNALS}
     wakeup = signal.set_wakeup_fd(writer.fileno())
     try:
-        yield request
+        yield
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
@@ -50,15 +86,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
         writer.close()
 
 
-def _receive(reader: socket.socket, request: StopRequest) -> None:
+def _read(reader: socket.socket, receive: Callable[[str], None]) -> None:
     with reader:
         while number := reader.recv(1):
-            if number[0] not in _SIGNALS:
-                continue
-            if request:
-                leave_at_once()
-            request.signal = signal.Signals(number[0]).name
-            log.warning(f"{request.signal}: saves after the running steps; a second signal stops at once, unsaved")
+            if number[0] in _SIGNALS:
+                receive(signal.Signals(number[0]).name)
 
 
 def leave_at_once() -> None:

@@ -3,7 +3,9 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ from deploy.localrun.workers import free_addresses
 from tests.fixtures import Make, Patch
 from trainer import job
 from trainer.distribution import peers
+from trainer.distribution.arithmetic import arithmetic
 from trainer.distribution.cluster import Cluster
 from trainer.distribution.meeting import meet
+from trainer.distribution.messages import LineBuffer, Overflow
 from trainer.distribution.peers import Peers
 from trainer.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.reporting.job_directory import open_job_dir
@@ -77,19 +81,92 @@ def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peer
     assert lines == ["it made no progress for 10 seconds while the others did"]
 
 
-def test_the_chief_waits_for_a_worker_that_is_late_at_the_end(met: tuple[Peers, Peers]) -> None:
-    chief, worker = met
-
-    def late() -> None:
-        time.sleep(0.3)
-        worker.finish(10.0)
-
+@pytest.mark.parametrize("late", ["worker", "chief"])
+def test_at_the_end_both_wait_for_the_late_one_and_the_chief_ends_last(met: tuple[Peers, Peers], late: str) -> None:
+    """A chief that still exports must not be left: if it is lost then, the run is not done."""
+    ends = dict(zip(("chief", "worker"), met, strict=True))
+    first = ends.pop("worker" if late == "chief" else "chief")
     with ThreadPoolExecutor() as pool:
-        ending = pool.submit(late)
-        chief.finish(0.0)
-        assert all(peer.done for peer in chief._peers.values())
+        ending = pool.submit(first.finish)
+        time.sleep(0.3)
+        assert not ending.done()
+        ends[late].finish()
         ending.result()
+    assert all(peer.done for one in met for peer in one._peers.values())
     assert LOST == []
+
+
+def test_a_worker_whose_chief_is_lost_while_it_exports_does_not_leave_as_done(
+    met: tuple[Peers, Peers], monkeypatch: Patch
+) -> None:
+    chief, worker = met
+    left = SimpleQueue[int]()
+    monkeypatch.setattr(os, "_exit", left.put)
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(worker.finish)
+        chief._over.set()  # closes its connections, as its end does
+        assert left.get(timeout=10) == INTERRUPTED
+        next(iter(worker._peers.values())).done = True  # the process would have ended
+        ending.result()
+
+
+@pytest.mark.parametrize("line", [
+    b"[" * 100_000, b'{"a":' * 5_000, b'{"beat": "x"}', b'{"beat": null}', b'{"beat": -1}', b'{"beat": true}', b"\xff",
+    b'{"failed": 2}', b'{"failed": 2, "index": 7, "error": "x"}', b'{"failed": "x", "index": 1}', b'{"done": "no"}',
+    b'{"failed": 2, "index": null, "error": null}', b'{"failed": 2, "index": 1.5, "error": []}', b"\0" * 1000,
+])  # fmt: skip
+def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], line: bytes) -> None:
+    """Checks that the chief still watches: it notices the loss of the worker afterwards."""
+    chief, worker = met
+    worker._calls = 9  # for its own heartbeats
+    next(iter(worker._peers.values())).link.sendall(line + b'\n{"beat": 9}\n')
+    (peer,) = chief._peers.values()
+    _until(lambda: peer.calls == 9)
+    assert (LOST, peer.done, chief._thread.is_alive()) == ([], False, True)
+    worker._close()
+    _until(lambda: bool(LOST))
+    assert LOST[0][0].partition(" was lost: ")[2].startswith("its process has ended")
+
+
+def test_a_line_without_an_end_is_a_lost_connection_and_text_is_printed_safe(met: tuple[Peers, Peers]) -> None:
+    _, worker = met
+    link = next(iter(worker._peers.values())).link
+    link.sendall(json.dumps({"failed": 2, "index": 1, "error": "\x1b[31mred\nnew line"}).encode() + b"\n")
+    _until(lambda: bool(LOST))
+    assert LOST[0][0].endswith(r"stopped: \x1b[31mred\nnew line")
+    buffer = LineBuffer()
+    with pytest.raises(Overflow):
+        for _ in range(100):
+            buffer.feed(b"x" * 65536)
+
+
+def test_a_start_that_is_stuck_is_named_within_the_time_that_was_asked_for(met: tuple[Peers, Peers]) -> None:
+    """Replaces the watching thread: the peer met, and never starts TensorFlow."""
+    for one in met:
+        one._over.set()
+        one._thread.join(10)
+    chief = met[0]
+    chief._over.clear()
+    (peer,) = chief._peers.values()
+    with pytest.MonkeyPatch.context() as patch:
+        now = [time.monotonic()]
+        patch.setattr(time, "monotonic", lambda: now[0])
+        with chief.connecting():
+            for _ in range(40):
+                now[0] += 1
+                peer.last_message = now[0]
+                chief._check(now[0])
+                if LOST:
+                    break
+    assert LOST[0][0].partition(" was lost: ")[2].startswith("it did not start TensorFlow within 10 seconds")
+    assert LOST[0][1] == INTERRUPTED
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
 
 
 def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
@@ -110,11 +187,11 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: 
     config = small_config()
     job_dir = open_job_dir(config)
     with job._workers(
-        config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0)
+        config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0), {"x": 1}
     ):
-        _, runs, _, on_loss = given
+        _, runs, _, on_loss, _ = given
         on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
-    assert {**versions(), "devices": 1, "seed": 0}.items() <= runs.items()
+    assert {**versions(), **arithmetic(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()
     assert job_dir.read_result()["exit_code"] == USER_MUST_CHANGE
     with pytest.raises(UserError, match=r"^worker 1 stopped: no such folder$"):
         refuse_hopeless_restart(config, job_dir.read_result())

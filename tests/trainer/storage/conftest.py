@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.storage.fault_proxy import Proxy, fault_proxy
-from trainer.storage import gcs, uploader
+from trainer.storage import gcs, lease, uploader
 from trainer.storage.address import Address
 
-QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, read=0.5, workers=4, piece=2**20)
+QUICK = gcs.Limits(retry=2, pause=0.1, connect=1, read=0.5, refused=1, workers=4, piece=2**20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,6 +35,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         monkeypatch.setattr(gcs, "LIMITS", QUICK)
         monkeypatch.setattr(uploader, "_RETRY_SECONDS", 0.1)
+        monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
         gcs._connect.cache_clear()
         yield proxy
         gcs._connect.cache_clear()

@@ -1,6 +1,7 @@
 """Runs a proxy on loopback between the client and the emulator that injects faults of networks and servers."""
 
 import http.client
+import random
 import re
 import socket
 import struct
@@ -26,8 +27,9 @@ class Fault:
 
     For an upload the name of the object counts as part of the path.
 
-    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (one byte
-    is wrong), stall (no answer), lost (the request is done, but its answer never comes).
+    kind: a status to answer with, or reset (the connection breaks in mid-body), short (it ends there), flip (a byte is
+    wrong, another one each time), rot (the same one each time), stall (no answer), drip (a byte every 50 ms), lost (the
+    request is done, but its answer never comes).
     """
 
     kind: int | str
@@ -54,6 +56,7 @@ class Proxy:
 
     url: str
     faults: list[Fault] = field(default_factory=list)
+    chaos: float = 0.0  # the chance that a request meets a fault of a random kind
     requests: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -110,6 +113,7 @@ class Forwarding(BaseHTTPRequestHandler):
 
 
 class _Faulty(Forwarding):
+    chance = random.Random(0)
     proxy: Proxy
     lock: threading.Lock
     timeout = 30
@@ -127,6 +131,8 @@ class _Faulty(Forwarding):
         with self.lock:
             self.proxy.requests.append(f"{self.command} {path}")
             kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
+            if kind is None and self.chance.random() < self.proxy.chaos:
+                kind = self._any_kind(path)
         if isinstance(kind, int):
             self._answer(kind, [("Content-Type", "application/json")], STATUS_TEXT.get(kind, "{}").encode())
             return
@@ -139,15 +145,35 @@ class _Faulty(Forwarding):
         headers = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in headers]
         if kind == "lost":
             self.close_connection = True
-        elif kind in ("reset", "short", "flip"):
+        elif kind in ("reset", "short", "flip", "rot", "drip"):
             self._answer_badly(str(kind), status, headers, content)
         else:
             self._answer(status, headers, content)
 
+    def _any_kind(self, path: str) -> int | str:
+        """Returns a random kind of fault that this request may meet; long ones are rare."""
+        kinds: list[int | str] = [503, 429, 500, 408, 401, "reset", "short", "lost"] * 5
+        kinds += ["flip"] * 10 if "alt=media" in path else []
+        kinds += [412] * 5 if "/upload/" in path else []
+        return self.chance.choice([*kinds, "stall", "drip"])
+
     def _answer_badly(self, kind: str, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
         middle = len(content) // 2
-        if kind == "flip":
-            self._answer(status, headers, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        if not content:  # an empty object or answer
+            self.close_connection = True
+            return
+        if kind in ("flip", "rot"):
+            at = middle if kind == "rot" else self.chance.randrange(len(content))
+            self._answer(status, headers, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            return
+        if kind == "drip":
+            self._answer(status, headers, content, 0)
+            for byte in content:
+                if self.proxy.released.wait(0.05):
+                    break
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+            self.close_connection = True
             return
         self._answer(status, headers, content, middle)
         self.wfile.flush()

@@ -1,5 +1,9 @@
 """Tests faults of network and server: the result is right or the error clear, no file is partial, nothing hangs."""
 
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +11,14 @@ import pytest
 
 from tests.trainer.storage.conftest import QUICK, Bucket
 from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
-from trainer.errors import PlatformFault, UserError
+from tests.workers import ROOT
+from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.storage import gcs
 from trainer.storage.checksum import crc32c_of
 from trainer.storage.gcs import connect
+from trainer.storage.gcs_errors import RefusedToken
 from trainer.storage.staging import Staged, stage
+from trainer.storage.transport import Progress, TooSlow
 
 CONTENT = bytes(range(256)) * 400
 
@@ -27,7 +34,7 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
-@pytest.mark.parametrize("kind", [503, 429, 500, 408, "reset", "short", "flip", "stall", "lost"])
+@pytest.mark.parametrize("kind", [503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_fault_that_passes_leaves_no_trace(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, times: int
@@ -39,7 +46,7 @@ def test_a_fault_that_passes_leaves_no_trace(
     assert proxy.count("GET", "alt=media") >= 6 + times
 
 
-@pytest.mark.parametrize("kind", [503, 429, "reset", "stall", "lost"])
+@pytest.mark.parametrize("kind", [503, 429, 401, "reset", "stall", "drip", "lost"])
 def test_a_listing_is_asked_for_again(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
     proxy.faults.append(Fault(kind, path="/o?", times=2))
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
@@ -59,18 +66,76 @@ def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     assert files(tmp_path) == []
 
 
-def test_a_wrong_checksum_for_good_names_the_object(filled: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_an_object_that_is_damaged_on_its_way_is_fetched_many_times(
+    filled: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.faults.append(Fault("flip", path="/3?", times=7))
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path / "one")))) == 6
     proxy.faults.append(Fault("flip", path="/3?", times=FOREVER))
-    with pytest.raises(PlatformFault, match=r"/d/3: wrong checksum after 3 downloads"):
+    with pytest.raises(PlatformFault, match=r"/d/3: wrong checksum after 10 downloads, with other content each time"):
+        stage(filled.url("d"), "data", str(tmp_path / "two"))
+    assert proxy.count("GET", "/3?") == 8 + 10
+    assert all(file.name != "3" for file in files(tmp_path / "two"))
+
+
+def test_an_object_that_is_damaged_where_it_is_stored_is_told_at_once(
+    filled: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.faults.append(Fault("rot", path="/3?", times=FOREVER))
+    with pytest.raises(UserError, match=r"/d/3: arrived twice with the same content, .* damaged where it is stored"):
         stage(filled.url("d"), "data", str(tmp_path))
-    assert proxy.count("GET", "/3?") == 3
+    assert proxy.count("GET", "/3?") == 2
     assert all(file.name != "3" for file in files(tmp_path))
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "alt=media"), ("GET", "/o?"), ("POST", "/upload/")])
+def test_an_endless_drip_is_a_fault_like_others_and_names_the_object(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, method: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=1.0))
+    proxy.faults.append(Fault("drip", method, path, times=FOREVER))
+    with pytest.raises(PlatformFault, match=f"gs://{filled.name}/.*: fewer than 833 bytes in 0.5 s$"):
+        if method == "POST":
+            connect().upload(b"1", filled.address("new"))
+        else:
+            stage(filled.url("d"), "data", str(tmp_path))
+
+
+def test_a_slow_response_is_cut_by_the_clock_and_a_fast_one_is_not() -> None:
+    now = [0.0]
+    progress = Progress(100, 20.0, clock=lambda: now[0])
+    for _ in range(100):  # a long body at just the least speed
+        now[0] += 10
+        progress.add(50)
+    with pytest.raises(TooSlow, match="fewer than 100 bytes in 20 s"):
+        for _ in range(10):  # a byte every three seconds
+            now[0] += 3
+            progress.add(1)
+    assert now[0] == 1000 + 21
+
+
+@pytest.mark.parametrize("kind", ["drip", "stall", 503])
+def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for a minute."""
+    proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
+    code = (
+        "import sys; from trainer.command import run_command; from trainer.storage.staging import stage; "
+        f"sys.exit(run_command(lambda: print('begins', flush=True) or stage({filled.url('d')!r}, 'data', "
+        f"{str(tmp_path)!r}) and 0, 'begins again'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not proxy.count("GET", "alt=media") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == INTERRUPTED
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize(("fault", "kind", "line"), [
     (Fault(403, times=FOREVER, after=3), UserError, r"no permission to read it \(roles/storage\.objectViewer\)"),
     (Fault(400, times=FOREVER), UserError, "requester pays"),
-    (Fault(401, path="/o?", times=FOREVER), UserError, "no valid Google credentials"),
+    (Fault(401, path="/o?", times=FOREVER), RefusedToken, "no valid Google credentials"),
     (Fault(403, path="/o?", times=FOREVER), UserError, "no permission to list its objects"),
     (Fault(404, times=FOREVER, after=3), PlatformFault, "deleted or replaced while it was read$"),
 ])  # fmt: skip
@@ -105,7 +170,7 @@ def test_a_reset_late_in_a_long_object_is_mended(bucket: Bucket, proxy: Proxy, t
     assert stage(bucket.url("big"), "data", str(tmp_path)).read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", [503, 429, "lost", "stall", "reset"])
+@pytest.mark.parametrize("kind", [503, 429, 401, "lost", "stall", "reset", "drip"])
 def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
     file = tmp_path / "file"
     file.write_bytes(CONTENT)
@@ -131,7 +196,8 @@ def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path:
 
 
 @pytest.mark.parametrize("size", [0, 1, 9 * 2**20])
-def test_uploads_of_every_size(bucket: Bucket, tmp_path: Path, size: int) -> None:
+def test_uploads_of_every_size(bucket: Bucket, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs, "LIMITS", gcs.Limits())  # a busy machine needs more than half a second for the longest
     file = tmp_path / "file"
     file.write_bytes(b"x" * size)
     connect().upload(file, bucket.address("out"))

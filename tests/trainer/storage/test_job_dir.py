@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from tests import workers
 from tests.drill import last_state
+from tests.support import refused
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer import generate, job
@@ -90,7 +92,7 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
 
     before = len(proxy.requests)
     assert run(config_of(bucket, tmp_path / "third", "--steps=40")) == DONE  # finished already
-    assert not any("/upload/" in request for request in proxy.requests[before:])
+    assert not [r for r in proxy.requests[before:] if "/upload/" in r and "lease.json" not in r]
     with pytest.raises(
         UserError, match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
     ):
@@ -256,6 +258,20 @@ def test_folders_of_someone_else_are_left_alone(bucket: Bucket, tmp_path: Path, 
     bucket.put(f"runs/7/{folder}/my_code.py", b"")
     with pytest.raises(UserError, match=f"{bucket.url(f'runs/7/{folder}')} exists and is not from a run"):
         open_job_dir(config_of(bucket, tmp_path))
+
+
+def test_a_damaged_result_is_named_by_its_address_and_markers_of_folders_are_no_run(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.put("runs/7/model/", b"")
+    open_job_dir(config_of(bucket, tmp_path)).mirror.close()
+    for content, line in ((b"{", "cannot be read"), (b'{"steps": "x"}', "steps='x' is damaged")):
+        bucket.put("runs/7/result.json", content)
+        job_dir = open_job_dir(config_of(bucket, tmp_path))
+        with closing(job_dir.mirror), refused(bucket.url("runs/7/result.json")):
+            job_dir.read_result()
+        with closing(job_dir.mirror), refused(line):
+            job_dir.read_result()
 
 
 def test_names_in_the_bucket_lead_nowhere_else(bucket: Bucket, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support import run_steps, small, weights
+from tests.support import refused, run_steps, small, weights
 from tests.trainer.data.test_sources import levels, png, write_idx, write_tfrecord
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
 from trainer.build import build_setup
-from trainer.config.train_config import TrainConfig
+from trainer.config.train_config import TrainConfig, split_kind
 from trainer.data.dataset import Examples
+from trainer.data.fingerprint import files_of
+from trainer.data.pieces import source_of
 from trainer.data.prepare import prepare
 from trainer.data.sources import beside_data, load_dataset
 from trainer.distribution.strategy import make_replicas
@@ -143,3 +145,37 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
         make_fid(settings, setup.model, setup.dataset.train, replicas, tmp_path)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()
+
+
+def test_errors_about_files_name_their_address(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("d/a/1.png", b"1")
+    bucket.put("d/2.png", b"1")
+    for load in (load_dataset, lambda given: source_of(given, 10)):
+        with refused(f"data={bucket.url('d')}: images beside class folders (a)"):
+            load(config(bucket.url("d"), tmp_path))
+    bucket.put("e/x.npz", b"no archive")
+    with refused(f"{bucket.url('e/x.npz')}"):
+        load_dataset(config(bucket.url("e/x.npz"), tmp_path))
+
+
+def test_markers_of_folders_are_no_data(bucket: Bucket, tmp_path: Path) -> None:
+    for name in ("d/", "d/a/", "d/a//"):
+        bucket.put(name, b"")
+    with refused(f"data={bucket.url('d')}: no objects found"):
+        load_dataset(config(bucket.url("d"), tmp_path))
+    assert files_of(config(bucket.url("d"), tmp_path)) == files_of(config(bucket.url("none"), tmp_path))
+    bucket.put("d/a//1.png", b"1")
+    with refused(f"data={bucket.url('d')}: the object 'a//1.png' cannot be a local file: it contains an empty part"):
+        load_dataset(config(bucket.url("d"), tmp_path))
+
+
+def test_what_is_compared_is_what_is_staged(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    given = config(filled(bucket, tmp_path / "local", "npz")[1], tmp_path / "cache")
+    before = files_of(given)
+    assert before is not None
+    listings = proxy.count("GET", "/o?")
+    load_dataset(given)
+    assert proxy.count("GET", "/o?") == listings
+    assert files_of(given) == before
+    bucket.put(split_kind(given.data)[1].removeprefix(f"gs://{bucket.name}/"), b"other")
+    assert files_of(given) != before

@@ -121,7 +121,7 @@ def test_a_fault_while_training_is_named_and_can_be_outlived(
     part = streamed(both[1], tmp_path / "cache")
     part._files._opened.clear()
     proxy.faults.append(Fault("flip", times=FOREVER))
-    with pytest.raises(PlatformFault, match="wrong checksum after 3 downloads"):
+    with pytest.raises(PlatformFault, match="wrong checksum after 10 downloads"):
         part.read(np.array([19], np.int32))
     proxy.heal()
     assert part.read(np.array([19], np.int32))[0][0, 0, 0, 0] in range(20)

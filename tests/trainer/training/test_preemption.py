@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import INTERRUPTED, UserError
 from trainer.reporting.run_files import write_json
+from trainer.storage.rolling import Rolling, longest_wait_seconds
 from trainer.training import preemption
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints, write_checkpoint
 from trainer.training.evaluation import Evaluation
@@ -91,6 +93,28 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
         os.kill(os.getpid(), signal.SIGINT)
         eventually(lambda: left)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_signal_while_streamed_data_do_not_come_leaves(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that run wait for a download, which drips or does not come; without such a wait they are finished."""
+    left, release = list[str](), threading.Event()
+    monkeypatch.setattr(preemption, "_STARVED_SECONDS", 0.2)
+    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    monkeypatch.setattr(Rolling, "_future", lambda self, number: pool.submit(release.wait, 20))
+    with ThreadPoolExecutor() as pool, stop_on_signals() as stop:
+        if waits:
+            pool.submit(Rolling.get, Rolling.__new__(Rolling), 7)
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: stop)
+        if waits:
+            eventually(lambda: left)
+        else:
+            time.sleep(0.5)
+        release.set()
+    assert bool(left) == waits
+    assert longest_wait_seconds() == 0
 
 
 LONG_CALL = """

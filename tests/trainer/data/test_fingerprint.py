@@ -1,0 +1,178 @@
+"""Tests that a fingerprint changes with the data and with nothing else, and what a resumed run does about a change."""
+
+import dataclasses
+import os
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.drill import read
+from tests.fixtures import Log, Make, Patch
+from tests.support import refused
+from tests.support import run_job as run
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Arrays, Dataset
+from trainer.data.fingerprint import Files, content_of, files_of
+from trainer.distribution.arithmetic import arithmetic
+from trainer.reporting.data_changes import refuse_changed_data
+from trainer.reporting.job_directory import open_job_dir
+
+
+def known(path: Path) -> Files:
+    found = files_of(TrainConfig(data=str(path)))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(200):
+        file = tmp_path / "photos" / f"class{number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes([number]) * 1000)
+    return tmp_path / "photos"
+
+
+def test_names_sizes_and_content_of_files_count_and_times_and_hidden_files_do_not(folder: Path) -> None:
+    before = known(folder)
+    assert (before.files, before.bytes) == (200, 200_000)
+    (folder / ".fid-inception.npz").write_bytes(b"1")
+    for file in folder.rglob("*.png"):
+        os.utime(file, (1, 1))
+    assert known(folder) == before
+    (folder / "class0" / "0.png").rename(folder / "class0" / "1000.png")
+    renamed = known(folder)
+    assert (renamed.files, renamed.bytes, renamed.digest != before.digest) == (200, 200_000, True)
+    for file in folder.rglob("*.png"):
+        file.write_bytes(b"x" * 1000)
+    assert known(folder).digest != renamed.digest
+    (folder / "class1" / "1.png").unlink()
+    assert known(folder).files == 199
+
+
+@pytest.mark.parametrize("at", [0, 999_999, 550_000])
+def test_one_file_is_sampled_at_several_places(tmp_path: Path, at: int) -> None:
+    file = tmp_path / "data.npz"
+    file.write_bytes(bytes(1_000_000))
+    before = known(file)
+    with open(file, "r+b") as opened:
+        opened.seek(at)
+        opened.write(b"1")
+    assert known(file).digest != before.digest
+
+
+def test_of_shards_the_index_is_read_alone(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "index.json").write_text("{}")
+    (tmp_path / "shard-0").write_bytes(b"1")
+    assert known(tmp_path).files == 1
+
+
+def test_names_and_functions_have_no_files_and_a_missing_path_is_left_to_the_loader(tmp_path: Path) -> None:
+    assert files_of(TrainConfig()) is None
+    assert files_of(TrainConfig(data="tests.models:data_of_worker")) is None
+    assert files_of(TrainConfig(data=str(tmp_path / "none"))) is None
+
+
+def dataset(change: Any = None, count: int = 5000) -> Dataset:
+    images = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, 2, 2, 1).copy()
+    if change is not None:
+        images[change] += 1
+    return Dataset("own", Arrays(images))
+
+
+def test_rows_are_compared_where_no_files_are_known() -> None:
+    same = content_of(dataset(), rows=True)
+    assert content_of(dataset(), rows=True) == same
+    assert content_of(dataset(0), rows=True) != same
+    assert content_of(dataset(slice(1000, None)), rows=True) != same
+    assert content_of(dataset(slice(1000, None)), rows=False) == content_of(dataset(), rows=False)
+    assert content_of(dataset(count=4999), rows=False)["training examples"] == 4999
+
+
+def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> None:
+    class Nest:
+        count = 3
+
+        def gather(self, rows: Any) -> Any:
+            texts = np.array([b"a", b"bc", b""], object)
+            return {"x": (np.arange(3.0)[np.asarray(rows)], texts[np.asarray(rows)]), "y": np.arange(3)[rows]}
+
+    class Known(Nest):
+        def fingerprint(self) -> str:
+            return "generation 7"
+
+    found: Any = content_of(Dataset("own", Known(), Nest()), rows=True)  # type: ignore[arg-type]
+    assert found["training rows"] == "generation 7"
+    assert len(found["evaluation rows"]) == 32
+
+
+@pytest.fixture
+def resumed(small_config: Make, tmp_path: Path) -> tuple[Any, Any]:
+    """Returns what writes the data of a run, which has a checkpoint, and what resumes it."""
+    file = tmp_path / "data.npz"
+    flags = ["--image_size=8", "--model=mlp", f"--data={file}", "--data_memory_mib=1"]
+
+    def write(count: int, level: int = 1) -> None:
+        labels = np.arange(count) % 2
+        np.savez(file, images=np.full((count, 8, 8), level, np.uint8), labels=labels)
+
+    def again(*more: str) -> Path:
+        return run(small_config(*flags, *more))
+
+    write(32)
+    again()
+    return write, again
+
+
+def test_changed_data_end_a_resumed_run_or_are_accepted(resumed: Any, caplog: Log, tmp_path: Path) -> None:
+    write, again = resumed
+    assert read(tmp_path / "job" / "run.json")["data"]["files"]["files of data"] == 1
+    write(32, level=2)
+    with refused("have changed since this run began (digest of data: "):
+        again("--steps=6")
+    write(24)
+    again("--steps=6", "--data_changed=accept")
+    assert "the run goes on with other numbers" in caplog.text
+    assert read(tmp_path / "job" / "run.json")["data"]["content"]["training examples"] == 24
+
+
+def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(small_config: Make) -> None:
+    before = {"training examples": 64, "training rows": "a"}
+    for data, now, line in [
+        ("own.module:function", before | {"training rows": "b"}, "(training rows: 'a' before, 'b' now): restore them"),
+        (
+            "digits",
+            before | {"training examples": 60},
+            "(training examples: 64 before, 60 now): restore what is missing",
+        ),
+        ("digits", before | {"training rows": "b"}, ""),
+        ("digits", {"files of data": "cannot be listed: 503"}, ""),
+    ]:
+        config = dataclasses.replace(small_config(), data=data)
+        job_dir = open_job_dir(config, lock=False)
+        job_dir.write("run.json", {"data": {"content": before}})
+        refuse_changed_data(config, job_dir, "content", {**before, "training rows": "c"})  # no checkpoint exists
+        (job_dir.checkpoints / "step-1").mkdir()
+        with refused(line) if line else nullcontext():
+            refuse_changed_data(config, job_dir, "content", now)
+        shutil.rmtree(job_dir.root)
+
+
+def test_what_a_worker_computes_with(tmp_path: Path) -> None:
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text("processor: 0\nflags\t\t: fpu sse2 avx2 fma avx512f amx_bf16\n\nflags : other\n")
+    given = {
+        "TF_CONFIG": "{}",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": "2",
+    }
+    found = arithmetic({**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"}, cpu)
+    switches = {name: value for name, value in found.items() if "keras" not in name and "?" not in name}
+    assert switches == {"TF_ENABLE_ONEDNN_OPTS": "0", "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x"}
+    assert found["processor?"].split()[1:] == ["amx_bf16", "avx2", "avx512f", "fma"]
+    assert found["keras.json epsilon"] == "1e-07"
