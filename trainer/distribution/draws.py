@@ -268,6 +268,7 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
         bound.apply_defaults()
         given = dict(bound.arguments)
         stream = _Stream(step, given.pop("seed"))
+        step.refuse_xla(stream.path)
         if outside_conditions(graph) is not step.graph:
             why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
         else:

@@ -66,17 +66,18 @@ class StepContext:
         return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
 
     def stateless_seed(self, stream: str) -> Any:
-        """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it.
+        """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
+        self.refuse_xla(stream)
+        key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
+        return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
-        Raises UserError in a function that XLA compiles: XLA's kernels give other numbers for the same seed.
-        """
+    def refuse_xla(self, stream: str) -> None:
+        """Raises UserError in a function that XLA compiles: its kernels give other numbers for the same seed."""
         if compiled_by_xla():
             raise UserError(
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
                 "others: draw them outside and pass them in, or leave out jit_compile"
             )
-        key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
-        return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
 
 _current: ContextVar[StepContext | None] = ContextVar("current_step", default=None)
