@@ -184,12 +184,12 @@ def mixed_rows(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 class Tower(keras.layers.Layer):
-    """Has layers of the same names in each tower, and a cell that drops values in its loop."""
+    """Has layers of the same names in each tower, and a recurrent cell, which may drop values."""
 
     def __init__(self, cell: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rows = keras.layers.TimeDistributed(keras.layers.Dropout(0.2, name="drop"), name="rows")
-        self.loop = keras.layers.RNN(cell, name="loop")
+        self.loop = keras.layers.RNN(cell, unroll=True, name="loop")
 
     def call(self, values: Any, training: bool = False) -> Any:
         return self.loop(self.rows(values, training=training), training=training)
@@ -201,11 +201,11 @@ class Stock(keras.Model):
     def __init__(self, classes: int) -> None:
         super().__init__()
         layers = keras.layers
-        self.augment = [layers.RandomFlip("horizontal"), layers.RandomCrop(6, 6), layers.Resizing(6, 6)]
+        self.augment = [layers.RandomFlip("horizontal"), layers.RandomCrop(3, 3), layers.Resizing(3, 3)]
         self.embed = layers.Embedding(17, 4)
         self.towers = [
             Tower(layers.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
-            Tower(layers.GRUCell(6, dropout=0.1), name="tower"),
+            Tower(layers.LSTMCell(6), name="tower"),
         ]
         self.attend = layers.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
         self.norm, self.shared = layers.BatchNormalization(), layers.Dropout(0.4)
@@ -214,8 +214,8 @@ class Stock(keras.Model):
     def call(self, images: Any, training: bool = False) -> Any:
         for layer in self.augment:
             images = layer(images, training=training)
-        pixels = tf.cast(tf.clip_by_value(images[..., 0] / 16, 0, 16), tf.int32)  # (rows, 6, 6)
-        windows = tf.reshape(self.embed(pixels), (-1, 6, 6 * 4))
+        pixels = tf.cast(tf.clip_by_value(images[..., 0] / 16, 0, 16), tf.int32)  # (rows, 3, 3)
+        windows = tf.reshape(self.embed(pixels), (-1, 3, 3 * 4))
         windows = self.attend(windows, windows, training=training)
         towers = [self.shared(tower(windows, training=training), training=training) for tower in self.towers]
         both = self.noise(tf.concat(towers, axis=0), training=training)  # two parts of each row, one after the other

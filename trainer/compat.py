@@ -47,8 +47,8 @@ class Missing(RuntimeError):
 def reset_layer_names() -> None:
     """Restarts the numbers in layers' default names, so that a model's names do not depend on earlier models.
 
-    Layers draw by the names of their paths. Fallback: Keras's public `clear_session`, which also resets the dtype policy
-    and other global settings of Keras; so call this before they are set.
+    Layers draw by the names of their paths. Fallback: Keras's public `clear_session`, which also resets the dtype
+    policy and other global settings of Keras; so call this before they are set.
     """
     try:
         reset = _private("keras.src.utils.naming.reset_uids")
@@ -87,8 +87,8 @@ def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]],
     module = _private("keras.src.backend.tensorflow.random")
     for name in names:
         found, public = getattr(module, name, None), getattr(keras.random, name)
-        if found is None or set(inspect.signature(found).parameters) != set(inspect.signature(public).parameters):
-            raise Missing(f"keras.src.backend.tensorflow.random.{name}")
+        if found is None or inspect.signature(found).parameters.keys() != inspect.signature(public).parameters.keys():
+            raise Missing("keras.src.backend.tensorflow.random")
         if not hasattr(found, "__wrapped__"):
             setattr(module, name, functools.wraps(found)(around(found)))
 

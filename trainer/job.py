@@ -17,8 +17,7 @@ from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
 from trainer.export import export, load_template_weights
 from trainer.log import log
-from trainer.models.layers import depends_on_replicas
-from trainer.models.layers import refresh_normalization
+from trainer.models.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter

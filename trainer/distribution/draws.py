@@ -6,9 +6,7 @@ step, for the whole global batch, and return this replica's rows. Elsewhere they
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,137 +14,10 @@ import keras
 import tensorflow as tf
 
 from trainer.compat import intercept_random, outside_conditions
+from trainer.distribution.layer_inputs import hide_size, layer_inputs, name_dependence
 from trainer.distribution.step import NORMAL, UNIFORM, StepContext, running_step
-from trainer.log import log
 
 _TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """Describes the inputs of the layer that runs: their first axis has `parts` entries for each row, if any."""
-
-    parts: Any  # int, or an int32 tensor where the first axis is unknown; 0 if it is not one of rows
-    size: int | None = None  # of the first axis; None if it is hidden from the layer
-    together: bool = True  # whether the parts of one row are neighbours
-
-
-_inputs: ContextVar[_Inputs | None] = ContextVar("inputs_of_layer", default=None)
-
-
-def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
-    """Makes `layer` draw by row if it holds SeedGenerators, from streams that are named by `path`.
-
-    Its class and its weights stay. Its `call` hides the size of the first axis from it, as `fit` does: the layer then
-    asks for numbers by row with a tensor as first size, and for others with a number.
-    """
-    generators = _generators(layer)
-    for index, generator in enumerate(generators):
-        generator.name = f"{path}#{index}" if index else path
-    if isinstance(layer, keras.layers.RNN):  # which draws the masks of its cells before its loop
-        generators = [each for cell in _cells(layer.cell) if _drops(cell) for each in _generators(cell)]
-    elif isinstance(layer, keras.Model) or hasattr(layer, "state_size"):
-        return
-    if generators and "call" not in vars(layer):
-        layer.call = _hiding_rows(layer.call, path, type(layer).__module__.startswith("keras."))
-
-
-def _generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
-    """Returns the generators that the layer itself holds, not those of its layers."""
-    values = (each for value in vars(layer).values() for each in (value if isinstance(value, (list, tuple)) else [value]))
-    return list({id(each): each for each in values if isinstance(each, keras.random.SeedGenerator)}.values())
-
-
-def _cells(cell: Any) -> list[Any]:
-    return [inner for each in getattr(cell, "cells", []) for inner in _cells(each)] or [cell]
-
-
-def _drops(cell: Any) -> bool:
-    rates = [getattr(cell, name) for name in ("dropout", "recurrent_dropout") if hasattr(cell, name)]
-    return not rates or any(rates)
-
-
-def _hiding_rows(original: Callable[..., Any], path: str, keeps_size: bool) -> Callable[..., Any]:
-    """Returns `original`, a layer's call, with the size of the first axis hidden in a step.
-
-    `keeps_size`: the outputs get that size again. Keras's layers keep it; one of a user's may not.
-    """
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        step = running_step()
-        if step is None:
-            return original(*args, **kwargs)
-        with _given(step, path, (args, kwargs)) as (args, kwargs, size):
-            outputs = original(*args, **kwargs)
-        return keras.tree.map_structure(lambda each: _sized(each, size), outputs) if keeps_size and size else outputs
-
-    return call
-
-
-@contextmanager
-def _given(step: StepContext, path: str, given: Any) -> Iterator[Any]:
-    """Yields what a layer is called with, with the size of the first axis of rows hidden, while the layer runs."""
-    tensors = [each for each in keras.tree.flatten(given) if isinstance(each, tf.Tensor) and each.shape.rank]
-    size = tensors[0].shape[0] if tensors else 0
-    if size is None:
-        found = _inputs.get() or _Inputs(tf.shape(tensors[0])[0] // step.rows)
-    elif not tensors or size % step.rows:
-        _name(step, path, "draws random numbers for inputs whose first axis is not one of rows")
-        found = _Inputs(0, size)
-    else:
-        together = size == step.rows or _neighbours(tensors[0], step.rows)
-        if together is None:
-            _name(step, path, "draws for several parts of each row, which cannot be told apart: reshape or concatenate rows")
-        found = _Inputs(size // step.rows, size if tf.executing_eagerly() else None, together is not False)
-    hide = found.parts and size and found.size is None
-    token = _inputs.set(found)
-    try:
-        yield *(keras.tree.map_structure(lambda each: _hidden(each, size), given) if hide else given), size if hide else None
-    finally:
-        _inputs.reset(token)
-
-
-def _hidden(value: Any, size: int) -> Any:
-    """Returns a tensor whose first axis has this size as one of unknown size; everything else unchanged."""
-    if not isinstance(value, tf.Tensor) or not value.shape.rank or value.shape[0] != size:
-        return value
-    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
-
-
-def _sized(value: Any, size: int) -> Any:
-    if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
-        value.set_shape([size, *value.shape[1:]])
-    return value
-
-
-def _neighbours(tensor: Any, rows: int) -> bool | None:
-    """Returns whether the parts of a row are neighbours in `tensor`, by the operation that made the first axis.
-
-    A reshape of (rows, parts, …) makes neighbours; a concatenation of (rows, …) does not. None if it is neither.
-    """
-    size = tensor.shape[0]
-    while True:
-        sizes = [each.shape[0] if each.shape.rank else None for each in tensor.op.inputs]
-        if tensor.op.type == "Reshape" and sizes[0] != size:
-            return True if sizes[0] == rows else None
-        if tensor.op.type == "ConcatV2" and set(sizes[:-1]) == {rows}:
-            return False
-        if tensor.op.type == "Tile" and sizes[0] == rows:
-            return False
-        if size not in sizes:
-            return None
-        tensor = tensor.op.inputs[sizes.index(size)]
-
-
-def _name(step: StepContext, path: str, why: str) -> None:
-    if step.rows != step.global_batch_size:
-        _warn_once(f"the result depends on the number of replicas: {path} {why}")
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    log.warning("%s", line)
 
 
 @dataclass(frozen=True)
@@ -167,15 +38,15 @@ class _Stream:
         parts = self.parts_of(sizes[0]) if sizes else 0
         if isinstance(parts, int) and parts == 0:
             return draw(shape=shape, seed=step.stateless_seed(stream))
-        drawn, inputs = step.draw(draw, (parts, *sizes[1:]), stream), _inputs.get()
+        drawn, inputs = step.draw(draw, (parts, *sizes[1:]), stream), layer_inputs()
         if inputs and not inputs.together:
             drawn = tf.transpose(drawn, [1, 0, *range(2, len(sizes) + 1)])
         drawn = tf.reshape(drawn, (step.rows * parts, *sizes[1:]))
-        return _hidden(drawn, drawn.shape[0]) if inputs and inputs.size is None else drawn
+        return hide_size(drawn, drawn.shape[0]) if inputs and inputs.size is None else drawn
 
     def parts_of(self, first: Any) -> Any:
         """Returns how many numbers each row gets along an axis of size `first`; 0 if it is not one of rows."""
-        inputs, known = _inputs.get(), isinstance(first, int)
+        inputs, known = layer_inputs(), isinstance(first, int)
         if inputs is None:
             return (1 if first == self.step.rows else 0) if known else first // self.step.rows
         return inputs.parts if (first == inputs.size if known else inputs.size is None) else 0
@@ -205,7 +76,11 @@ def _normal(stream: _Stream, shape: Any, mean: Any, stddev: Any, dtype: Any, dra
 def _randint(stream: _Stream, shape: Any, minval: Any, maxval: Any, dtype: Any) -> Any:
     kind = dtype if dtype in ("int32", "int64") else "int64"
     draw = functools.partial(
-        tf.random.stateless_uniform, minval=tf.cast(minval, kind), maxval=tf.cast(maxval, kind), dtype=kind, alg="philox"
+        tf.random.stateless_uniform,
+        minval=tf.cast(minval, kind),
+        maxval=tf.cast(maxval, kind),
+        dtype=kind,
+        alg="philox",
     )
     return tf.cast(stream(draw, shape), dtype)
 
@@ -224,7 +99,10 @@ def _dropout(stream: _Stream, inputs: Any, rate: float, noise_shape: Any) -> Any
     if rate in (0.0, 1.0):
         return inputs if rate == 0.0 else tf.zeros_like(inputs)
     sizes = keras.ops.shape(inputs)
-    shape = [size if wanted is None else wanted for wanted, size in zip(noise_shape or [None] * len(sizes), sizes)]
+    shape = [
+        size if wanted is None else wanted
+        for wanted, size in zip(noise_shape or [None] * len(sizes), sizes, strict=True)
+    ]
     return tf.where(stream(UNIFORM, shape) >= rate, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)
 
 
@@ -237,9 +115,11 @@ def _whole_rows(function: str, stream: _Stream, given: dict[str, Any]) -> str | 
         return f"draws by keras.random.{function}"
     if isinstance(stream.seed, int):  # the same numbers in every step, as initializers draw
         sizes = _sizes(given["shape"] if "shape" in given else keras.ops.shape(given["inputs"]))
-        by_row = _inputs.get() is not None and bool(sizes) and stream.parts_of(sizes[0]) != 0
+        by_row = layer_inputs() is not None and bool(sizes) and stream.parts_of(sizes[0]) != 0
         return "draws with a number as seed, which gives each replica the same numbers" if by_row else None
-    parameters = [given[name] for name in ("alpha", "beta", "minval", "maxval") if name in given and function != "uniform"]
+    parameters = [
+        given[name] for name in ("alpha", "beta", "minval", "maxval") if name in given and function != "uniform"
+    ]
     scalar = all(len(keras.ops.shape(each)) == 0 for each in parameters)
     return None if scalar else f"draws by keras.random.{function} with parameters that are not numbers"
 
@@ -273,8 +153,10 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
             why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
         else:
             why = _whole_rows(name, stream, given)
+            if (inputs := layer_inputs()) and inputs.doubt and not why:
+                name_dependence(step, stream.path, inputs.doubt)
         if why:
-            _name(step, stream.path, why)
+            name_dependence(step, stream.path, why)
         own = why or name not in _BY_ROW or isinstance(stream.seed, int)
         return original(*args, **kwargs) if own else _BY_ROW[name](stream, **given)
 

@@ -52,9 +52,11 @@ class Gate(keras.layers.Layer):
         return is_open * inputs + (1 - is_open) * tf.stop_gradient(inputs)
 
     def plain(self) -> keras.layers.Layer:
+        """Returns the layer that a template has instead."""
         return layers.Identity(name=self.name)
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the settings from which Keras copies the layer."""
         return {**super().get_config(), "opens_at": self.opens_at}
 
 
@@ -87,7 +89,7 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
 
 
 def _without_dropout(backbone: keras.Model) -> None:
-    """Makes a pretrained network run as at inference: a Functional model passes its own `training` to all its layers."""
+    """Makes a pretrained network run as at inference: a Functional model passes its `training` to all its layers."""
     for layer in backbone.layers:
         if isinstance(layer, layers.Dropout):
             layer.rate = 0.0

@@ -52,9 +52,7 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> 
     return keras.Model(noise, images, name="generator")
 
 
-def build_critic(
-    config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False
-) -> keras.Model:
+def build_critic(config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False) -> keras.Model:
     """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
     With `batch_norm`, every layer but the first has one, as in DCGAN.

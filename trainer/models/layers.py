@@ -1,4 +1,4 @@
-"""Makes a model's layers give the same numbers on any number of replicas, in place, and holds helpers of several models.
+"""Makes layers give the same numbers on any number of replicas, in place, and holds helpers that models share.
 
 Layers keep their classes, names, weights and settings, so that templates hold Keras's own layers.
 """
@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from trainer.compat import all_layers, layers_by_path
 from trainer.config.train_config import TrainConfig
-from trainer.distribution.draws import draw_by_row, draw_by_row_everywhere
+from trainer.distribution.draws import draw_by_row_everywhere
+from trainer.distribution.layer_inputs import draw_by_row
 
 # Layers of Keras that cannot be made independent of replicas, and what they do.
 _DEPENDENT = {
@@ -55,7 +56,9 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
     """
     layer.synchronized = layer.synchronized or synchronized
     original = layer.call
-    if getattr(original, "__func__", None) is not keras.layers.BatchNormalization.call or getattr(layer, "renorm", False):
+    if getattr(original, "__func__", None) is not keras.layers.BatchNormalization.call or getattr(
+        layer, "renorm", False
+    ):
         return
 
     @functools.wraps(original)
@@ -92,7 +95,9 @@ def _over_replicas(layer: Any, inputs: Any, mask: Any, replica: Any) -> tuple[An
     axes = [each for each in range(len(values.shape)) if each != axis]
     own = tf.stack(_moments(values, axes, mask))
     place = tf.one_hot(replica.replica_id_in_sync_group, replica.num_replicas_in_sync, dtype=own.dtype)
-    every = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.reshape(place, (-1, 1, 1)) * own)  # (replicas, 3, channels)
+    every = replica.all_reduce(
+        tf.distribute.ReduceOp.SUM, tf.reshape(place, (-1, 1, 1)) * own
+    )  # (replicas, 3, channels)
     counts, means, variances = tf.unstack(every, axis=1)
     # Keras adds its epsilon to the count of a mask.
     shares = counts / (tf.reduce_sum(counts, 0) + (0.0 if mask is None else keras.config.epsilon()))

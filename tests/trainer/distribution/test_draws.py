@@ -13,8 +13,9 @@ from keras import layers
 from tests.fixtures import Log, Patch
 from tests.support import refused
 from trainer.compat import layers_by_path, reset_layer_names
-from trainer.distribution import draws
-from trainer.distribution.draws import draw_by_row, draw_by_row_everywhere
+from trainer.distribution import layer_inputs
+from trainer.distribution.draws import draw_by_row_everywhere
+from trainer.distribution.layer_inputs import draw_by_row
 from trainer.distribution.step import StepContext, in_step
 from trainer.models.layers import _DEPENDENT
 
@@ -104,7 +105,10 @@ def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, monkey
 def test_every_layer_of_keras_that_draws_does_so_by_row_or_is_named() -> None:
     needed = {"factor": 0.3, "height": 9, "width": 7, "height_factor": 0.2, "width_factor": 0.2, "rate": 0.4}
     needed |= {"stddev": 0.3, "hue_factor": 0.2, "brightness_factor": 0.2, "x_factor": 0.2, "addition_factor": 0.3}
-    found, kinds = {}, [x for x in vars(layers).values() if inspect.isclass(x) and "seed" in inspect.signature(x).parameters]
+    found, kinds = (
+        {},
+        [x for x in vars(layers).values() if inspect.isclass(x) and "seed" in inspect.signature(x).parameters],
+    )
     for kind in kinds:
         takes = inspect.signature(kind).parameters
         given = {name: value for name, value in needed.items() if name in takes}
@@ -187,7 +191,9 @@ def looped(values: Any, layer: Any) -> Any:
 
 @pytest.mark.parametrize(("function", "line"), [
     (looped, "dropout draws random numbers inside a loop"),
-    (lambda x, _: tf.function(lambda y: keras.random.normal(y.shape))(x), "keras.random draws random numbers inside a loop"),
+    (lambda x, _: tf.function(lambda y: keras.random.normal(y.shape))(x), "keras.random draws random numbers inside"),
+    (lambda x, layer: layer(tf.transpose(x, [1, 0, 2]), training=True), "dropout draws random numbers for inputs"),
+    (lambda x, layer: layer(tf.gather(x, [0, 1, 2, 3] * 4), training=True), "dropout draws for several parts of"),
     (lambda x, _: keras.random.shuffle(x), "keras.random mixes the rows of one replica"),
     (lambda x, _: keras.random.categorical(x[:, 0], 1), "keras.random draws by keras.random.categorical"),
 ])  # fmt: skip
@@ -196,11 +202,20 @@ def test_what_cannot_be_drawn_by_row_is_named(
     function: Callable[..., Any], line: str, rows: int, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    draws._warn_once.cache_clear()
+    layer_inputs._warn_once.cache_clear()
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())
     on_replica(lambda values: function(values, layer), WORDS, rows)
     assert (f"the result depends on the number of replicas: {line}" in caplog.text) is (rows < ROWS)
+
+
+def test_a_layer_that_does_not_draw_is_not_named(monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    layer_inputs._warn_once.cache_clear()
+    dropout, lstm = independent(lambda: layers.Dropout(0.5), WORDS), independent(lambda: layers.LSTM(2), WORDS)
+    on_replica(lambda x: dropout(tf.transpose(x, [1, 0, 2]), training=False), WORDS, 4)
+    on_replica(trained(lstm), WORDS, 4)
+    assert "depends on the number" not in caplog.text
 
 
 def test_a_branch_of_a_condition_is_no_loop(monkeypatch: Patch, caplog: Log) -> None:
@@ -218,9 +233,10 @@ def test_draws_in_what_xla_compiles_are_refused() -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     with refused("dropout: random numbers are drawn in a function that XLA compiles"):
         on_replica(tf.function(trained(layer), jit_compile=True), WORDS, 4)
-    with refused("noise: random numbers are drawn in a function that XLA compiles"), in_step(
-        StepContext(3, tf.constant(0, tf.int64), 0, ROWS, ROWS)
-    ) as step:
+    with (
+        refused("noise: random numbers are drawn in a function that XLA compiles"),
+        in_step(StepContext(3, tf.constant(0, tf.int64), 0, ROWS, ROWS)) as step,
+    ):
         tf.function(lambda: step.normal((3,), "noise"), jit_compile=True)()
 
 

@@ -68,11 +68,16 @@ def test_stock_layers_in_a_model_of_the_users_agree(replicas: int, monkeypatch: 
     assert "depends on the number of replicas" not in caplog.text
 
 
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan", "wgan_gp")]
+_ADVERSE = f"{__name__}:adverse"
 
 
-@pytest.mark.parametrize("data", ["digits", f"{__name__}:adverse"])
-@pytest.mark.parametrize("name", ["mlp", *_SLOW, "tests.models:own_batch_norm"])
+@pytest.mark.parametrize(("name", "data"), [
+    ("mlp", "digits"),
+    ("tests.models:own_batch_norm", _ADVERSE),
+    *(pytest.param(name, data, marks=pytest.mark.slow) for name, data in [
+        ("cnn", "digits"), ("dcgan", "digits"), *((name, _ADVERSE) for name in ("mlp", "cnn", "dcgan", "wgan_gp"))
+    ]),
+])  # fmt: skip
 def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
     flags += [f"--data={data}", "--channels=3"] if data != "digits" else []
