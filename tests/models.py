@@ -12,7 +12,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.cluster import read_cluster
 from trainer.distribution.gradients import sum_and_build
-from trainer.models.layers import StepDropout
+from trainer.models.optimizers import FusedAdam
 from trainer.training.state import variables_of
 
 
@@ -179,12 +179,64 @@ def _classifier_with(dataset: Dataset, layer: keras.layers.Layer) -> keras.Model
     return model
 
 
-def own_dropout(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _classifier_with(dataset, keras.layers.Dropout(0.5))
-
-
 def own_batch_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _classifier_with(dataset, keras.layers.BatchNormalization())
+
+
+def mixed_rows(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Returns a classifier that mixes the images of a batch, which no replica can do alone."""
+    layers = [keras.layers.MixUp(), keras.layers.Flatten(), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input(dataset.image_shape), *layers])
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+class Tower(keras.layers.Layer):
+    """Has layers of the same names in each tower, and a recurrent cell, which may drop values."""
+
+    def __init__(self, cell: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rows = keras.layers.TimeDistributed(keras.layers.Dropout(0.2, name="drop"), name="rows")
+        self.loop = keras.layers.RNN(cell, unroll=True, name="loop")
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        return self.loop(self.rows(values, training=training), training=training)
+
+
+class Stock(keras.Model):
+    """Holds stock layers that draw or normalise, as a user would put them into a model of their own."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers = keras.layers
+        self.augment = [layers.RandomFlip("horizontal"), layers.RandomCrop(3, 3), layers.Resizing(3, 3)]
+        self.embed = layers.Embedding(17, 4)
+        self.towers = [
+            Tower(layers.LSTMCell(6, dropout=0.2, recurrent_dropout=0.3), name="tower"),
+            Tower(layers.LSTMCell(6), name="tower"),
+        ]
+        self.attend = layers.MultiHeadAttention(2, 4, dropout=0.2, use_bias=False)
+        self.norm, self.shared = layers.BatchNormalization(), layers.Dropout(0.4)
+        self.noise, self.out = layers.GaussianNoise(0.1), layers.Dense(classes)
+
+    def call(self, images: Any, training: bool = False) -> Any:
+        for layer in self.augment:
+            images = layer(images, training=training)
+        pixels = tf.cast(tf.clip_by_value(images[..., 0] / 16, 0, 16), tf.int32)  # (rows, 3, 3)
+        windows = tf.reshape(self.embed(pixels), (-1, 3, 3 * 4))
+        windows = self.attend(windows, windows, training=training)
+        towers = [self.shared(tower(windows, training=training), training=training) for tower in self.towers]
+        both = self.noise(tf.concat(towers, axis=0), training=training)  # two parts of each row, one after the other
+        normed = self.norm(both, training=training)
+        return self.out(tf.concat(tf.split(normed, 2), axis=1))
+
+
+def stock_layers(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = Stock(len(dataset.class_names))
+    model(tf.zeros((1, *dataset.image_shape)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(FusedAdam(config.learning_rate), loss=loss, metrics=["accuracy"])
+    return model
 
 
 class Subclassed(keras.Model):
@@ -224,7 +276,7 @@ def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def nameless_dropout(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _classifier_with(dataset, StepDropout(0.5))
+    return _classifier_with(dataset, keras.layers.Dropout(0.5))
 
 
 def data_of_worker(config: TrainConfig) -> Dataset:

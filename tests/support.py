@@ -89,8 +89,8 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any], smallest_norm
 def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
     """Changes the order of the rows of every later global batch, and of the noise drawn for it."""
     order = np.random.default_rng(seed).permutation(rows)
-    draw, take = StepContext._draw, StepRunner._rows_of
-    monkeypatch.setattr(StepContext, "_draw", lambda self, *given: tf.gather(draw(self, *given), order))
+    draw, take = StepContext.draw, StepRunner._rows_of
+    monkeypatch.setattr(StepContext, "draw", lambda self, *given: tf.gather(draw(self, *given), order))
 
     def taken(self: StepRunner, batch: Any, replica: Any) -> Any:
         data = take(self, batch, replica)

@@ -82,7 +82,7 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
 
 def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
     """Yields the likely reasons why the steps of this model depend on replicas."""
-    from trainer.models import depends_on_replicas
+    from trainer.models.layers import depends_on_replicas
 
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
     if doubled:

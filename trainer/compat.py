@@ -4,12 +4,13 @@ Each is looked up when a run first needs it: a release without it stops only the
 none where the function has a fallback. TRIED names the versions that all of them were tried with.
 """
 
+import functools
 import inspect
+import itertools
 import pkgutil
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import keras
@@ -22,7 +23,8 @@ TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
 PRIVATE_NAMES = (
     "keras.src.utils.naming.reset_uids",
     "keras.src.random.seed_generator.python_random",
-    "keras.Model._flatten_layers",
+    "keras.src.backend.tensorflow.random",
+    "keras.layers.Layer._flatten_layers",
     "keras.Model._symbolic_build",
     "keras.optimizers.Optimizer._all_reduce_sum_gradients",
     "keras.optimizers.Optimizer._get_variable_index",
@@ -31,6 +33,8 @@ PRIVATE_NAMES = (
     "keras.src.losses.loss.reduce_weighted_values",
     "tensorflow.data.Dataset._inputs",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
+    "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
+    "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
 )
 
 
@@ -45,8 +49,8 @@ class Missing(RuntimeError):
 def reset_layer_names() -> None:
     """Restarts the numbers in layers' default names, so that a model's names do not depend on earlier models.
 
-    StepDropout draws by its layer's name. Fallback: Keras's public `clear_session`, which also resets the dtype policy
-    and other global settings of Keras; so call this before they are set.
+    Layers draw by the names of their paths. Fallback: Keras's public `clear_session`, which also resets the dtype
+    policy and other global settings of Keras; so call this before they are set.
     """
     try:
         reset = _private("keras.src.utils.naming.reset_uids")
@@ -76,10 +80,67 @@ def seed_initializers(seed: int) -> None:
     generator.setstate(start)
 
 
+def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]], names: Iterable[str]) -> None:
+    """Replaces Keras's random functions by `around(function)`, once a process; `names` are those of keras.random.
+
+    All layers and `keras.random` itself draw by them, with the parameters of keras.random. No fallback: layers would
+    silently draw other numbers on each replica.
+    """
+    module = _private("keras.src.backend.tensorflow.random")
+    for name in names:
+        found, public = getattr(module, name, None), getattr(keras.random, name)
+        if found is None or inspect.signature(found).parameters.keys() != inspect.signature(public).parameters.keys():
+            raise Missing("keras.src.backend.tensorflow.random")
+        if not hasattr(found, "__wrapped__"):
+            setattr(module, name, functools.wraps(found)(around(found)))
+
+
+def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
+    """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path. No fallback.
+
+    `model.layers` has only the outermost. A layer that is reached in several ways has the first of its paths.
+    """
+    found: dict[str, keras.layers.Layer] = {}
+    seen: set[int] = set()
+    direct = {"include_self": False, "recursive": False}
+
+    def visit(layer: Any, path: str) -> None:
+        if id(layer) in seen or not isinstance(layer, keras.layers.Layer):
+            return
+        seen.add(id(layer))
+        others = (f"{path}#{number}" for number in itertools.count(2))
+        path = next(free for free in itertools.chain([path], others) if free not in found)
+        found[path] = layer
+        for child in _private("keras.layers.Layer._flatten_layers", owner=layer, **direct)(**direct):
+            visit(child, f"{path}/{child.name}")
+
+    visit(model, model.name)
+    return found
+
+
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns `model` and all layers in it, at any depth: `model.layers` has only the outermost. No fallback."""
-    layers = _private("keras.Model._flatten_layers", owner=model)()
-    return [layer for layer in layers if isinstance(layer, keras.layers.Layer)]
+    """Returns `model` and all layers in it, at any depth."""
+    return list(layers_by_path(model).values())
+
+
+def outside_conditions(graph: Any) -> Any:
+    """Returns the graph around the branches of conditions that `graph` lies in. Fallback: `graph` itself."""
+    try:
+        branch = _private("tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph", "")
+    except Missing:
+        return graph
+    while isinstance(graph, branch):
+        graph = graph.outer_graph
+    return graph
+
+
+def compiled_by_xla() -> bool:
+    """Returns whether what is traced now lies in a function with jit_compile=True. Fallback: False."""
+    try:
+        inside = _private("tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext", None)
+    except Missing:
+        return False
+    return not tf.executing_eagerly() and bool(inside(tf.compat.v1.get_default_graph()))
 
 
 def build_compiled(model: keras.Model, batch: Any) -> None:
@@ -205,6 +266,6 @@ def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any
     return found
 
 
-@cache
+@functools.cache
 def _warn_once(line: str) -> None:
     log.warning("%s", line)

@@ -20,8 +20,7 @@ from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
 from trainer.export import export, load_template_weights
 from trainer.log import log
-from trainer.models import depends_on_replicas
-from trainer.models.layers import refresh_normalization
+from trainer.models.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.data_changes import data_files, refuse_changed_data
 from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.progress import Progress

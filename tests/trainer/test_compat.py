@@ -13,10 +13,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import trainer
 from tests.fixtures import Log, Patch
 from trainer import compat
+from trainer.distribution.draws import draw_by_row_everywhere
 from trainer.distribution.gradients import sum_first
 from trainer.models.optimizers import FusedAdam
 
@@ -152,6 +154,7 @@ def two_devices_per_worker(nothing: None) -> None:
     ("_symbolic_build", small_model, lambda model: compat.build_compiled(model, (np.zeros((1, 2)), np.zeros((1, 1))))),
     ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
     ("_initialize_local_devices", lambda: None, two_devices_per_worker),
+    ("random", lambda: None, lambda nothing: draw_by_row_everywhere()),
 ])  # fmt: skip
 def test_what_has_no_fallback_fails_in_one_line(
     monkeypatch: Patch, last: str, prepare: Any, use: Any, changed: bool
@@ -169,8 +172,37 @@ def test_what_has_no_fallback_fails_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_without_them_what_is_traced_counts_as_not_compiled_and_as_no_branch(monkeypatch: Patch) -> None:
+    def traced() -> list[Any]:
+        return [compat.compiled_by_xla(), compat.outside_conditions(tf.compat.v1.get_default_graph())]
+
+    found: list[Any] = []
+    for last in ("", "GraphOrParentsInXlaContext", "CondBranchFuncGraph"):
+        if last:
+            (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
+            remove(monkeypatch, name)
+        graph = tf.Graph()
+        with graph.as_default():
+            found.append(traced() == [False, graph])
+    assert found == [True] * 3
+
+
+def test_layers_have_paths_of_their_own() -> None:
+    class Own(keras.Model):
+        def __init__(self, *parts: keras.layers.Layer, name: str) -> None:
+            super().__init__(name=name)
+            self.parts = parts
+
+    shared = keras.layers.Dense(1, name="dense")
+    parts = [Own(shared, keras.layers.Dense(1, name="dense"), name="part") for _ in range(2)]
+    assert list(compat.layers_by_path(Own(*parts, name="model"))) == [
+        "model", "model/part", "model/part/dense", "model/part/dense#2", "model/part#2", "model/part#2/dense"
+    ]  # fmt: skip
+
+
 def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> None:
-    remove(monkeypatch, compat.PRIVATE_NAMES[-1])
+    (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith("._initialize_local_devices"))
+    remove(monkeypatch, name)
     with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
         pass
 

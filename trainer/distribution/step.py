@@ -6,14 +6,22 @@ any number of replicas and in every precision (drawn in float32, then cast).
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from trainer.compat import compiled_by_xla
+from trainer.errors import UserError
+
+_FLOAT32 = {"dtype": tf.float32, "alg": "philox"}
+NORMAL, UNIFORM = partial(tf.random.stateless_normal, **_FLOAT32), partial(tf.random.stateless_uniform, **_FLOAT32)
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class StepContext:
     rows: int
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
+    graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
+    uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
 
     def within(self, name: str) -> "StepContext":
         """Returns the same step with separate streams: equal stream names give other numbers than elsewhere."""
@@ -33,23 +43,41 @@ class StepContext:
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
         """Returns standard normal numbers, (rows, *shape), in floatx. Two draws in one step need two streams."""
-        return self._draw(tf.random.stateless_normal, shape, stream)
+        return tf.cast(self.draw(NORMAL, shape, stream), keras.config.floatx())
 
     def uniform(self, shape: Sequence[int], stream: str) -> Any:
         """Returns uniform numbers in [0, 1), (rows, *shape), in floatx."""
-        return self._draw(tf.random.stateless_uniform, shape, stream)
+        return tf.cast(self.draw(UNIFORM, shape, stream), keras.config.floatx())
 
     def mean(self, values: Any) -> Any:
         """Returns the sum of this replica's rows divided by the GLOBAL batch, so that the replicas' parts add up."""
         return tf.reduce_sum(values) / self.global_batch_size
 
-    def _draw(self, draw: Any, shape: Sequence[int], stream: str) -> Any:
+    def numbered(self, stream: str) -> str:
+        """Returns the name of a new stream at each call in one step: `stream` with the number of the call."""
+        self.uses[self.prefix + stream] += 1
+        return f"{stream}/{self.uses[self.prefix + stream]}"
+
+    def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
+        """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for the global batch."""
+        whole = draw(shape=(self.global_batch_size, *shape), seed=self.stateless_seed(stream))
+        if self.rows == self.global_batch_size:
+            return whole
+        return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
+
+    def stateless_seed(self, stream: str) -> Any:
+        """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
+        self.refuse_xla(stream)
         key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
-        seed = tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
-        whole = draw((self.global_batch_size, *shape), seed=seed, dtype=tf.float32, alg="philox")
-        begin = [self.first_row] + [0] * len(shape)
-        own = whole if self.rows == self.global_batch_size else tf.slice(whole, begin, [self.rows, *shape])
-        return tf.cast(own, keras.config.floatx())
+        return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
+
+    def refuse_xla(self, stream: str) -> None:
+        """Raises UserError in a function that XLA compiles: its kernels give other numbers for the same seed."""
+        if compiled_by_xla():
+            raise UserError(
+                f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
+                "others: draw them outside and pass them in, or leave out jit_compile"
+            )
 
 
 _current: ContextVar[StepContext | None] = ContextVar("current_step", default=None)

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from trainer.compat import all_layers, build_compiled
+from trainer.compat import build_compiled
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.config.user_code import load_function
 from trainer.data.dataset import Dataset, first_rows, targets_in_memory
@@ -11,11 +11,15 @@ from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError, reason
 from trainer.interface import has_class_outputs
 from trainer.log import log
+from trainer.models.layers import make_independent
 from trainer.user_mistakes import as_user_mistake
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Builds the model that `config.model` names, and its optimizers. Call it under the strategy's scope."""
+    """Builds the model that `config.model` names, and its optimizers. Call it under the strategy's scope.
+
+    Its layers draw and normalise for the global batch.
+    """
     model = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"))(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(
@@ -25,25 +29,8 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         log.warning(f"jit_compile=true: nothing of {config.model} is compiled: it uses Keras's own train_step")
     if model.compiled:
         _build_compiled(model, config, dataset)
+    make_independent(model, config)
     return model
-
-
-def depends_on_replicas(model: keras.Model, replicas: int) -> list[str]:
-    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one."""
-    if replicas == 1:
-        return []
-    layers = all_layers(model)
-    learning = [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]
-    norms = [x.name for x in learning if not x.synchronized]
-    drawn = [x.name for x in layers if any(isinstance(y, keras.random.SeedGenerator) for y in vars(x).values())]
-    reasons = []
-    if norms:
-        reasons.append(f"{norms[0]} normalises one replica's rows: use BatchNormalization(synchronized=True)")
-    if drawn:
-        reasons.append(
-            f"{drawn[0]} draws its own random numbers: use trainer.models.layers.StepDropout, or current_step()"
-        )
-    return reasons
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

@@ -9,7 +9,6 @@ from keras import layers
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
-from trainer.models.layers import StepDropout
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -21,6 +20,6 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
             x = layers.Conv2D(config.width, 3, activation="relu")(x)
         x = layers.MaxPooling2D()(x)
     x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
-    x = StepDropout(config.dropout, name="dropout")(x) if config.dropout else x
+    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="cnn")
     return compile_classifier(model, config, dataset, keras.optimizers.RMSprop)

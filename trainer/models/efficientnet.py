@@ -18,7 +18,6 @@ from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.errors import UserError, reason
 from trainer.models.classifier import compile_classifier, head
-from trainer.models.layers import StepDropout, batch_norm, refresh_normalization, synchronized
 from trainer.models.optimizers import FusedAdam
 from trainer.storage.staging import stage
 
@@ -26,13 +25,14 @@ from trainer.storage.staging import stage
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; trained by Adam."""
     pretrained = config.weights != "none"
-    backbone = _over_all_replicas(_backbone(config), config, pretrained=pretrained)
+    backbone = _backbone(config)
     if pretrained:
+        _without_dropout(backbone)
         _freeze_below(backbone, config.fine_tune_from)
     images = keras.Input(dataset.image_shape, name="images")
     x = backbone(images)
     x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
-    x = StepDropout(config.dropout, name="dropout")(x) if config.dropout else x
+    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
     return compile_classifier(model, config, dataset, FusedAdam)
 
@@ -52,9 +52,11 @@ class Gate(keras.layers.Layer):
         return is_open * inputs + (1 - is_open) * tf.stop_gradient(inputs)
 
     def plain(self) -> keras.layers.Layer:
+        """Returns the layer that a template has instead."""
         return layers.Identity(name=self.name)
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the settings from which Keras copies the layer."""
         return {**super().get_config(), "opens_at": self.opens_at}
 
 
@@ -86,22 +88,8 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
         layer.trainable = index >= first and not isinstance(layer, layers.BatchNormalization)
 
 
-def _over_all_replicas(backbone: keras.Model, config: TrainConfig, *, pretrained: bool) -> keras.Model:
-    """Copies the network with StepDropout instead of Keras's Dropout, and with batch norm that spans the replicas.
-
-    A pretrained one gets no dropout: `backbone(images, training=False)` would not switch it off, as a Functional model
-    passes its own `training` to all its layers.
-    """
-    norm = batch_norm(synchronized=synchronized(config))
-
-    def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if isinstance(layer, layers.Dropout):  # stochastic depth: one draw per example
-            rate = 0.0 if pretrained else layer.rate
-            return StepDropout(rate, per_example=layer.noise_shape is not None, name=layer.name)
-        kind = norm if isinstance(layer, layers.BatchNormalization) else type(layer)
-        return kind.from_config(layer.get_config())
-
-    clone = keras.models.clone_model(backbone, clone_function=copied)
-    clone.set_weights(backbone.get_weights())
-    refresh_normalization(clone)
-    return clone
+def _without_dropout(backbone: keras.Model) -> None:
+    """Makes a pretrained network run as at inference: a Functional model passes its `training` to all its layers."""
+    for layer in backbone.layers:
+        if isinstance(layer, layers.Dropout):
+            layer.rate = 0.0

@@ -14,7 +14,7 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
-from trainer.models.layers import batch_norm, full_precision, synchronized
+from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
 
 # Returns a new one for each layer, so that no two layers start with equal weights.
@@ -37,7 +37,7 @@ def filters(config: TrainConfig) -> list[int]:
     return result
 
 
-def build_generator(config: TrainConfig, synchronized: bool, initializer: Initializer = _GLOROT) -> keras.Model:
+def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1]."""
     widths = filters(config)
     base = config.image_size // 2 ** len(widths)
@@ -49,17 +49,15 @@ def build_generator(config: TrainConfig, synchronized: bool, initializer: Initia
     noise = keras.Input((config.latent_dim,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
-    x = layers.ReLU()(_batch_norm(x, synchronized))
+    x = layers.ReLU()(_batch_norm(x))
     for width in reversed(widths[:-1]):
-        x = layers.ReLU()(_batch_norm(doubled(x, width), synchronized))
+        x = layers.ReLU()(_batch_norm(doubled(x, width)))
     x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
     images = layers.Activation("tanh", dtype=full_precision(), name="images")(x)
     return keras.Model(noise, images, name="generator")
 
 
-def build_critic(
-    config: TrainConfig, synchronized: bool = False, initializer: Initializer = _GLOROT, *, batch_norm: bool = False
-) -> keras.Model:
+def build_critic(config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False) -> keras.Model:
     """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
     With `batch_norm`, every layer but the first has one, as in DCGAN.
@@ -73,16 +71,16 @@ def build_critic(
             x = ImageConv2D(width, **kernel)(x)
         else:
             x = layers.Conv2D(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
-        x = _batch_norm(x, synchronized) if normed else x
+        x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
     score = layers.Dense(1, dtype=full_precision(), name="score", kernel_initializer=initializer())(x)
     return keras.Model(images, score, name="critic")
 
 
-def _batch_norm(x: Any, synchronized: bool) -> Any:
+def _batch_norm(x: Any) -> Any:
     # With a low momentum the statistics that sampling uses follow the weights quickly.
-    return batch_norm(synchronized=synchronized)(momentum=0.9)(x)
+    return layers.BatchNormalization(momentum=0.9)(x)
 
 
 class GAN(keras.Model):
@@ -102,9 +100,8 @@ class GAN(keras.Model):
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        spans = synchronized(config)
-        self.generator, self.generator_average = (build_generator(config, spans, initializer) for _ in range(2))
-        self.critic = build_critic(config, spans, initializer, batch_norm=critic_batch_norm)
+        self.generator, self.generator_average = (build_generator(config, initializer) for _ in range(2))
+        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm)
         self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
@@ -116,7 +113,7 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self.uses_xla = config.jit_compile and not spans  # XLA supports no all-reduce
+        self.uses_xla = config.jit_compile and not synchronized(config)  # XLA supports no all-reduce
         self._generator_gradients = self.xla_compiled(self.generator_gradients)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

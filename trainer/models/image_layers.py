@@ -63,6 +63,7 @@ class ImageConv2D(layers.Conv2D):
         return super().convolution_op(inputs, kernel) if _has_gpu() else convolve(inputs, tf.convert_to_tensor(kernel))
 
     def plain(self) -> keras.layers.Layer:
+        """Returns the layer that a template has instead."""
         return layers.Conv2D.from_config(self.get_config())
 
 
@@ -80,6 +81,7 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
         return self.activation(images + self.bias if self.use_bias else images)
 
     def plain(self) -> keras.layers.Layer:
+        """Returns the layer that a template has instead."""
         return layers.Conv2DTranspose.from_config(self.get_config())
 
 

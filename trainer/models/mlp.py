@@ -6,7 +6,6 @@ from keras import layers
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
-from trainer.models.layers import StepDropout
 from trainer.models.optimizers import FusedAdam
 
 
@@ -16,6 +15,6 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
         x = layers.Dense(config.width, activation="relu")(x)
-        x = StepDropout(config.dropout, name=f"dropout_{depth}")(x) if config.dropout else x
+        x = layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x) if config.dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
     return compile_classifier(model, config, dataset, FusedAdam)

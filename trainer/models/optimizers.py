@@ -83,4 +83,5 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return rate
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the settings from which Keras copies the schedule."""
         return dict(vars(self))

@@ -33,9 +33,9 @@ from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import PlatformFault, UserError
 from trainer.export import export, plain_copy
-from trainer.models import build_model, depends_on_replicas
-from trainer.models.efficientnet import _freeze_below, _over_all_replicas
-from trainer.models.layers import FusedBatchNormalization, StepDropout, SyncBatchNormalization, refresh_normalization
+from trainer.models import build_model
+from trainer.models.efficientnet import _freeze_below, _without_dropout
+from trainer.models.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.models.optimizers import StepSchedule, learning_rate
 
 ROOT = Path(__file__).parents[3]
@@ -57,15 +57,36 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     assert runs[1][1].means().keys() == set(STEP_METRICS.get(name, ("loss", "accuracy")))
 
 
-@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan"))])
-def test_in_float32_replicas_differ_by_rounding_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = [flag for flag in FAMILIES[name] if not flag.startswith("--augment")]
-    alone, together = (weights(run_steps(small(*flags, f"--replicas={n}"), 50)[0]) for n in (1, 2))
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_stock_layers_in_a_model_of_the_users_agree(replicas: int, monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    flags = ("--model=tests.models:stock_layers", "--precision=float64", "--learning_rate=1e-3")
+    (alone, logs), (together, logs_of_all) = (run_steps(small(*flags, f"--replicas={n}"), 4) for n in (1, replicas))
+    assert depends_on_replicas(together, replicas) == []
+    assert largest_difference(weights(alone), weights(together)) < 1e-10
+    assert logs_of_all.means() == pytest.approx(logs.means(), rel=1e-10)
+    assert "depends on the number of replicas" not in caplog.text
+
+
+_ADVERSE = f"{__name__}:adverse"
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("mlp", "digits"),
+    ("tests.models:own_batch_norm", _ADVERSE),
+    *(pytest.param(name, data, marks=pytest.mark.slow) for name, data in [
+        ("cnn", "digits"), ("dcgan", "digits"), *((name, _ADVERSE) for name in ("mlp", "cnn", "dcgan", "wgan_gp"))
+    ]),
+])  # fmt: skip
+def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
+    flags += [f"--data={data}", "--channels=3"] if data != "digits" else []
+    alone, together = (weights(run_steps(small(*flags, f"--replicas={n}"), 20)[0]) for n in (1, 2))
     controls = []
     for seed in (7, 8, 9):
         with monkeypatch.context() as patch:
             permute_rows(patch, 16, seed)
-            controls.append(largest_difference(alone, weights(run_steps(small(*flags), 50)[0])))
+            controls.append(largest_difference(alone, weights(run_steps(small(*flags), 20)[0])))
     assert largest_difference(alone, together) <= 3 * max(controls)
 
 
@@ -111,28 +132,9 @@ def context(rows: int = 1000, step: int = 0) -> StepContext:
     return StepContext(0, tf.constant(step, tf.int64), 0, rows, rows)
 
 
-def test_dropout_drops_its_share_scales_the_rest_and_changes_by_step() -> None:
-    layer, ones = StepDropout(0.25, name="d"), tf.ones((1000, 8))
-    with in_step(context()):
-        first, again = layer(ones, training=True).numpy(), layer(ones, training=True).numpy()
-    with in_step(context(step=1)):
-        later = layer(ones, training=True).numpy()
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, later)
-    assert set(np.unique(first)) == {0.0, np.float32(1 / 0.75)}
-    assert abs((first == 0).mean() - 0.25) < 0.02
-    assert np.array_equal(layer(ones, training=False), ones)
-
-
 def test_dropout_without_a_name_is_the_same_each_time_the_model_is_built() -> None:
     one, other = (weights(run_steps(small("--model=tests.models:nameless_dropout"), 2)[0]) for _ in range(2))
     assert largest_difference(one, other) == 0
-
-
-def test_dropout_of_whole_examples() -> None:
-    with in_step(context()):
-        found = StepDropout(0.5, per_example=True, name="d")(tf.ones((1000, 2, 2, 3)), training=True).numpy()
-    assert set(found.reshape(1000, -1).sum(axis=1).tolist()) == {0.0, 24.0}
 
 
 def test_flip_mirrors_half_of_the_rows() -> None:
@@ -178,6 +180,14 @@ def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
     labels = (np.arange(count) % classes).astype(np.int32)
     images = draw.integers(0, 60, (count, size, size, 3)) + (180 * labels / max(classes - 1, 1))[:, None, None, None]
     return Dataset("made", Arrays(images.astype(np.uint8), labels), class_names=tuple(map(str, range(classes))))
+
+
+def adverse(config: TrainConfig) -> Dataset:
+    """Returns images with a channel far from 0, a channel of large values, and a constant one."""
+    size, draw = config.image_size, np.random.default_rng(0)
+    far, large = draw.normal(1000.0, 1.0, (64, size, size)), draw.normal(0.0, 1000.0, (64, size, size))
+    images = np.stack([far, large, np.full(far.shape, 100.0)], axis=-1).astype(np.float32)
+    return Dataset("adverse", Arrays(images, (np.arange(64) % 2).astype(np.int32)), class_names=("one", "other"))
 
 
 def two_classes(config: TrainConfig) -> Dataset:
@@ -235,7 +245,7 @@ def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet
     assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
 
 
-def test_the_copied_network_has_our_batch_norm_and_dropout_and_a_pretrained_one_stays_still() -> None:
+def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() -> None:
     images = keras.Input((8, 8, 3))
     x = keras.layers.BatchNormalization(momentum=0.8, name="norm")(images)
     x = keras.layers.Normalization()(x)
@@ -243,21 +253,23 @@ def test_the_copied_network_has_our_batch_norm_and_dropout_and_a_pretrained_one_
     stock.set_weights([RANDOM.uniform(0.5, 2.0, weight.shape).astype(weight.dtype) for weight in stock.weights])
     refresh_normalization(stock)
     pixels = RANDOM.uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
+    inferred, kinds = stock(pixels), [type(layer) for layer in stock.layers]
     fresh_collectives()
-    for replicas, kind in ((1, FusedBatchNormalization), (2, SyncBatchNormalization)):
-        config = TrainConfig(replicas=replicas)
-        with make_replicas(config).strategy.scope():
-            ours = _over_all_replicas(stock, config, pretrained=False)
-            fixed = _over_all_replicas(stock, config, pretrained=True)
-        _freeze_below(fixed, "")
-        np.testing.assert_allclose(fixed(pixels, training=True), stock(pixels), rtol=1e-5)
-        assert depends_on_replicas(fixed, replicas=2) == []
-        assert type(ours.get_layer("norm")) is kind
-        assert type(ours.get_layer("drop")) is StepDropout
-        for copy in (ours, plain_copy(ours)):
-            np.testing.assert_allclose(copy(pixels), stock(pixels), rtol=1e-5)
-        saved = plain_copy(ours).get_layer("norm")
-        assert (type(saved), saved.momentum, saved.synchronized) == (keras.layers.BatchNormalization, 0.8, False)
+    with make_replicas(TrainConfig(replicas=2)).strategy.scope():
+        assert [line.split()[0] for line in depends_on_replicas(stock, replicas=2)] == [f"{stock.name}/norm"]
+        make_independent(stock, TrainConfig(replicas=2))
+        assert depends_on_replicas(stock, replicas=2) == []
+    with in_step(context(rows=2)):
+        assert not np.allclose(stock(pixels, training=True), inferred, rtol=1e-5)
+    _without_dropout(stock)
+    _freeze_below(stock, "")
+    with in_step(context(rows=2)):
+        np.testing.assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)
+    template = plain_copy(stock)
+    assert [type(layer) for layer in stock.layers] == [type(layer) for layer in template.layers] == kinds
+    np.testing.assert_allclose(template(pixels), stock(pixels), rtol=1e-5)
+    saved = template.get_layer("norm")
+    assert (saved.momentum, saved.synchronized) == (0.8, False)
 
 
 @pytest.mark.slow  # the whole network, on one and two replicas
@@ -313,13 +325,13 @@ def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Make, valu
 @pytest.mark.parametrize(("model", "code", "line"), [
     ("docs.own_model:build", 0, "give the same weights and losses"),
     ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
-    ("tests.models:own_dropout", 2, "layers.StepDropout"),
-    ("tests.models:own_batch_norm", 2, "use BatchNormalization(synchronized=True)"),
+    ("tests.models:own_batch_norm --sync_batch_norm=false", 2, "use --sync_batch_norm=true"),
+    ("tests.models:mixed_rows", 2, "mix_up mixes the rows of one replica"),
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
     flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
     data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
-    command = [sys.executable, "-m", "trainer.check", f"--model={model}", *data, *flags]
+    command = [sys.executable, "-m", "trainer.check", *f"--model={model}".split(), *data, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     assert line in done.stdout + done.stderr

@@ -59,7 +59,7 @@ def test_the_penaltys_gradient_equals_the_derivation_by_hand() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_networks_fit_every_size(size: int, channels: int) -> None:
     config = TrainConfig(image_size=size, channels=channels, width=2, latent_dim=4)
-    generator, critic = build_generator(config, synchronized=False), build_critic(config)
+    generator, critic = build_generator(config), build_critic(config)
     assert generator.output_shape == critic.input_shape == (None, size, size, channels)
     assert critic.output_shape == (None, 1)
     assert not any(isinstance(layer, keras.layers.BatchNormalization) for layer in critic.layers)
