@@ -46,10 +46,8 @@ def check_region(tier: Tier, gcp: GcpConfig) -> None:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
     if gcp.region not in accelerator.regions:
-        known = {region for each in load_machines().accelerators.values() for region in each.regions}
-        unknown = "" if gcp.region in known else ", or is not a region"
         raise NoMachines(
-            f"region={gcp.region} has no {accelerator.name} for training{unknown}: use --region= with one of "
+            f"region={gcp.region} has no {accelerator.name} for training: use --region= with one of "
             f"{', '.join(accelerator.regions)}"
         )
 

@@ -83,11 +83,12 @@ class MachineOption:
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """Holds the whole table. `region` and `date` are those of the prices."""
+    """Holds the whole table. `region` and `date` are those of the prices; `regions` have training."""
 
     region: str
     date: str
     cpu_families: tuple[str, ...]
+    regions: tuple[str, ...]
     accelerators: Mapping[str, Accelerator]
     machines: Mapping[str, Machine]
 
@@ -160,7 +161,9 @@ def load_machines(price_file: str = "") -> Machines:
         for kind in ("host_machines", "accelerator_machines")
         for name, facts in table[kind].items()
     }
-    machine_table = Machines(prices["region"], prices["date"], tuple(table["cpu_families"]), accelerators, machines)
+    machine_table = Machines(
+        prices["region"], prices["date"], tuple(table["cpu_families"]), tuple(table["regions"]), accelerators, machines
+    )
     return _with_prices(machine_table, price_file) if price_file else machine_table
 
 

@@ -14,11 +14,14 @@ FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIA
 
 
 class ApiError(Exception):
-    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401."""
+    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401.
 
-    def __init__(self, code: int, message: str, login: str = "gcloud auth login") -> None:
+    `sent`: False if the request certainly did not reach the service.
+    """
+
+    def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
         super().__init__(" ".join(message.split()))
-        self.code, self.login = code, login
+        self.code, self.login, self.sent = code, login, sent
 
     @property
     def quota(self) -> bool:
@@ -30,21 +33,45 @@ class ApiError(Exception):
     @property
     def transient(self) -> bool:
         """Returns whether a retry may help."""
-        return (self.code in (0, 408, 429) and not self.quota) or self.code >= 500
+        return (self.code in (0, 408, 429) and not self.quota) or self._fault_of_the_service
 
     @property
     def may_have_succeeded(self) -> bool:
         """Returns whether the service may have carried out the request although the call failed."""
-        return self.code == 0 or self.code >= 500
+        return self.sent and (self.code == 0 or self._fault_of_the_service)
+
+    @property
+    def _fault_of_the_service(self) -> bool:
+        return self.code >= 500 and self.code != 501  # 501: the service does not have this method
 
 
 class BrokenClientError(ApiError):
-    """Reports that the client program on this machine fails whatever the call; the message states the fix."""
+    """Reports that the client program or the network of this machine fails whatever the call; states the fix."""
 
     @property
     def transient(self) -> bool:
         """Returns False: a retry does not help."""
         return False
+
+
+# What HTTP clients (urllib3, requests) write of a request that did not reach the service.
+_TLS = re.compile(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed")
+_PROXY = re.compile(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy")
+_NOT_SENT = re.compile(r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused")
+
+
+def connection_error(text: str) -> ApiError:
+    """Returns the error for a request without a response; neither TLS nor a proxy is fixed by a retry."""
+    _, caused_by, cause = text.strip().rpartition("Caused by ")
+    cause = cause.removesuffix(")") if caused_by else cause
+    if _PROXY.search(text):
+        fix = "check the proxy that HTTPS_PROXY names (gcloud: `gcloud config list proxy`)"
+        return BrokenClientError(0, f"no connection through the proxy ({cause}): {fix}", sent=False)
+    if _TLS.search(text):
+        fix = "check this machine's clock, and the certificates of its network (REQUESTS_CA_BUNDLE=FILE; gcloud: "
+        fix += "`gcloud config set core/custom_ca_certs_file FILE`)"
+        return BrokenClientError(0, f"no secure connection ({cause}): {fix}", sent=False)
+    return ApiError(0, cause, sent=not _NOT_SENT.search(text))
 
 
 @dataclasses.dataclass(frozen=True)

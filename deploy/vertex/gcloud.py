@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -14,17 +13,11 @@ from typing import Any
 
 from deploy.spec.job_spec import to_yaml
 from deploy.vertex import api
-from deploy.vertex.api import ApiError, BrokenClientError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.gcloud_errors import error_of, lost_response
 from trainer.errors import UserError
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
-_CODES = {
-    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
-}  # fmt: skip
-_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}
-# gcloud also prints "crashed" for network errors that it does not know, as (ConnectTimeout): those are transient.
-_BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
 
 
 class Gcloud:
@@ -60,13 +53,11 @@ class Gcloud:
             for line in process.stderr:
                 if "Retrying request to url" in line:
                     _kill(process)
-                    status = re.search(r"'status': (\d{3})", line)
-                    reason = line.rsplit("after exception ", 1)[-1][-200:]
-                    raise ApiError(int(status[1]) if status else 0, f"no clear response: {reason}")
+                    raise lost_response(line + process.stderr.read())
                 log.append(line)
             name = process.stdout.read().strip()
         if process.returncode or not name:
-            raise _error(process.returncode, "".join(log))
+            raise error_of(process.returncode, "".join(log))
         return name
 
     def state(self, name: str) -> JobStatus:
@@ -125,7 +116,7 @@ def _run(command: Sequence[str]) -> str:
     with _running(command) as process:
         output, errors = process.communicate()
     if process.returncode:
-        raise _error(process.returncode, errors)
+        raise error_of(process.returncode, errors)
     return output
 
 
@@ -160,26 +151,3 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def not_installed(alternative: str = "") -> UserError:
     """Returns the error for a missing gcloud. `alternative`: what the user may do instead."""
     return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}")
-
-
-def _error(code: int, stderr: str) -> ApiError:
-    """Converts gcloud's exit status and last output to an ApiError."""
-    if code < 0:  # its output may be cut off
-        return ApiError(0, f"gcloud was killed by signal {-code}; its timeout is {TIMEOUT_S:.0f} s")
-    message = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
-    text = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", message.strip())
-    if _BROKEN.match(text):
-        fix = "reinstall it (https://cloud.google.com/sdk/docs/install), or use --backend=sdk"
-        return BrokenClientError(0, f"{text.splitlines()[0]}: {fix}")
-    name = re.match(r"([A-Z_]+):", text)
-    if name and name[1] in _CODES:
-        return ApiError(_CODES[name[1]], text)
-    number = re.search(r"\b(?:HTTPError|Error|status:?) (\d{3})\b", text)
-    if number:
-        return ApiError(int(number[1]), text)
-    for phrase, status in _PHRASES.items():
-        if re.search(phrase, text):
-            return ApiError(status, text)
-    if code == 2:  # gcloud rejects an argument itself
-        return ApiError(400, text)
-    return ApiError(0, text or f"gcloud exited with status {code} and no message")

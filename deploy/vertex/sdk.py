@@ -150,6 +150,6 @@ def _converted_errors() -> Iterator[None]:
     except GoogleAPICallError as error:
         raise ApiError(int(error.code or 0), str(error.message), _LOGIN) from None
     except (RequestException, RetryError, TransportError) as error:
-        raise ApiError(0, f"no response: {error}") from None
+        raise api.connection_error(f"{type(error).__name__}: {error}") from None
     except GoogleAuthError as error:
         raise ApiError(401, str(error), _LOGIN) from None

@@ -35,8 +35,9 @@ RATE = (  # Google's message, with 429, for too many calls; no machine quota is 
 
 @dataclasses.dataclass
 class Fault:
-    """Makes the next `times` matching requests fail: with an HTTP status, a "cut" connection, or a "slow" response.
+    """Makes the next `times` matching requests fail.
 
+    `kind`: an HTTP status, a "cut" connection, a "slow" response, or one with status 200 that is "html" or "empty".
     `after`: the request is carried out, and only its response is lost.
     """
 
@@ -60,6 +61,7 @@ class Emulator:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
+        self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.bucket_location = "US"
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
@@ -204,18 +206,21 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.kind == "cut":
             self.close_connection = True
             self.connection.close()
+        elif fault.kind in ("html", "empty"):
+            self.send(200, b"<html><body>no JSON</body></html>" if fault.kind == "html" else {})
         else:
             self.send(int(fault.kind), _error(int(fault.kind), fault.message))
 
-    def send(self, status: int, response: dict[str, Any]) -> None:
-        content = json.dumps(response).encode()
+    def send(self, status: int, response: dict[str, Any] | bytes) -> None:
+        """Sends a JSON object, indented as Google's servers do, or the content of an object."""
+        content = response if isinstance(response, bytes) else json.dumps(response, indent=1).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/html" if isinstance(response, bytes) else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    def respond(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+    def respond(self, path: str, query: dict[str, str], body: bytes) -> "Response":
         for pattern, method in _ROUTES.items():
             match = re.fullmatch(pattern, f"{self.command} {path}")
             if match:
@@ -229,12 +234,13 @@ class _Handler(BaseHTTPRequestHandler):
 def _error(status: int, message: str) -> dict[str, Any]:
     names = {
         400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-        412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE",
+        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
+        503: "UNAVAILABLE",
     }  # fmt: skip
     return {"error": {"code": status, "message": message, "status": names[status]}}
 
 
-Response = tuple[int, dict[str, Any]]
+Response = tuple[int, dict[str, Any] | bytes]
 Query = dict[str, str]
 
 
@@ -268,11 +274,11 @@ def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> R
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    status, job = _get(google, match, query, body)
-    if status == 200:
-        google.end(job, "CANCELLED")
-        job = {}
-    return status, job
+    job = google.jobs.get(match[1])
+    if not job:
+        return _get(google, match, query, body)
+    google.end(job, "CANCELLED")
+    return 200, {}
 
 
 def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -295,7 +301,15 @@ def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     name = f"{match[1]}/{unquote(match[2])}"
     if name not in google.objects:
         return 404, _error(404, f"No such object: {name}")
-    return 200, _metadata(google, name)
+    return 200, google.objects[name] if query.get("alt") == "media" else _metadata(google, name)
+
+
+def _delete(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    name = f"{match[1]}/{unquote(match[2])}"
+    if name in google.objects and query.get("ifGenerationMatch", "1") == str(google.generations.get(name, 1)):
+        del google.objects[name]
+        return 204, b""
+    return 412, _error(412, _CONDITION)
 
 
 def _objects(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -310,18 +324,24 @@ def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
     metadata, content = message.get_payload()
     name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
-    if query.get("ifGenerationMatch") == "0" and name in google.objects:
-        return 412, _error(412, "At least one of the pre-conditions you specified did not hold.")
-    google.objects[name] = content.get_payload(decode=True)
+    with google.lock:
+        generation = google.generations.get(name, 1) if name in google.objects else 0
+        if query.get("ifGenerationMatch", str(generation)) != str(generation):
+            return 412, _error(412, _CONDITION)
+        google.objects[name] = content.get_payload(decode=True)
+        google.generations[name] = google.generations.get(name, 0) + 1
     return 200, _metadata(google, name)
+
+
+_CONDITION = "At least one of the pre-conditions you specified did not hold."
 
 
 def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     content = google.objects[name]
     bucket, _, inner = name.partition("/")
     return {
-        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)), "generation": "1",
-        "metageneration": "1", "updated": now(), "timeCreated": now(), "storageClass": "STANDARD",
+        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
+        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(), "timeCreated": now(), "storageClass": "STANDARD",
         "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
         "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
     }  # fmt: skip
@@ -334,7 +354,8 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
     r"GET /storage/v1/b/([^/]+)": _bucket,
-    r"GET /storage/v1/b/([^/]+)/o/([^/]+)": _object,
+    r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
+    r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
     r"GET /storage/v1/b/([^/]+)/o": _objects,
     r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
 }

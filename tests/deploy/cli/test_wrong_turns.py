@@ -12,7 +12,7 @@ from deploy.spec import packages
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
-from deploy.vertex.gcloud import _error
+from deploy.vertex.gcloud_errors import error_of
 from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Capture, Command
 from tests.deploy.emulator import Emulator, Fault
@@ -111,8 +111,8 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
 @pytest.mark.parametrize(
     ("error", "login"),
     [
-        (_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
-        (_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
+        (error_of(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
+        (error_of(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
         (ApiError(401, "of the SDK", SDK_LOGIN), SDK_LOGIN),
     ],
 )

@@ -201,8 +201,6 @@ def test_a_folder_of_this_disk_needs_no_slash() -> None:
          "baseOutputDirectory=my-bucket/x: an address looks"),
         ("enableWebAccess", True, EUROPE,
          "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
-        ("enableWebAccess", True, GcpConfig("my-proj", "mars-east1", "gs://my-bucket"),
-         "region=mars-east1 has no NVIDIA_L4 for training, or is not a region: use --region= with one of us-west1"),
     ],
 )  # fmt: skip
 def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, gcp: GcpConfig, line: str) -> None:
