@@ -39,8 +39,9 @@ def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
     subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
-        subject, new_submission(), asked.name, packages, asked.image, asked.max_cost, asked.disable_retries
-    )
+        subject, new_submission(), asked.name, packages, asked.image, asked.max_cost,
+        disable_retries=asked.disable_retries,
+    )  # fmt: skip
 
 
 def package_command(job: Job, folder: str) -> str:
@@ -54,6 +55,15 @@ def package_command(job: Job, folder: str) -> str:
 def new_submission() -> str:
     """Returns a unique name for a submission that can be a label: time and random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds in a time such as 2h, 30m or 1d; an argparse type."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text)
+    value = float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else 0.0
+    if not 1 <= value <= 30 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a time of up to 30 days with its unit, as 30m, 2h or 1d")
+    return value
 
 
 def _usd(text: str) -> float:

@@ -24,7 +24,8 @@ START_S = 600  # starting the machines and pulling the image take some minutes
 class JobOptions:
     """Holds what is asked of a job beside the tier and the trainer's settings.
 
-    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD.
+    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD; `max_wait_s`: the
+    longest wait for machines.
     """
 
     subject: str
@@ -33,6 +34,7 @@ class JobOptions:
     packages: tuple[Package, ...] = ()
     image: str = ""
     max_cost: float | None = None
+    max_wait_s: float | None = None
     disable_retries: bool = False
 
     @property
@@ -128,10 +130,12 @@ def to_yaml(spec: Mapping[str, Any]) -> str:
 
 
 def _limited(tier: Tier, options: JobOptions) -> Tier:
-    """Returns the tier with the timeout that `max_cost` pays for, and without retries if they are disabled."""
+    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
     scheduling = dict(tier.spec.get("scheduling", {}))
     if options.disable_retries:
         scheduling["disableRetries"] = True
+    if options.max_wait_s is not None and tier.strategy == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait_s)}s"
     if options.max_cost is not None:
         scheduling["timeout"] = f"{_seconds_for(options.max_cost, tier)}s"
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier

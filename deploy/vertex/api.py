@@ -1,15 +1,25 @@
 """Defines the contract between this package and Vertex AI: the protocol `Backend`, its data classes and its error."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from trainer.errors import reason
+
 T = TypeVar("T")
 LABEL = "submission"  # every job that this package submits has this label, with a value unique to the attempt
 PRICE_LABEL = "usd-per-hour"
+# What the service writes of a machine or accelerator that a region does not have, or has none of left.
+NO_MACHINES = re.compile(
+    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted"
+    r"|(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
+    r"|not (supported|available|offered) in (the )?(region|location|zone)",
+    re.IGNORECASE,
+)
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
 
@@ -29,6 +39,11 @@ class ApiError(Exception):
         text = str(self).lower()
         rate_limit = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", text)
         return self.code == 429 and "quota" in text and not rate_limit
+
+    @property
+    def unavailable(self) -> bool:
+        """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
+        return self.quota or (self.code in (400, 404) and NO_MACHINES.search(str(self)) is not None)
 
     @property
     def transient(self) -> bool:
@@ -86,6 +101,7 @@ class JobStatus:
     ended: float | None
     error: str
     labels: Mapping[str, str]
+    strategy: str = ""  # of scheduling
 
     @property
     def over(self) -> bool:
@@ -139,6 +155,15 @@ class Backend(Protocol):
     def upload(self, file: Path, uri: str) -> None:
         """Uploads `file` with its checksum verified, unless the object already exists."""
 
+    def read(self, uri: str) -> tuple[str, int] | None:
+        """Returns text and generation of a small object; None if it does not exist."""
+
+    def write(self, uri: str, text: str, generation: int) -> bool:
+        """Replaces a small object of this generation, 0 for none; returns False if it has another one."""
+
+    def delete(self, uri: str, generation: int) -> None:
+        """Deletes an object of this generation; ApiError if it has another one."""
+
     def exists(self, address: str) -> bool:
         """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
 
@@ -157,9 +182,33 @@ def unless_forbidden(call: Callable[[], T], default: T) -> T:
 
 
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
-    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest"""
+    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
+
+    Raises ApiError, as for a lost response, if it is none.
+    """
+    with unreadable_as_lost():
+        return _parse_job(job)
+
+
+@contextlib.contextmanager
+def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
+    """Raises ApiError, as for a lost response, if a response cannot be parsed. `of_parser`: an error of the parser."""
+    try:
+        yield
+    except (of_parser, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ApiError(0, f"the response is none of this service: {reason(error)}") from None
+
+
+def created_name(name: Any) -> str:
+    """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
+    if not re.search(r"/customJobs/\d+$", str(name)):
+        raise ApiError(0, "the response does not name the job")
+    return str(name)
+
+
+def _parse_job(job: Mapping[str, Any]) -> JobStatus:
     return JobStatus(
-        job["name"],
+        created_name(job["name"]),
         job.get("displayName", ""),
         job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
         parse_time(job.get("createTime", "")),
@@ -167,6 +216,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         parse_time(job.get("endTime", "")),
         job.get("error", {}).get("message", ""),
         job.get("labels", {}),
+        job.get("jobSpec", {}).get("scheduling", {}).get("strategy", ""),
     )
 
 
@@ -176,7 +226,7 @@ def parse_log_entry(entry: Mapping[str, Any]) -> LogEntry:
     text = entry.get("textPayload") or payload.get("message") or str(payload or "")
     worker = entry.get("resource", {}).get("labels", {}).get("task_name", "")
     return LogEntry(
-        entry.get("insertId", ""), entry["timestamp"], worker, entry.get("severity", "DEFAULT"), text.rstrip()
+        entry.get("insertId", ""), str(entry["timestamp"]), worker, entry.get("severity", "DEFAULT"), text.rstrip()
     )
 
 

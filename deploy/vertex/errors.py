@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError, BrokenClientError, JobStatus
+from deploy.vertex.api import NO_MACHINES, ApiError, BrokenClientError, JobStatus
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
@@ -27,8 +27,13 @@ class StateUnknownError(ApiError):
     """Reports that a job runs or may run and its state cannot be read now; `code` is that of the cause."""
 
     @property
-    def quota(self) -> bool:
+    def unavailable(self) -> bool:
         """Returns False: no other tier is tried while this job may run."""
+        return False
+
+    @property
+    def quota(self) -> bool:
+        """Returns False: what is known is only that the job may run."""
         return False
 
 
@@ -102,8 +107,9 @@ def _quota_fix(error: ApiError, gcp: GcpConfig) -> str:
 
 def stocked_out(status: JobStatus) -> bool:
     """Returns whether the job failed because no machines, or no quota, were available."""
-    words = r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted"
-    return status.state in ("FAILED", "EXPIRED") and re.search(words, status.error, re.IGNORECASE) is not None
+    if status.state == "EXPIRED":  # it waited for machines for too long
+        return True
+    return status.state == "FAILED" and NO_MACHINES.search(status.error) is not None
 
 
 def exit_code(status: JobStatus) -> int:

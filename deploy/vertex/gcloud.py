@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,9 +57,9 @@ class Gcloud:
                     raise lost_response(line + process.stderr.read())
                 log.append(line)
             name = process.stdout.read().strip()
-        if process.returncode or not name:
+        if process.returncode:
             raise error_of(process.returncode, "".join(log))
-        return name
+        return api.created_name(name)
 
     def state(self, name: str) -> JobStatus:
         """Runs `gcloud ai custom-jobs describe`."""
@@ -67,7 +68,8 @@ class Gcloud:
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Runs `gcloud logging read`."""
         entries = self._json("logging", "read", api.log_filter(name, since), *self._project, "--order=asc")
-        return [api.parse_log_entry(entry) for entry in entries]
+        with api.unreadable_as_lost():
+            return [api.parse_log_entry(entry) for entry in entries]
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Runs `gcloud ai custom-jobs list`."""
@@ -90,6 +92,35 @@ class Gcloud:
                 raise
             _run(["gcloud", "storage", "cp", str(file), uri, *self._project])
 
+    def read(self, uri: str) -> tuple[str, int] | None:
+        """Runs `gcloud storage objects describe`, and `gcloud storage cat` of that generation."""
+        try:
+            generation = int(self._json("storage", "objects", "describe", uri, *self._project)["generation"])
+            return _run(["gcloud", "storage", "cat", f"{uri}#{generation}", *self._project]), generation
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+        except (KeyError, TypeError, ValueError):
+            raise ApiError(0, f"{uri}: the response has no generation") from None
+
+    def write(self, uri: str, text: str, generation: int) -> bool:
+        """Runs `gcloud storage cp` with a precondition."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "object.json")
+            file.write_text(text, encoding="utf-8")
+            try:
+                _run(["gcloud", "storage", "cp", str(file), uri, f"--if-generation-match={generation}", *self._project])
+            except ApiError as error:
+                if error.code == 412 or "pre-condition" in str(error):
+                    return False
+                raise
+        return True
+
+    def delete(self, uri: str, generation: int) -> None:
+        """Runs `gcloud storage rm` with a precondition."""
+        _run(["gcloud", "storage", "rm", uri, f"--if-generation-match={generation}", *self._project])
+
     def exists(self, address: str) -> bool:
         """Runs `gcloud storage objects list` for at most one object."""
         return api.unless_forbidden(lambda: self._lists_any(f"{address.rstrip('/')}/**", address), default=True)
@@ -109,7 +140,8 @@ class Gcloud:
         return api.unless_forbidden(lambda: str(self._json(*describe).get("location", "")), default="")
 
     def _json(self, *arguments: str) -> Any:
-        return json.loads(_run(["gcloud", *arguments, "--format=json"]) or "{}")
+        with api.unreadable_as_lost():
+            return json.loads(_run(["gcloud", *arguments, "--format=json"]) or "{}")
 
 
 def _run(command: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf.json_format import MessageToDict, ParseError
@@ -339,9 +339,12 @@ _CONDITION = "At least one of the pre-conditions you specified did not hold."
 def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     content = google.objects[name]
     bucket, _, inner = name.partition("/")
+    media = f"{google.url}/download/storage/v1/b/{bucket}/o/{quote(inner, safe='')}?alt=media"
     return {
+        "mediaLink": media,
         "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
-        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(), "timeCreated": now(), "storageClass": "STANDARD",
+        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(),
+        "timeCreated": now(), "storageClass": "STANDARD",
         "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
         "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
     }  # fmt: skip

@@ -11,7 +11,9 @@ from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
 
 TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
-PROXY = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by ProxyError('Unable to "
+PROXY = (
+    "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by ProxyError('Unable to "
+)
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
@@ -47,7 +49,9 @@ def test_what_gcloud_prints_is_a_refusal_or_a_lost_answer(text: str, code: int, 
     assert "report this issue" not in str(error)
 
 
-@pytest.mark.parametrize(("code", "transient", "unclear"), [(409, False, False), (501, False, False), (502, True, True)])
+@pytest.mark.parametrize(
+    ("code", "transient", "unclear"), [(409, False, False), (501, False, False), (502, True, True)]
+)
 def test_the_sdk_tells_a_refusal_from_a_lost_answer(code: int, transient: bool, unclear: bool) -> None:
     error = ApiError(code, "x")
     assert (error.transient, error.may_have_succeeded) == (transient, unclear)
@@ -90,3 +94,17 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
     with pytest.raises(ApiError, match=match) as caught:
         submit_once(backend, REQUEST, session.clock)
     assert (caught.value.may_have_succeeded, session.clock.now() - began, cloud.requests) == (False, 0.0, [])
+
+
+def test_a_record_is_replaced_only_by_who_read_it(backend: Backend, cloud: Emulator) -> None:
+    uri = "gs://my-bucket/jobs/x/submission.json"
+    assert backend.write(uri, "one\n", 0)
+    assert not backend.write(uri, "two\n", 0)
+    found = backend.read(uri)
+    assert found
+    assert found[0] == "one\n"
+    assert backend.write(uri, "two\n", found[1])
+    with pytest.raises(ApiError):
+        backend.delete(uri, found[1])
+    backend.delete(uri, found[1] + 1)
+    assert (cloud.objects, backend.read(uri)) == ({}, None)
