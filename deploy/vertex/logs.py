@@ -157,12 +157,18 @@ def _time(time: float) -> str:
 def watch_job(
     backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, created: bool = False, max_wait_s: float = math.inf
 ) -> JobStatus | None:
-    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
+    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job.
+
+    A closed pipe, as of `head`, ends the watch too; the hint is then on stderr.
+    """
     try:
         status = follow_job(backend, name, gcp, clock, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
         print(f"the job is still running; {watch_hint(name)}")
         return None
+    except BrokenPipeError:
+        print(f"the job is still running; {watch_hint(name)}", file=sys.stderr)
+        raise
     ran, cost = describe_run(status, clock.now())
     print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:

@@ -67,7 +67,11 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     record.write()
     number = name.rsplit("/", 1)[-1]
     page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}"
-    print(f"submitted {name}\n{page}?project={project}", flush=True)
+    try:
+        print(f"submitted {name}\n{page}?project={project}", flush=True)
+    except BrokenPipeError:  # as of `head`
+        print(f"submitted {name}: watch it: python -m deploy watch {name}", file=sys.stderr)
+        raise
     return name
 
 
