@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from deploy.spec.sources import MOST_MB
 from trainer.config import TrainConfig
 from trainer.config.fields import nearest
-from trainer.config.flags import Parser, add_setting_flags, underscored
+from trainer.config.flags import Parser, add_setting_flags, underscored, whole
 from trainer.config.overrides import FLAGS, Overrides
 from trainer.errors import UserError
 
@@ -25,6 +26,10 @@ _SHARED: dict[str, dict[str, Any]] = {
     "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
     "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
     "package": {"metavar": "DIR", "help": "a Python package of yours to ship with the job"},
+    "max_package_mb": {
+        "metavar": "MB", "help": f"largest size of --package (default: {MOST_MB})", "type": whole(1, 100_000),
+        "default": MOST_MB,
+    },
     "prices": {"metavar": "FILE", "help": "YAML of your own prices, in USD an hour"},
     "price_per_hour": {
         "metavar": "TIER=USD", "help": "the price of all machines of a tier", "action": "append", "default": [],

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     job = render(request, read_gcp_config(asked), options)
     for line in job.warnings:
         print(f"warning: {line}", file=sys.stderr)
-    upload = package_command(job, asked.package)
+    upload = package_command(job, asked)
     if upload:
         print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
     print(to_yaml(job.spec), end="")

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
     if asked.dry_run:
-        print(paste(jobs[0], asked.package, attempt_label(record.submission)))
+        print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE
     with exit_on_api_error(jobs[0].gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
         return _submit(jobs, record, asked, session)
@@ -89,6 +89,7 @@ def describe(job: Job) -> Iterator[str]:
     yield f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
     yield training(job.config)
     yield f"writes to {job.output}"
+    yield from (package.about for package in job.packages if package.about)
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
         yield "a worker that exits non-zero is not restarted (disableRetries)"
@@ -99,10 +100,10 @@ def describe(job: Job) -> Iterator[str]:
     yield from (f"warning: {line}" for line in job.warnings)
 
 
-def paste(job: Job, package: str, label: str) -> str:
+def paste(job: Job, asked: argparse.Namespace, label: str) -> str:
     """Returns shell commands that do what `submit` would."""
     gcloud = Gcloud(job.gcp.project, job.gcp.region)
-    return "\n".join(filter(None, [package_command(job, package), gcloud.shell_command(custom_job(job, label))]))
+    return "\n".join(filter(None, [package_command(job, asked), gcloud.shell_command(custom_job(job, label))]))
 
 
 def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
