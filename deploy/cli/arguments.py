@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import itertools
 import math
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deploy.spec.sources import MOST_MB
@@ -15,9 +17,25 @@ from trainer.config.overrides import FLAGS, Overrides
 from trainer.errors import UserError
 
 
-def parser(verb: str, description: str, usage: str) -> Parser:
+class VerbParser(Parser):
+    """Parses as the trainer does, and refuses a flag with two values, of which one would be ignored."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Returns what argparse returns. Raises UserError for a flag that is given twice with two values."""
+        normalized = self._normalized(list(sys.argv[1:] if args is None else args))
+        many = {name for action in self._actions if type(action.default) is list for name in action.option_strings}
+        values: dict[str, str] = {}
+        for argument, following in itertools.zip_longest(normalized, normalized[1:], fillvalue=""):
+            name, equals, value = argument.partition("=")
+            value = value if equals else following
+            if name.startswith("--") and name not in many and values.setdefault(name, value) != value:
+                raise UserError(f"{name}={values[name]} and {name}={value} contradict each other: drop one of them")
+        return super().parse_known_args(normalized, namespace)
+
+
+def parser(verb: str, description: str, usage: str) -> VerbParser:
     """Returns a parser for `python -m deploy VERB` whose errors are one line."""
-    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
+    return VerbParser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
 
 
 # Flags of several verbs. Those that are not given are empty.

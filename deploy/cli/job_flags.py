@@ -9,6 +9,7 @@ from deploy.cli.arguments import add_flags, command_line
 from deploy.spec.job_spec import Job, JobOptions
 from deploy.spec.packages import packages_with
 from deploy.spec.sources import MOST_MB
+from deploy.spec.spec_rules import check_image
 from trainer.config.flags import Parser
 from trainer.config.overrides import Overrides
 from trainer.errors import UserError
@@ -34,6 +35,10 @@ def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     if asked.image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
+    if asked.image and "/" not in check_image("image", asked.image):
+        raise UserError(
+            f"image={asked.image}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME"
+        )
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
     packages = () if asked.image else tuple(packages_with(asked.package, asked.max_package_mb))

@@ -8,7 +8,15 @@ from typing import Any
 
 import yaml
 
-from deploy.spec.checks import UNREACHABLE, check_devices, check_inputs, check_region, check_tensorboard, warnings
+from deploy.spec.checks import (
+    UNREACHABLE,
+    check_devices,
+    check_inputs,
+    check_module,
+    check_region,
+    check_tensorboard,
+    warnings,
+)
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
@@ -97,7 +105,7 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
     packages = () if own_image else options.packages
     check_region(tier, gcp)
     if not own_image:
-        check_inputs(config, [package.name for package in packages])
+        check_inputs(config, packages)
     spec = copy.deepcopy(dict(tier.spec))
     arguments = [*_arguments(request.overrides), f"--expect_devices={tier.accelerators}"]
     images = set()
@@ -106,6 +114,9 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
             task = _task(spec["workerPoolSpecs"][pool.index], options.image)
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
+            if "pythonModule" in task and not task.get("packageUris"):
+                where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
+                check_module(where, module, module, packages, runs=True)
             if packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
     output = _output(spec, config, gcp, options.folder)

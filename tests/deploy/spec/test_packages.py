@@ -205,7 +205,8 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture) ->
     assert main(["image", f"--image={uri}", "--dry-run", *flags]) == 0
     context = Path("dist/image")
     assert capsys.readouterr().out.strip() == (
-        f"# ships my_models: 6 files, 0.0 MB\ngcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "
+        "# ships my_models: 6 files, 0.0 MB\n"
+        f"gcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "
         f"'--substitutions=^;^_IMAGE={uri};_TENSORFLOW=tensorflow[and-cuda]>=2.17,<2.22' {context}"
     )
     assert {path.name for path in context.iterdir()} == {"Dockerfile", "cloudbuild.yaml", "packages"}

@@ -140,7 +140,8 @@ def test_a_syntax_error_is_told_here(code: str, line: str, mine: Path) -> None:
     ("requirement", "refused"),
     [
         ("tensorflow==2.15", True), ("tensorflow==2", True), ("tensorflow<2.17", True), ("TensorFlow <= 2.16.1", True),
-        ("tensorflow-cpu~=2.10.0", True), ("tensorflow[and-cuda]==2.16.*", True), ("keras<3", True), ("keras==2.15.0", True),
+        ("tensorflow-cpu~=2.10.0", True), ("tensorflow[and-cuda]==2.16.*", True), ("keras<3", True),
+        ("keras==2.15.0", True),
         ("keras>=2,<3.12", True), ("tensorflow", False), ("tensorflow>=2.10", False), ("tensorflow==2.17.1", False),
         ("tensorflow~=2.10", False), ("tensorflow==2.*", False), ("tensorflow<=2.17", False), ("keras>=3.4", False),
         ("keras==3.*", False), ("tensorflow-datasets==4.9", False), ("keras-cv==0.9", False), ("einops>=0.7", False),
