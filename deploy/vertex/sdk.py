@@ -99,13 +99,14 @@ class Sdk:
             self._client.cancel_custom_job(name=name, retry=None, timeout=TIMEOUT_S)
 
     def upload(self, file: Path, uri: str) -> None:
-        """Sends a POST with a checksum unless the object exists: its address contains a hash of the sources."""
+        """Sends a GET and, unless the object exists, a POST with a checksum: the address has a hash of the sources."""
         from google.api_core.exceptions import PreconditionFailed
         from google.cloud.storage import Blob
 
         with _converted_errors(), contextlib.suppress(PreconditionFailed):
             blob = Blob.from_uri(uri, client=self._storage)
-            blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
+            if not blob.exists():
+                blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
 
     def read(self, uri: str) -> tuple[str, int] | None:
         """Sends a GET of the object, and one of the content of that generation."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -72,6 +73,24 @@ class Emulator:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self}))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def environment(self, token: Path) -> dict[str, str]:
+        """Returns the variables that direct gcloud and Google's clients here. `token`: a file with any text."""
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
+            "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
+            "CLOUDSDK_CORE_PROJECT": "my-proj",
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
+            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
+            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0",
+            "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # otherwise a new configuration searches for a metadata server
+            "STORAGE_EMULATOR_HOST": self.url,
+            "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
+        }
 
     def __enter__(self) -> "Emulator":
         self.serving = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -192,7 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind == "slow":
             time.sleep(0.5)
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        status, content = 500, _error(500, "the emulator failed")
+        failed: Response = 500, _error(500, "the emulator failed")
+        status, content = failed
         with self.google.recorded(request):
             status, content = self.respond(address.path, query, body)
         if fault and fault.after:
@@ -322,7 +342,8 @@ def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     """Reads multipart/related: the object's metadata, then its content."""
     boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
     message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
-    metadata, content = message.get_payload()
+    parts: Any = message.get_payload()
+    metadata, content = parts
     name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
     with google.lock:
         generation = google.generations.get(name, 1) if name in google.objects else 0

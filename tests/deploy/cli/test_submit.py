@@ -85,7 +85,7 @@ def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) 
     cloud.run = ends("SUCCEEDED")
     for _ in range(2):
         assert submit.main(["cpu", *SDK], session) == 0
-    assert cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 4  # two records, and the package twice
+    assert cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 3  # two records, and the package once
     assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1
     assert len(cloud.jobs) == 2
 
