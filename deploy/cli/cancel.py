@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
 from deploy.vertex.api import LABEL, Backend, JobStatus
-from deploy.vertex.cancellation import cancel_and_wait, oldest_first
+from deploy.vertex.cancellation import cancel_and_wait, cancel_double, oldest_first, that_count
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.retry import Clock, retried
@@ -44,9 +43,10 @@ def _confirmed(status: JobStatus, clock: Clock) -> bool:
 
 
 def _cancel_doubles(backend: Backend, status: JobStatus, clock: Clock) -> None:
-    """Cancels the other jobs of the same submission, which a lost response may have created."""
+    """Cancels the jobs that a lost response created beside this one."""
     label = status.labels.get(LABEL)
-    for job in oldest_first(label, backend, clock) if label else []:
-        if job.name != status.name and not job.over:
-            retried(partial(backend.cancel, job.name), clock)
-            print(f"cancelled {job.name}: a double of {status.name}")
+    jobs = oldest_first(label, backend, clock) if label else []
+    counts = {name: job.name for name, job in that_count(jobs).items()}
+    for job in jobs:
+        if job.name != status.name and counts[job.name] == counts.get(status.name) and not job.over:
+            cancel_double(job, status, backend, clock)

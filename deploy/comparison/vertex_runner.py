@@ -149,7 +149,7 @@ class VertexRunner:
         """Returns the job's status, and cancels its doubles; None if it was never created."""
         backend = self._open(sent.project, sent.region)
         jobs = oldest_first(attempt_label(sent.submission), backend, self._clock)
-        return cancel_doubles(jobs, backend, self._clock)
+        return next(reversed(cancel_doubles(jobs, backend, self._clock).values()), None)
 
     def _send(self, run: TierPlan, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""

@@ -13,10 +13,13 @@ from trainer.errors import reason
 T = TypeVar("T")
 LABEL = "submission"  # every job that this package submits has this label, with a value unique to the attempt
 PRICE_LABEL = "usd-per-hour"
-# What the service writes of a machine or accelerator that a region does not have, or has none of left.
-NO_MACHINES = re.compile(
-    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted"
-    r"|(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
+# What the service writes of a job for which there are no machines, or no quota.
+STOCKED_OUT = re.compile(
+    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
+)
+# What it writes of a machine or accelerator that a region does not have.
+_NOT_HERE = re.compile(
+    r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
     r"|not (supported|available|offered) in (the )?(region|location|zone)",
     re.IGNORECASE,
 )
@@ -43,7 +46,7 @@ class ApiError(Exception):
     @property
     def unavailable(self) -> bool:
         """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
-        return self.quota or (self.code in (400, 404) and NO_MACHINES.search(str(self)) is not None)
+        return self.quota or (self.code in (400, 404) and _NOT_HERE.search(str(self)) is not None)
 
     @property
     def transient(self) -> bool:

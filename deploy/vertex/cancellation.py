@@ -23,18 +23,38 @@ def cancel_and_wait(backend: Backend, name: str, clock: Clock) -> JobStatus:
 
 
 def oldest_first(label: str, backend: Backend, clock: Clock) -> list[JobStatus]:
-    """Returns the jobs with this label, oldest first: the first one counts, the others are doubles."""
+    """Returns the jobs with this label, oldest first."""
     return _by_age(retried(functools.partial(backend.jobs, label), clock))
 
 
-def cancel_doubles(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> JobStatus | None:
-    """Cancels all jobs of one submission but the oldest, which it returns; None without jobs."""
-    found = _by_age(jobs)
-    for double in found[1:]:
-        if not double.over:
-            retried(functools.partial(backend.cancel, double.name), clock)
-            print(f"cancelled {double.name}: a double of {found[0].name}", file=sys.stderr, flush=True)
-    return found[0] if found else None
+def that_count(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
+    """Returns, by the name of each job of one submission, oldest first, the job that counts for it.
+
+    A job that was created while an older one was not over is its double. One created later is none: somebody pasted
+    the printed command again.
+    """
+    found: dict[str, JobStatus] = {}
+    counts = None
+    for job in _by_age(jobs):
+        if counts is None or (counts.over and (job.created or 0.0) > (counts.ended or 0.0)):
+            counts = job
+        found[job.name] = counts
+    return found
+
+
+def cancel_doubles(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> dict[str, JobStatus]:
+    """Cancels the doubles among the jobs of one submission, and returns `that_count`."""
+    found = that_count(jobs)
+    for job in jobs:
+        if found[job.name].name != job.name and not job.over:
+            cancel_double(job, found[job.name], backend, clock)
+    return found
+
+
+def cancel_double(job: JobStatus, counts: JobStatus, backend: Backend, clock: Clock) -> None:
+    """Cancels a job beside the one that counts."""
+    retried(functools.partial(backend.cancel, job.name), clock)
+    print(f"cancelled {job.name}: a double of {counts.name}", file=sys.stderr, flush=True)
 
 
 def by_submission(jobs: Sequence[JobStatus]) -> list[list[JobStatus]]:

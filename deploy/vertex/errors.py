@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import NO_MACHINES, ApiError, BrokenClientError, JobStatus
+from deploy.vertex.api import STOCKED_OUT, ApiError, BrokenClientError, JobStatus
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
@@ -117,7 +117,7 @@ def stocked_out(status: JobStatus) -> bool:
     """Returns whether the job failed because no machines, or no quota, were available."""
     if status.state == "EXPIRED":  # it waited for machines for too long
         return True
-    return status.state == "FAILED" and NO_MACHINES.search(status.error) is not None
+    return status.state == "FAILED" and STOCKED_OUT.search(status.error) is not None
 
 
 def exit_code(status: JobStatus) -> int:

@@ -55,7 +55,7 @@ def follow_job(
     backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT,
     *, created: bool = False, max_wait_s: float = math.inf,
 ) -> JobStatus:  # fmt: skip
-    """Prints states and logs until the job is over, and cancels its doubles; returns the status of the oldest of them.
+    """Prints states and logs until the job is over, and cancels its doubles; returns the status of the one that counts.
 
     StateUnknownError if the state cannot be read for half an hour. `created`: the job is known to exist, so that a 404
     only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
@@ -65,12 +65,12 @@ def follow_job(
     while True:
         status = _read_state(backend, name, gcp, clock, unseen_until)
         unseen_until = 0.0
-        if clock.now() >= look_at:
+        if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a double
             look_at = clock.now() + LOOK_S
-            oldest = _without_doubles(status, backend, clock)
-            if oldest != name:
-                print_line(f"{_time(clock.now())}  follows {oldest}")
-                tail, name = LogTail(backend, oldest), oldest
+            counts = _without_doubles(status, backend, clock)
+            if counts != status.name:
+                print_line(f"{_time(clock.now())}  follows {counts}")
+                tail, name = LogTail(backend, counts), counts
                 continue
         if status.state != shown:
             shown = status.state
@@ -105,12 +105,11 @@ def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, unsee
 
 
 def _without_doubles(status: JobStatus, backend: Backend, clock: Clock) -> str:
-    """Cancels the doubles of a job and returns the name of the oldest; the job's own if they cannot be listed."""
-    label = status.labels.get(LABEL)
+    """Cancels the doubles of a job and returns the name of the one that counts; its own if they cannot be listed."""
+    label, counts = status.labels.get(LABEL), dict[str, JobStatus]()
     with contextlib.suppress(ApiError):
-        oldest = cancel_doubles(backend.jobs(label) if label else [], backend, clock)
-        return oldest.name if oldest else status.name
-    return status.name
+        counts = cancel_doubles(backend.jobs(label) if label else [], backend, clock)
+    return counts[status.name].name if status.name in counts else status.name
 
 
 def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> JobStatus:

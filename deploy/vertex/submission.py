@@ -104,7 +104,8 @@ def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:
         last = not failure.transient or clock.now() + wait - began > RETRY_S
         if last and not unclear:
             raise failure
-        print(f"the submission failed ({failure}): checking whether the job exists", file=sys.stderr, flush=True)
+        next_step = "checking whether the job exists" if unclear else "trying again"
+        print(f"the submission failed ({failure}): {next_step}", file=sys.stderr, flush=True)
         if not unclear:
             clock.sleep(wait)
         existing = _search(request, backend, clock) if unclear else ""
@@ -116,7 +117,7 @@ def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:
 
 
 def _search(request: CustomJob, backend: Backend, clock: Clock, name: str = "") -> str:
-    """Returns the oldest job of this request and cancels its doubles; `name`, a job known to exist, if there is none.
+    """Returns the job of this request that counts and cancels its doubles; `name`, a job known to exist, if none is.
 
     Looks until there is a job beside `name`, and else for SEARCH_S and SEARCH_LISTINGS at least: the list may lag.
     Raises StateUnknownError if listing fails and no job is known to exist.
@@ -127,7 +128,7 @@ def _search(request: CustomJob, backend: Backend, clock: Clock, name: str = "") 
         while not any(job.name != name for job in found) and (listings < SEARCH_LISTINGS or clock.now() < until):
             clock.sleep(SEARCH_S / SEARCH_LISTINGS)
             found, listings = oldest_first(request.labels[LABEL], backend, clock), listings + 1
-        oldest = cancel_doubles(found, backend, clock)
+        counts = cancel_doubles(found, backend, clock)
     except ApiError as error:
         reason = f"cannot check whether a lost response created a job ({error})"
         if not name:
@@ -136,4 +137,4 @@ def _search(request: CustomJob, backend: Backend, clock: Clock, name: str = "") 
         return name
     if name and len(found) < 2:
         print(f"warning: a response was lost: run it in some minutes: {hint}", file=sys.stderr, flush=True)
-    return oldest.name if oldest else name
+    return counts[name].name if name in counts else next((job.name for job in reversed(counts.values())), name)

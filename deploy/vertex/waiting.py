@@ -19,7 +19,7 @@ _ADVICE = "; submit --max_wait=1h with --regions= or --fallback= tries others by
 
 
 class Waiting:
-    """Measures how long a job waits in QUEUED or PENDING, from its creation or from the first look."""
+    """Measures how long a job waits in QUEUED or PENDING; `max_wait_s` counts from the first look."""
 
     def __init__(self, clock: Clock, region: str, max_wait_s: float) -> None:
         self._clock, self._region, self._max_wait_s = clock, region, max_wait_s
@@ -32,8 +32,8 @@ class Waiting:
             yield f"{status.state} for {format_duration(self._waited(status))}: {self._reason(status)}"
 
     def too_long(self, status: JobStatus) -> bool:
-        """Returns whether the job has waited for its longest time."""
-        return _waits(status) and self._waited(status) >= self._max_wait_s
+        """Returns whether the job has waited for its longest time, by this machine's clock alone."""
+        return _waits(status) and self._clock.now() - self._began >= self._max_wait_s
 
     def _waited(self, status: JobStatus) -> float:
         return max(0.0, self._clock.now() - min(self._began, status.created or self._began))
