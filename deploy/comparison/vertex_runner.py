@@ -86,6 +86,7 @@ class VertexRunner:
     def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         most, unknown, tiers_by_warning = 0.0, 0, dict[str, list[str]]()
+        yield from (package.about for package in self._options.packages if package.about and runs)
         for run, count in runs.values():
             job, tier = self._job(run), run.tier
             usd = job.tier.most_usd
