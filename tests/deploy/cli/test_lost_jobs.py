@@ -22,7 +22,8 @@ IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
 PLAIN = [*WHERE, *JOB, IMAGE]
 SDK = [*PLAIN, "--backend=sdk"]
 GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
-SLOW_GCLOUD = pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow])
+SLOW = [needs_gcloud, pytest.mark.slow]
+SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)
 RECORD = "my-bucket/jobs/dup/submission.json"
 
 
@@ -53,8 +54,7 @@ def after(flying: FlyingClock, seconds: float, action: Callable[[], object]) -> 
     flying.asleep = asleep
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
-@pytest.mark.parametrize("listings", [2, 9])
+@pytest.mark.parametrize(("listings", "backend"), [(2, "sdk"), (9, "sdk"), pytest.param(2, "gcloud", marks=SLOW)])
 def test_a_list_that_lags_makes_no_second_job(
     listings: int, backend: str, cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
@@ -214,8 +214,9 @@ def test_a_damaged_record_is_named(cloud: Emulator, session: Session) -> None:
     assert cloud.jobs == {}
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
-@pytest.mark.parametrize("kind", ["html", "empty"])
+@pytest.mark.parametrize(
+    ("kind", "backend"), [("html", "sdk"), ("empty", "sdk"), pytest.param("html", "gcloud", marks=SLOW)]
+)
 def test_an_answer_that_is_none_is_a_lost_answer(
     kind: str, backend: str, cloud: Emulator, session: Session
 ) -> None:  # fmt: skip
