@@ -8,7 +8,7 @@ from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
-from tests.deploy.vertex.test_backends import REQUEST
+from tests.deploy.vertex.test_backends import REQUEST, SLOW_GCLOUD
 
 TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
 PROXY = (
@@ -96,6 +96,7 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
     assert (caught.value.may_have_succeeded, session.clock.now() - began, cloud.requests) == (False, 0.0, [])
 
 
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
 def test_a_record_is_replaced_only_by_who_read_it(backend: Backend, cloud: Emulator) -> None:
     uri = "gs://my-bucket/jobs/x/submission.json"
     assert backend.write(uri, "one\n", 0)
