@@ -21,7 +21,7 @@ _IMAGE = re.compile(
 )  # https://pkg.go.dev/github.com/distribution/reference
 
 
-class Machines(Protocol):
+class PoolMachines(Protocol):
     """Represents a worker pool's machines."""
 
     @property
@@ -74,7 +74,7 @@ def check_scheduling(scheduling: Spec, name: str) -> None:
         )
 
 
-def check_strategy(spec: Spec, pools: Sequence[Machines], name: str) -> None:
+def check_strategy(spec: Spec, pools: Sequence[PoolMachines], name: str) -> None:
     """Raises UserError for machines that the scheduling strategy does not have."""
     scheduling = spec.get("scheduling", {})
     strategy = scheduling.get("strategy", "STANDARD")
