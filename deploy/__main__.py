@@ -1,6 +1,7 @@
 """Runs `python -m deploy VERB …`: rehearses a job locally, submits it to Vertex AI, compares tiers."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,18 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code; prints errors of the user or the platform as one line on stderr."""
+    """Runs one verb and returns its exit code; ends quietly if the reader of its output has ended, as `head` does."""
+    try:
+        code = _main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes into the pipe once more
+        return INTERRUPTED
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    """Runs one verb; prints errors of the user or the platform as one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(_help())
@@ -40,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAULT
     except OSError as error:
         if error.filename is None:
-            raise
+            raise  # also BrokenPipeError
         print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
         return USER_MUST_CHANGE
     except KeyboardInterrupt:

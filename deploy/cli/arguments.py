@@ -2,21 +2,40 @@
 
 import argparse
 import dataclasses
+import itertools
 import math
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from deploy.spec.sources import MOST_MB
 from trainer.config import TrainConfig
 from trainer.config.fields import nearest
-from trainer.config.flags import Parser, add_setting_flags, underscored
+from trainer.config.flags import Parser, add_setting_flags, underscored, whole
 from trainer.config.overrides import FLAGS, Overrides
 from trainer.errors import UserError
 
 
-def parser(verb: str, description: str, usage: str) -> Parser:
+class VerbParser(Parser):
+    """Parses as the trainer does, and refuses a flag with two values, of which one would be ignored."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Returns what argparse returns. Raises UserError for a flag that is given twice with two values."""
+        normalized = self._normalized(list(sys.argv[1:] if args is None else args))
+        many = {name for action in self._actions if type(action.default) is list for name in action.option_strings}
+        values: dict[str, str] = {}
+        for argument, following in itertools.zip_longest(normalized, normalized[1:], fillvalue=""):
+            name, equals, value = argument.partition("=")
+            value = value if equals else following
+            if name.startswith("--") and name not in many and values.setdefault(name, value) != value:
+                raise UserError(f"{name}={values[name]} and {name}={value} contradict each other: drop one of them")
+        return super().parse_known_args(normalized, namespace)
+
+
+def parser(verb: str, description: str, usage: str) -> VerbParser:
     """Returns a parser for `python -m deploy VERB` whose errors are one line."""
-    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
+    return VerbParser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
 
 
 # Flags of several verbs. Those that are not given are empty.
@@ -25,6 +44,10 @@ _SHARED: dict[str, dict[str, Any]] = {
     "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
     "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
     "package": {"metavar": "DIR", "help": "a Python package of yours to ship with the job"},
+    "max_package_mb": {
+        "metavar": "MB", "help": f"largest size of --package (default: {MOST_MB})", "type": whole(1, 100_000),
+        "default": MOST_MB,
+    },
     "prices": {"metavar": "FILE", "help": "YAML of your own prices, in USD an hour"},
     "price_per_hour": {
         "metavar": "TIER=USD", "help": "the price of all machines of a tier", "action": "append", "default": [],

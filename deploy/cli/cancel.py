@@ -5,15 +5,13 @@ from contextlib import suppress
 
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
-from deploy.vertex.api import Backend, JobStatus
+from deploy.vertex.api import LABEL, Backend, JobStatus
+from deploy.vertex.cancellation import cancel_and_wait, cancel_double, oldest_first, that_count
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
 from trainer.errors import DONE, FAULT, UserError
-
-WAIT_S = 900.0  # for the machines to shut down
-POLL_S = 5.0
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -29,7 +27,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         if not status.over and not (args.yes or _confirmed(status, session.clock)):
             raise UserError("not cancelled: answer y, or use --yes")
         if not status.over:
-            status = _cancel(backend, target.job, session.clock)
+            status = cancel_and_wait(backend, target.job, session.clock)
+        _cancel_doubles(backend, status, session.clock)
     target.record(status, session)
     print(f"{target.job}: {status.state}")
     return DONE if status.over else FAULT
@@ -43,12 +42,11 @@ def _confirmed(status: JobStatus, clock: Clock) -> bool:
     return False
 
 
-def _cancel(backend: Backend, name: str, clock: Clock) -> JobStatus:
-    """Cancels the job and returns its status when it is over, or after WAIT_S."""
-    retried(lambda: backend.cancel(name), clock)
-    began = clock.now()
-    while True:
-        status = retried(lambda: backend.state(name), clock)
-        if status.over or clock.now() - began > WAIT_S:
-            return status
-        clock.sleep(POLL_S)
+def _cancel_doubles(backend: Backend, status: JobStatus, clock: Clock) -> None:
+    """Cancels the jobs that a lost response created beside this one."""
+    label = status.labels.get(LABEL)
+    jobs = oldest_first(label, backend, clock) if label else []
+    counts = {name: job.name for name, job in that_count(jobs).items()}
+    for job in jobs:
+        if job.name != status.name and counts[job.name] == counts.get(status.name) and not job.over:
+            cancel_double(job, status, backend, clock)

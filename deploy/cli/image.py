@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="TEXT",
         help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    add_flags(cli, "package", "project")
+    add_flags(cli, "package", "max_package_mb", "project")
     cli.add_boolean("dry_run", "print the command and stop")
     args = cli.parse_args(arguments)
     if not _URI.fullmatch(args.image):
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(
             f"tensorflow={args.tensorflow}: use tensorflow or tensorflow[and-cuda], and a version as ==2.21.*"
         )
-    packages = packages_with(args.package)
+    packages = packages_with(args.package, args.max_package_mb)
+    print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)
     write_context(packages, folder)

@@ -1,4 +1,7 @@
-"""Lists the jobs in one region that this package submitted, from any machine: `python -m deploy jobs`."""
+"""Lists the jobs in one region that this package submitted, from any machine: `python -m deploy jobs`.
+
+Cancels doubles: jobs of one submission, of which a lost response created the second.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -7,6 +10,7 @@ from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
 from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project
 from deploy.vertex.api import JobStatus
+from deploy.vertex.cancellation import by_submission, cancel_doubles
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.retry import retried
@@ -24,6 +28,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with exit_on_api_error(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         found = retried(backend.jobs, session.clock)
+        for jobs in by_submission(found):
+            cancel_doubles(jobs, backend, session.clock)
     for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
         print(_line(status, session.clock.now()))
     if not found:

@@ -25,9 +25,9 @@ def main(arguments: Sequence[str]) -> int:
     with sent_to_the_cloud():
         request = request_on(tier, overrides)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)
-    for line in job.warnings:
-        print(f"warning: {line}", file=sys.stderr)
-    upload = package_command(job, asked.package)
+    for line in (*filter(None, (package.about for package in job.packages)), *(f"warning: {w}" for w in job.warnings)):
+        print(line, file=sys.stderr)
+    upload = package_command(job, asked)
     if upload:
         print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
     print(to_yaml(job.spec), end="")

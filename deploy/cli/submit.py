@@ -1,26 +1,32 @@
 """Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads, submits, follows."""
 
 import argparse
+import dataclasses
+import functools
+import math
+import signal
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, package_command, read_options
+from deploy.cli.job_flags import add_job_flags, package_command, read_options, seconds
 from deploy.cli.target import add_backend
+from deploy.localrun.processes import on_signals
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
 from deploy.spec.job_spec import Job, JobOptions, render, request_on, training
 from deploy.spec.tier import load_tier
-from deploy.vertex.api import ApiError, Backend
+from deploy.vertex.api import ApiError
 from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, record_status
 from deploy.vertex.logs import watch_job
-from deploy.vertex.retry import Clock
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
 from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
+
+FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -36,6 +42,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     own.add_boolean("detach", "do not follow the job once it is submitted")
     own.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
     own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
+    own.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
+                     "job is cancelled, and the next of --regions and --fallback tried")  # fmt: skip
     asked, overrides = parse(own, arguments)
     options = read_options(asked, overrides)
     record = Submission(options.submission)
@@ -43,9 +51,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
     if asked.dry_run:
-        print(paste(jobs[0], asked.package, attempt_label(record.submission)))
+        print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE
-    with exit_on_api_error(jobs[0].gcp):
+    with exit_on_api_error(jobs[0].gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
         return _submit(jobs, record, asked, session)
 
 
@@ -53,6 +61,7 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: whether there are machines is known only later")
+    options = dataclasses.replace(options, max_wait_s=asked.max_wait)
     jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
@@ -69,6 +78,8 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
     if not jobs:
         raise refused[-1][1]
     needed_project(jobs[0].gcp.project)
+    if asked.detach and asked.max_wait and jobs[0].tier.strategy != "FLEX_START":
+        raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
     return jobs
 
 
@@ -78,20 +89,21 @@ def describe(job: Job) -> Iterator[str]:
     yield f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
     yield training(job.config)
     yield f"writes to {job.output}"
+    yield from (package.about for package in job.packages if package.about)
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
         yield "a worker that exits non-zero is not restarted (disableRetries)"
     else:
         whole = tier.spec.get("scheduling", {}).get("restartJobOnWorkerRestart")
-        what = "with all other workers" if whole else "in gcp"
+        what = "with all other workers" if whole else "in place"
         yield f"a worker that exits non-zero is restarted {what}, up to 5 times, then the job up to 3 times"
     yield from (f"warning: {line}" for line in job.warnings)
 
 
-def paste(job: Job, package: str, label: str) -> str:
+def paste(job: Job, asked: argparse.Namespace, label: str) -> str:
     """Returns shell commands that do what `submit` would."""
     gcloud = Gcloud(job.gcp.project, job.gcp.region)
-    return "\n".join(filter(None, [package_command(job, package), gcloud.shell_command(custom_job(job, label))]))
+    return "\n".join(filter(None, [package_command(job, asked), gcloud.shell_command(custom_job(job, label))]))
 
 
 def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
@@ -102,27 +114,33 @@ def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, 
         check_buckets(job, backend, session.clock)
     upload_packages(first.packages, first.gcp.bucket, backend, session.clock)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
-        backend = session.open(asked.backend, job.gcp.project, job.gcp.region)
-        code = _attempt(job, record, asked.detach, backend, session.clock, bool(more))
+        code = _attempt(job, record, asked, session, bool(more))
         if code is not None:
             return code
         print(f"{job.name}: {record.attempts[-1].error}\ntrying the next", flush=True)
     raise AssertionError("the last attempt has a code")
 
 
-def _attempt(job: Job, record: Submission, detach: bool, backend: Backend, clock: Clock, more: bool) -> int | None:
+def _attempt(
+    job: Job, record: Submission, asked: argparse.Namespace, session: Session, more: bool
+) -> int | None:  # fmt: skip
     """Returns the exit code, or None if there are no machines for this job and `more` can be tried."""
+    open_backend = functools.partial(session.open, asked.backend)
     try:
-        name = submit_job(job, record, backend, clock)
+        name = submit_job(job, record, open_backend, session.clock)
     except ApiError as error:
-        if error.quota and more:
+        if error.unavailable and more:
             return None
         raise
-    if detach:
+    if asked.detach:
         print(f"watch it: python -m deploy watch {name}")
         return DONE
-    status = watch_job(backend, name, job.gcp, clock)
+    backend, max_wait_s = open_backend(job.gcp.project, job.gcp.region), asked.max_wait or math.inf
+    if job.tier.strategy == "FLEX_START":  # the service ends the wait itself
+        max_wait_s += FLEX_START_SLACK_S
+    status = watch_job(backend, name, job.gcp, session.clock, created=True, max_wait_s=max_wait_s)
     if status is None:
         return INTERRUPTED
-    record_status(record, record.attempts[-1], status, clock.now())
+    record.attempts[-1].job = status.name
+    record_status(record, record.attempts[-1], status, session.clock.now())
     return None if more and stocked_out(status) else exit_code(status)

@@ -1,9 +1,11 @@
 """Prints states and logs of a job until it ends: `python -m deploy watch JOB`."""
 
+import signal
 from collections.abc import Sequence
 
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
+from deploy.localrun.processes import on_signals
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.logs import watch_job
 from deploy.vertex.session import SESSION, Session
@@ -15,7 +17,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     add_target(cli)
     target = find_target(cli.parse_args(arguments))
-    with exit_on_api_error(target.gcp):
+    with exit_on_api_error(target.gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
         status = watch_job(target.open(session), target.job, target.gcp, session.clock)
     if status is None:
         return INTERRUPTED

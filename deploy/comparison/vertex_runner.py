@@ -22,13 +22,14 @@ from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render, request_on
 from deploy.spec.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
+from deploy.vertex.cancellation import cancel_doubles, oldest_first
 from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session
-from deploy.vertex.submission import attempt_label, check_buckets, oldest_first, submit_job, upload_packages
+from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
 from trainer.config import TrainConfig
 from trainer.config.overrides import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
@@ -85,6 +86,7 @@ class VertexRunner:
     def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         most, unknown, tiers_by_warning = 0.0, 0, dict[str, list[str]]()
+        yield from (package.about for package in self._options.packages if package.about and runs)
         for run, count in runs.values():
             job, tier = self._job(run), run.tier
             usd = job.tier.most_usd
@@ -145,9 +147,10 @@ class VertexRunner:
         return render(request.in_job_dir(job_dir) if job_dir else request, self._gcp, options)
 
     def _find(self, sent: _SentJob) -> JobStatus | None:
-        """Returns the job's status; None if it was never created."""
+        """Returns the job's status, and cancels its doubles; None if it was never created."""
         backend = self._open(sent.project, sent.region)
-        return next(iter(oldest_first(attempt_label(sent.submission), backend, self._clock)), None)
+        jobs = oldest_first(attempt_label(sent.submission), backend, self._clock)
+        return next(reversed(cancel_doubles(jobs, backend, self._clock).values()), None)
 
     def _send(self, run: TierPlan, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
@@ -163,7 +166,7 @@ class VertexRunner:
         sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         write_whole(job_dir / SENT_JOB, json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
-            return sent, submit_job(job, Submission(submission), backend, self._clock)
+            return sent, submit_job(job, Submission(submission), self._open, self._clock)
         except StateUnknownError:
             raise  # the same command finds the job again
         except ApiError as error:
@@ -173,7 +176,7 @@ class VertexRunner:
     def _follow(self, sent: _SentJob, name: str, print_line: PrintLine) -> JobStatus:
         backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
         try:
-            status = follow_job(backend, name, gcp, self._clock, print_line)
+            status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
         except _Stopped:
             print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
             raise

@@ -77,6 +77,8 @@ def fetched(path: str, name: str) -> Path:
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
     newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
     wanted = (*RUN_FILES, COMPARISON, ESTIMATE)
+    if not any(PurePosixPath(below).name in wanted for below in staged.objects):
+        raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
     return staged.fetch(lambda below: PurePosixPath(below).name in wanted or below in newest, quiet=True)
 
 

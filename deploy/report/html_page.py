@@ -21,9 +21,10 @@ _MOST_IMAGE_BYTES = 2_000_000
 def write_report(
     folders: Sequence[str], out: str, baseline: str = "", usd_by_tier: dict[str, float] | None = None
 ) -> None:
-    """Prints the table and the verdict, and writes report.html, table.md, table.csv and table.json into `out`.
+    """Writes table.md, table.csv, table.json and report.html into `out`, and prints the table and the verdict.
 
-    report.html comes last: if matplotlib is missing, UserError is raised after the tables.
+    report.html comes last: if matplotlib is missing, UserError is raised after the tables. Nothing is printed before
+    all files are written, because a closed pipe ends the program.
     """
     collection = collect(folders)
     rows = summarize(collection, baseline, usd_by_tier)
@@ -33,8 +34,10 @@ def write_report(
     write_whole(target / "table.md", to_markdown(rows, [*sentences, *remarks]))
     write_whole(target / "table.csv", to_csv(rows))
     write_whole(target / "table.json", to_json(rows, remarks, sentences))
-    print("\n".join([to_terminal(rows), *sentences, "", *remarks]))
-    write_whole(target / "report.html", to_html(collection, rows, sentences, remarks))
+    try:
+        write_whole(target / "report.html", to_html(collection, rows, sentences, remarks))
+    finally:
+        print("\n".join([to_terminal(rows), *sentences, "", *remarks]))
     print(f"\n{target / 'report.html'}")
 
 

@@ -3,12 +3,13 @@
 Missing or damaged files cost only the values that they contained: they never make the report fail.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.reporting.run_files import (
+    Result,
     StatsEntry,
     items,
     mapping,
@@ -53,7 +54,8 @@ class Run:
     steps_per_epoch: int | None
     steps: int | None
     startup_seconds: float | None  # from the start of the process to the end of its first step
-    wall_seconds: float | None  # of all processes
+    wall_seconds: float | None  # of all processes; None if result.json does not count all of them
+    uncounted: bool  # result.json was removed while the run had begun, so that it counts its later processes only
     restarts: int
     peak_memory_gib: float | None
     final: Mapping[str, float]  # the newest value of each loss and metric
@@ -89,6 +91,7 @@ def read_run(folder: Path) -> Run:
     reports, epochs = _lines(entries, "report"), _lines(entries, "epoch")
     cluster, data, final = mapping(info, "cluster"), mapping(info, "data"), mapping(result, "final")
     config, steps = mapping(info, "config"), whole(result.get("steps"))
+    uncounted = _uncounted(result, entries)
     no_report = "is damaged" if (folder / STATS).is_file() else "is missing"
     return Run(
         folder=folder,
@@ -107,7 +110,8 @@ def read_run(folder: Path) -> Run:
         steps=max((line.step for line in (*reports, *epochs)), default=None) if steps is None else steps,
         startup_seconds=number(result.get("startup_seconds")),
         restarts=whole(result.get("restarts")) or 0,
-        wall_seconds=number(result.get("wall_seconds")),
+        wall_seconds=None if uncounted else number(result.get("wall_seconds")),
+        uncounted=uncounted,
         peak_memory_gib=number(result.get("peak_memory_gib")),
         final=_scalars(final) if final else _newest(entries),
         started=str(info.get("started", "")),
@@ -118,6 +122,20 @@ def read_run(folder: Path) -> Run:
         no_stats="" if reports or epochs else f"{STATS} {no_report if stats_problem else 'contains no report'}",
         problems=tuple(filter(None, (info_problem, result_problem, stats_problem))),
     )
+
+
+def _uncounted(result: Result, entries: Sequence[StatsEntry]) -> bool:
+    """Returns whether result.json lacks the time of processes that stats.jsonl has lines of.
+
+    `seconds` in stats.jsonl counts all processes, from the first step on. Each process needs its start besides; a run
+    that was done and then lengthened has more starts than restarts too, but all of them in its time.
+    """
+    wall, startup = number(result.get("wall_seconds")), number(result.get("startup_seconds")) or 0.0
+    trained = max((number(entry.get("seconds")) or 0.0 for entry in entries), default=0.0)
+    reports = [entry for entry in entries if entry["kind"] == "report"]
+    restarts = sum(1 for entry in reports[1:] if whole(entry.get("untimed_steps")))
+    unknown = restarts > (whole(result.get("restarts")) or 0)
+    return wall is not None and unknown and wall < trained + 1.5 * startup
 
 
 def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:

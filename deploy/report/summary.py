@@ -160,6 +160,7 @@ def _with_reasons(row: TierSummary, runs: Sequence[Run], base: TierSummary, no_c
     no_speed = not_done or f"{row.tier if _no_speed(row) else base.tier} has no finished run with images/s"
     no_price = f"the price is not known: use --price_per_hour={row.tier}=USD"
     no_result = not_done or f"{RESULT} does not contain it"
+    no_total = f"{RESULT} was removed and made again: it does not count the time before"
     reasons = {
         "machine": "the job directory does not state the machine",
         **dict.fromkeys(("batch_per_replica", "global_batch"), not_done or f"{RUN_INFO} does not contain it"),
@@ -168,7 +169,8 @@ def _with_reasons(row: TierSummary, runs: Sequence[Run], base: TierSummary, no_c
         "epoch_seconds": not_done or "no full epoch after the first, which is warm-up",
         "speed_up": no_speed,
         "efficiency": no_speed if row.speed_up is None else _no_efficiency(row, base),
-        **dict.fromkeys(("startup_seconds", "total_seconds", "final_loss", "peak_memory_gib"), no_result),
+        **dict.fromkeys(("startup_seconds", "final_loss", "peak_memory_gib"), no_result),
+        "total_seconds": not_done or (no_total if any(run.uncounted for run in runs) else no_result),
         "price_per_hour": no_price,
         "cost": not_done or no_cost or "its price or its total time is missing",
         "cost_per_million_images": not_done or no_cost or (no_price if row.price_per_hour is None else not_timed),

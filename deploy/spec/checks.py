@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.machine_table import load_machines
+from deploy.spec.packages import TRAINER, Package
 from deploy.spec.tier import Tier
 from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
 from trainer.errors import UnknownData, UserError
@@ -46,10 +47,8 @@ def check_region(tier: Tier, gcp: GcpConfig) -> None:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
     if gcp.region not in accelerator.regions:
-        known = {region for each in load_machines().accelerators.values() for region in each.regions}
-        unknown = "" if gcp.region in known else ", or is not a region"
         raise NoMachines(
-            f"region={gcp.region} has no {accelerator.name} for training{unknown}: use --region= with one of "
+            f"region={gcp.region} has no {accelerator.name} for training: use --region= with one of "
             f"{', '.join(accelerator.regions)}"
         )
 
@@ -83,7 +82,7 @@ _NAMED = {
 }
 
 
-def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
+def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
     """Raises UserError if a setting names something that the job cannot reach, such as this machine's disk."""
     for field in config.inputs:
         value = getattr(config, field)
@@ -93,7 +92,7 @@ def check_inputs(config: TrainConfig, packages: Sequence[str]) -> None:
         _check_shipped(field, getattr(config, field), packages)
 
 
-def _check_reachable(field: str, value: str, packages: Sequence[str]) -> None:
+def _check_reachable(field: str, value: str, packages: Sequence[Package]) -> None:
     address = value[value.find("gs:/") :]
     if address.startswith("gs:/"):
         checked_address(field, address)
@@ -123,11 +122,23 @@ def sent_to_the_cloud() -> Iterator[None]:
         raise UserError(f"{error}; {_unreachable('data', error.data)}") from None
 
 
-def _check_shipped(field: str, value: str, packages: Sequence[str]) -> None:
-    module = value.split(":")[0].split(".")[0]
-    if _dotted(value) and module not in ("trainer", *packages):
+def _check_shipped(field: str, value: str, packages: Sequence[Package]) -> None:
+    if _dotted(value):
+        check_module(field, value, value.split(":")[0], packages)
+
+
+def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
+    """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
+    top, path = module.split(".")[0], module.replace(".", "/")
+    package = next((each for each in packages if each.name == (TRAINER if top == "trainer" else top)), None)
+    if package is None and (top != "trainer" or packages):
         raise UserError(
-            f"{field}={value}: the module {module} is not in the job: use --package=FOLDER, or an --image= with it"
+            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER, or an --image= with it"
+        )
+    inside = f"{path}/__main__.py" if runs else f"{path}/__init__.py"
+    if package and package.files and not {f"{path}.py", inside} & package.files.keys():
+        raise UserError(
+            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
         )
 
 
@@ -165,6 +176,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
             "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
             "use --image=URI with your own, built by `python -m deploy image`"
         )
+    yield from _too_many_steps(config.steps or 0, tier)
     if tier.strategy == "SPOT":
         yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
@@ -174,6 +186,18 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
         if pool.machine_type == "n1-standard-4":
             yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
             break
+
+
+MOST_STEPS_PER_SECOND = 1000.0  # no model that was measured is faster
+
+
+def _too_many_steps(steps: int, tier: Tier) -> Iterator[str]:
+    """Yields a warning if so many steps cannot end before the tier's timeout, however small they are."""
+    if steps > MOST_STEPS_PER_SECOND * tier.timeout_s:
+        yield (
+            f"steps={steps:,}: the job is stopped after its timeout of {tier.timeout_s:,.0f} s, and these steps would "
+            f"need {steps / tier.timeout_s:,.0f} a second: use fewer, or a longer scheduling.timeout"
+        )
 
 
 def _spot_loss(steps: int, minutes: float) -> Iterator[str]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from deploy.spec.machine_table import load_machines
+from trainer.config.fields import nearest
 from trainer.errors import UserError
 from trainer.storage import parse
 
@@ -81,11 +83,17 @@ def needed_project(project: str) -> str:
 
 
 def checked_region(region: str) -> str:
-    """Returns `region`; UserError if it is malformed."""
+    """Returns `region`; UserError if it is malformed, or Vertex AI trains nothing there."""
     if not _REGION.fullmatch(region):
         zone = re.fullmatch(rf"({_REGION.pattern})-[a-z]", region)
         fix = f"this is a zone: use --region={zone[1]}" if zone else "regions look like us-central1"
         raise UserError(f"region={region}: {fix}")
+    known = load_machines().regions
+    if region not in known:
+        raise UserError(
+            f"region={region}: not a region of Vertex AI training{nearest(region, known)} `python -m "
+            "deploy machines` lists them"
+        )
     return region
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import yaml
 
-from deploy.spec.checks import UNREACHABLE, check_devices, check_inputs, check_region, check_tensorboard, warnings
+from deploy.spec.checks import (
+    UNREACHABLE,
+    check_devices,
+    check_inputs,
+    check_module,
+    check_region,
+    check_tensorboard,
+    warnings,
+)
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
@@ -24,7 +32,8 @@ START_S = 600  # starting the machines and pulling the image take some minutes
 class JobOptions:
     """Holds what is asked of a job beside the tier and the trainer's settings.
 
-    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD.
+    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD; `max_wait_s`: the
+    longest wait for machines.
     """
 
     subject: str
@@ -33,6 +42,7 @@ class JobOptions:
     packages: tuple[Package, ...] = ()
     image: str = ""
     max_cost: float | None = None
+    max_wait_s: float | None = None
     disable_retries: bool = False
 
     @property
@@ -95,7 +105,7 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
     packages = () if own_image else options.packages
     check_region(tier, gcp)
     if not own_image:
-        check_inputs(config, [package.name for package in packages])
+        check_inputs(config, packages)
     spec = copy.deepcopy(dict(tier.spec))
     arguments = [*_arguments(request.overrides), f"--expect_devices={tier.accelerators}"]
     images = set()
@@ -104,6 +114,9 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
             task = _task(spec["workerPoolSpecs"][pool.index], options.image)
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
+            if "pythonModule" in task and not task.get("packageUris"):
+                where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
+                check_module(where, module, module, packages, runs=True)
             if packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
     output = _output(spec, config, gcp, options.folder)
@@ -128,10 +141,12 @@ def to_yaml(spec: Mapping[str, Any]) -> str:
 
 
 def _limited(tier: Tier, options: JobOptions) -> Tier:
-    """Returns the tier with the timeout that `max_cost` pays for, and without retries if they are disabled."""
+    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
     scheduling = dict(tier.spec.get("scheduling", {}))
     if options.disable_retries:
         scheduling["disableRetries"] = True
+    if options.max_wait_s is not None and tier.strategy == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait_s)}s"
     if options.max_cost is not None:
         scheduling["timeout"] = f"{_seconds_for(options.max_cost, tier)}s"
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier

@@ -17,6 +17,10 @@ from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
 from trainer.storage import expanded
 
+NO_TPU = (
+    "TPUs are not offered here: the trainer distributes over GPUs and CPUs only (MirroredStrategy, "
+    "MultiWorkerMirroredStrategy): use a machine of `python -m deploy machines`"
+)
 TABLE = Path(__file__).with_name("machines.yaml")
 
 
@@ -69,6 +73,7 @@ class Machine:
     attached: bool
     price: Price = Price()
     inferred_counts: bool = False
+    strategies: tuple[str, ...] = ()  # the only ones, if any are named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +88,12 @@ class MachineOption:
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """Holds the whole table. `region` and `date` are those of the prices."""
+    """Holds the whole table. `region` and `date` are those of the prices; `regions` have training."""
 
     region: str
     date: str
-    cpu_families: tuple[str, ...]
+    cpu_machines: tuple[str, ...]  # without accelerators; those not in `machines` have no price
+    regions: tuple[str, ...]
     accelerators: Mapping[str, Accelerator]
     machines: Mapping[str, Machine]
 
@@ -114,11 +120,14 @@ class Machines:
         """Raises UserError, naming the place `where`, unless there is such a machine with so many accelerators."""
         if not kind:
             raise UserError(f"{where}: machineType is missing: see `python -m deploy machines`")
+        if re.match(r"ct\d|cloud-tpu|tpu", kind) or (accelerator or "").startswith("TPU"):
+            raise UserError(f"{where}: machineType={kind}, acceleratorType={accelerator}: {NO_TPU}")
         machine = self.machines.get(kind)
-        if machine is None and (kind.split("-")[0] not in self.cpu_families or accelerator):
+        if machine is None and (kind not in self.cpu_machines or accelerator):
+            known = self.machines if accelerator else [*self.machines, *self.cpu_machines]
             raise UserError(
-                f"{where}.machineType={kind}: no such machine{nearest(kind, self.machines)} "
-                "`python -m deploy machines` lists them"
+                f"{where}.machineType={kind}: no such machine{nearest(kind, known)} `python -m deploy machines` lists "
+                "those with prices"
             )
         if accelerator and accelerator not in self.accelerators:
             raise UserError(
@@ -160,7 +169,14 @@ def load_machines(price_file: str = "") -> Machines:
         for kind in ("host_machines", "accelerator_machines")
         for name, facts in table[kind].items()
     }
-    machine_table = Machines(prices["region"], prices["date"], tuple(table["cpu_families"]), accelerators, machines)
+    machine_table = Machines(
+        prices["region"],
+        prices["date"],
+        _cpu_machines(table["cpu_machines"]),
+        tuple(table["regions"]),
+        accelerators,
+        machines,
+    )
     return _with_prices(machine_table, price_file) if price_file else machine_table
 
 
@@ -171,9 +187,15 @@ def accelerator_of(gpu: str) -> str:
     return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
 
 
+def _cpu_machines(sizes: Mapping[str, list[int]]) -> tuple[str, ...]:
+    """Returns the names of machine types, such as e2-standard-4."""
+    return tuple(f"{kind}-{size}" for kind, each in sizes.items() for size in each)
+
+
 def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:
     counts = {accelerator: tuple(allowed) for accelerator, allowed in facts["counts"].items()}
-    return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, factor)})
+    return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, factor),
+                             "strategies": tuple(facts.get("strategies", ()))})  # fmt: skip
 
 
 def _price(facts: Mapping[str, Any], factor: float) -> Price:
@@ -194,7 +216,7 @@ def _with_prices(table: Machines, file: str) -> Machines:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)
         elif name in machines:
             machines[name] = dataclasses.replace(machines[name], price=price)
-        elif str(name).split("-")[0] in table.cpu_families:  # a machine that is not in the table
+        elif name in table.cpu_machines:  # a machine that is not in the table
             machines[name] = Machine(name, None, None, {}, attached=True, price=price)
         else:
             hint = nearest(str(name), [*machines, *accelerators])

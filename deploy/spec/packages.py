@@ -13,10 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import trainer
+from deploy.spec.sources import MOST_MB, user_sources
 from trainer.errors import UserError
 from trainer.storage import expanded
 
@@ -41,18 +43,25 @@ setup(
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Holds sources to build: `files` maps paths in the clean copy to contents; `name` is the import name."""
+    """Holds sources to build: `files` maps paths in the clean copy to contents; `name` is the import name.
+
+    Files are read in pieces when they are hashed and copied: a package may be larger than the memory.
+    """
 
     name: str
     version: str
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes | Path]
+    about: str = ""  # what goes along, for people
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Returns 12 hexadecimal digits of the sources' SHA-256."""
         digest = hashlib.sha256()
         for path, content in sorted(self.files.items()):
-            digest.update(f"{path}\0{len(content)}\0".encode() + content)
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            digest.update(os.fsencode(path) + f"\0{size}\0".encode())
+            for piece in _pieces(content):
+                digest.update(piece)
         return digest.hexdigest()[:12]
 
     @property
@@ -74,6 +83,16 @@ class Package:
         return f"{bucket}/packages/{self.folder}/{self.wheel}"
 
 
+def _pieces(content: bytes | Path) -> Iterator[bytes]:
+    """Yields the content in pieces of a megabyte."""
+    if isinstance(content, bytes):
+        yield content
+        return
+    with content.open("rb") as file:
+        while piece := file.read(2**20):
+            yield piece
+
+
 def _distribution(module: str) -> str:
     """Returns pip's name for a module's package: normalised by PEP 503, with a letter or digit first and last.
 
@@ -88,14 +107,17 @@ def trainer_package() -> Package:
     """Returns the trainer's sources; UserError if this is an installed copy, which has no setup.py."""
     if not (ROOT / "setup.py").is_file():
         raise UserError(f"{ROOT} has no sources to package: run `python -m deploy` in a checkout, or use --image=URI")
-    files = {name: (ROOT / name).read_bytes() for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE")}
+    files = {name: ROOT / name for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE")}
     for folder in ("trainer", "deploy"):
         files |= _sources(ROOT / folder)
     return Package(TRAINER, trainer.__version__, files)
 
 
-def user_package(folder: str) -> Package:
-    """Returns a folder that Python can import, with its requirements.txt; UserError if it cannot be imported."""
+def user_package(folder: str, most_mb: float = MOST_MB) -> Package:
+    """Returns a folder that Python can import, with its requirements.txt; UserError if it must not or cannot be used.
+
+    `most_mb`: its largest size, in 10^6 bytes.
+    """
     path = expanded(folder).resolve()
     if not (path / "__init__.py").is_file() or not path.name.isidentifier():
         raise UserError(
@@ -104,35 +126,70 @@ def user_package(folder: str) -> Package:
     if path.name in ("trainer", "deploy") or _distribution(path.name) == _distribution(TRAINER):
         raise UserError(f"package={folder}: {path.name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
-    requires = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
-    requires = [line for line in (line.split("#")[0].strip() for line in requires) if line]
+    requires = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    requires = [line for line in (re.split(r"(?:^|\s)#", line)[0].strip() for line in requires) if line]
+    for line in requires:
+        check_requirement(line)
+    sources = user_sources(path, most_mb)
+    if f"{path.name}/__init__.py" not in sources.files:
+        raise UserError(f"package={folder}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
     setup = _USER_SETUP.format(name=_distribution(path.name), module=path.name, requires=requires)
-    return Package(path.name, "0", {"setup.py": setup.encode(), **_sources(path)})
+    about = f"ships {path.name}: {sources}"
+    return Package(path.name, "0", {"setup.py": setup.encode(), **sources.files}, about)
 
 
-def packages_with(folder: str) -> list[Package]:
+_OLDEST = {"tensorflow": (2, 17), "keras": (3, 12)}  # of the trainer's install_requires in setup.py
+_SPECIFIER = re.compile(r"(===?|[<>~!]=?)\s*v?(\d+(?:\.\d+)*)(\.\*)?")
+
+
+def check_requirement(line: str) -> None:
+    """Raises UserError for a line of requirements.txt that names a version of TensorFlow or Keras before the trainer's.
+
+    The job would install it over the image's, or pip would find no solution.
+    """
+    named = re.match(r"(tensorflow|keras)(?:[-_.]?(?:cpu|gpu|intel))?\s*(?:\[[^]]*\])?\s*(.*)", line, re.IGNORECASE)
+    if not named or not re.match(r"[=<>~!(;]|$", named[2]):
+        return
+    oldest = _OLDEST[named[1].lower()]
+    for operator, text, series in _SPECIFIER.findall(named[2].partition(";")[0]):
+        version = tuple(map(int, text.split(".")))
+        if operator in ("==", "===") and not series:
+            version += (0,) * (2 - len(version))  # 2 is 2.0
+        upper = version[:-1] if operator == "~=" else version  # ~=2.10.0 means 2.10.*
+        below = operator in ("==", "===", "~=") and upper < oldest[: len(upper)]
+        if below or (operator == "<" and version <= oldest) or (operator == "<=" and version < oldest):
+            raise UserError(
+                f"requirements.txt: {line}: the trainer needs {named[1]}>={'.'.join(map(str, oldest))}: drop the line, "
+                "so that the image's own is used"
+            )
+
+
+def packages_with(folder: str, most_mb: float = MOST_MB) -> list[Package]:
     """Returns the packages of a job: the user's `folder` unless that is empty, then the trainer."""
-    return [*([user_package(folder)] if folder else []), trainer_package()]
+    return [*([user_package(folder, most_mb)] if folder else []), trainer_package()]
 
 
-def _sources(folder: Path) -> dict[str, bytes]:
+def _sources(folder: Path) -> dict[str, Path]:
     """Returns every file below `folder`, by its path from the folder's parent, without caches and hidden files."""
     found = {}
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder.parent)
         hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts)
         if path.is_file() and not hidden and path.suffix != ".pyc":
-            found[inner.as_posix()] = path.read_bytes()
+            found[inner.as_posix()] = path
     return found
 
 
 def write_copy(package: Package, folder: Path) -> None:
-    """Writes only the package's sources below `folder`."""
+    """Writes only the package's sources below `folder`. Raises UserError if they changed since they were hashed."""
     for name, content in package.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        with path.open("wb") as file:
+            file.writelines(_pieces(content))
         path.chmod(0o644)  # whatever the umask: the wheel stores it
+    if Package(package.name, package.version, {name: folder / name for name in package.files}).digest != package.digest:
+        raise UserError(f"{package.name}: its files changed while they were copied: run the same command again")
 
 
 def _reason(output: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.spec.machine_table import NO_TPU
 from trainer.config.fields import nearest
 from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
@@ -29,12 +30,32 @@ def check_shape(value: Any, kind: str, where: str) -> None:
         _check_message(value, kind, where)
     elif kind in ENUMS:
         if not isinstance(value, str) or value not in ENUMS[kind]:
-            hint = nearest(str(value), ENUMS[kind])
+            hint = _accelerators_like(str(value)) if kind == "AcceleratorType" else nearest(str(value), ENUMS[kind])
             raise UserError(f"{where}={value}: unknown name{hint} Known: {', '.join(ENUMS[kind])}")
     else:
         fits, rule = _SCALARS[kind]
         if not fits(value):
             raise UserError(f"{where}={_shown(value)}: {rule}")
+
+
+# Fields of a CustomJob -> what to do instead.
+_OF_CUSTOM_JOB = {
+    "jobSpec": "move its content to the top of the file",
+    "displayName": "remove it, and use --name=",
+    "labels": "remove it: submit sets labels that find the job",
+    "encryptionSpec": "remove it: keys of yours are not supported for jobs",
+}
+
+
+def _accelerators_like(name: str) -> str:
+    """Returns a hint with the accelerators of the same model: A100 is in the names of two, spelt unlike each other."""
+    if "TPU" in name.upper():
+        return f": {NO_TPU}."
+    models = set(name.upper().replace("-", "_").split("_")) - {"NVIDIA", "TESLA", "80GB"}
+    same = [known for known in ENUMS["AcceleratorType"] if models & set(known.split("_"))]
+    if not same:
+        return nearest(name, ENUMS["AcceleratorType"])
+    return f"; did you mean {' or '.join(map(repr, same))}?"
 
 
 def _check_message(value: Any, kind: str, where: str) -> None:
@@ -46,6 +67,11 @@ def _check_message(value: Any, kind: str, where: str) -> None:
             camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), str(key))
             if camel in fields:
                 raise UserError(f"{where}: {key} is snake_case, which the API ignores: use {camel}")
+            if kind == "CustomJobSpec" and key in _OF_CUSTOM_JOB:
+                raise UserError(
+                    f"{where}: unknown key {key!r}: it belongs to a CustomJob, and this file is the CustomJobSpec in "
+                    f"its jobSpec: {_OF_CUSTOM_JOB[key]}"
+                )
             raise UserError(f"{where}: unknown key {key!r}{nearest(str(key), fields)} Known: {', '.join(fields)}")
         check_shape(inner, fields[key], f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.spec.machine_table import Machines, Price, load_machines
 from deploy.spec.schema import check_shape
+from deploy.spec.spec_rules import check_access, check_disk, check_scheduling, check_strategy, check_task
 from trainer.config.fields import nearest
 from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
@@ -93,7 +94,9 @@ def load_tier(name: str, price_file: str = "") -> Tier:
     machines = load_machines(price_file)
     pools = tuple(_pools(spec, path.name, machines))
     _check_pools(pools, path.name)
-    _check_scheduling(spec.get("scheduling", {}), path.name)
+    check_scheduling(spec.get("scheduling", {}), path.name)
+    check_strategy(spec, pools, path.name)
+    check_access(spec, path.name)
     first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
     prices = [pool.price.under(strategy) for pool in pools]
     usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]
@@ -142,8 +145,8 @@ def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[P
             continue
         if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
             raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
-        _check_disk(pool.get("diskSpec", {}), where)
-        _check_task(place, pool.get("containerSpec") or pool.get("pythonPackageSpec"), where)
+        check_disk(pool.get("diskSpec", {}), where)
+        check_task(place, pool, where)
         machine = pool.get("machineSpec", {})
         kind, accelerator = machine.get("machineType", ""), machine.get("acceleratorType")
         count = int(machine.get("acceleratorCount", 0))
@@ -156,14 +159,15 @@ def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[P
 def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
     if not pools or pools[0].index != 0:
         raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    empty = next((pool for pool in pools if not pool.replicas), None)
+    if empty:
+        raise UserError(f"{name}: workerPoolSpecs[{empty.index}].replicaCount=0: remove the pool, or ask for 1")
     if pools[0].replicas != 1:
         raise UserError(
             f"{name}: workerPoolSpecs[0].replicaCount={pools[0].replicas}: pool 0 is the chief alone, so 1: move the "
             f"other {pools[0].replicas - 1} to workerPoolSpecs[1]"
         )
     for pool in pools:
-        if not pool.replicas:
-            raise UserError(f"{name}: workerPoolSpecs[{pool.index}].replicaCount=0: remove the pool, or ask for 1")
         if pool.index == 1 and dataclasses.replace(pool, index=0, replicas=1) != pools[0]:
             raise UserError(
                 f"{name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
@@ -171,42 +175,6 @@ def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
             )
         if pool.index > 2:
             raise UserError(f"{name}: workerPoolSpecs[{pool.index}]: the chief evaluates: remove the pool")
-
-
-def _check_scheduling(scheduling: Mapping[str, Any], name: str) -> None:
-    strategy = scheduling.get("strategy")
-    newer = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
-    if strategy in newer:
-        raise UserError(f"{name}: scheduling.strategy={strategy} is deprecated: write {newer[strategy]}")
-    if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
-        raise UserError(
-            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait "
-            'for machines, as maxWaitDuration: "14400s"'
-        )
-    if "maxWaitDuration" in scheduling and strategy != "FLEX_START":
-        raise UserError(f"{name}: scheduling.maxWaitDuration needs strategy: FLEX_START: drop it, or set the strategy")
-    if float(scheduling.get("timeout", "1s")[:-1]) <= 0:
-        raise UserError(f'{name}: scheduling.timeout={scheduling["timeout"]} ends the job at once: write "86400s"')
-
-
-def _check_disk(disk: Mapping[str, Any], where: str) -> None:
-    size, kind = int(disk.get("bootDiskSizeGb", 100)), disk.get("bootDiskType", "pd-ssd")
-    kinds = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
-    if not 100 <= size <= 64000:
-        raise UserError(f"{where}.diskSpec.bootDiskSizeGb={size}: a boot disk has 100 to 64000 GB")
-    if kind not in kinds:
-        raise UserError(f"{where}.diskSpec.bootDiskType={kind}: no such disk{nearest(kind, kinds)} {', '.join(kinds)}")
-
-
-def _check_task(place: int, task: Mapping[str, Any], where: str) -> None:
-    if place == 2 and "reductionserver" not in task.get("imageUri", ""):
-        raise UserError(
-            f"{where}: this trainer has no parameter servers: pool 2 is for a Reduction Server's image only"
-        )
-    for variable in task.get("env", []):
-        name = variable.get("name", "")
-        if not name or name in ("TF_CONFIG", "CLUSTER_SPEC") or name.startswith(("AIP_", "CLOUD_ML_")):
-            raise UserError(f"{where}: env name={name!r}: Vertex AI sets this itself: use another name, or drop it")
 
 
 def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:

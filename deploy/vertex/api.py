@@ -1,24 +1,40 @@
 """Defines the contract between this package and Vertex AI: the protocol `Backend`, its data classes and its error."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from trainer.errors import reason
+
 T = TypeVar("T")
 LABEL = "submission"  # every job that this package submits has this label, with a value unique to the attempt
 PRICE_LABEL = "usd-per-hour"
+# What the service writes of a job for which there are no machines, or no quota.
+STOCKED_OUT = re.compile(
+    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
+)
+# What it writes of a machine or accelerator that a region does not have.
+_NOT_HERE = re.compile(
+    r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
+    r"|not (supported|available|offered) in (the )?(region|location|zone)",
+    re.IGNORECASE,
+)
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 
 
 class ApiError(Exception):
-    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401."""
+    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401.
 
-    def __init__(self, code: int, message: str, login: str = "gcloud auth login") -> None:
+    `sent`: False if the request certainly did not reach the service.
+    """
+
+    def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
         super().__init__(" ".join(message.split()))
-        self.code, self.login = code, login
+        self.code, self.login, self.sent = code, login, sent
 
     @property
     def quota(self) -> bool:
@@ -28,23 +44,52 @@ class ApiError(Exception):
         return self.code == 429 and "quota" in text and not rate_limit
 
     @property
+    def unavailable(self) -> bool:
+        """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
+        return self.quota or (self.code in (400, 404) and _NOT_HERE.search(str(self)) is not None)
+
+    @property
     def transient(self) -> bool:
         """Returns whether a retry may help."""
-        return (self.code in (0, 408, 429) and not self.quota) or self.code >= 500
+        return (self.code in (0, 408, 429) and not self.quota) or self._fault_of_the_service
 
     @property
     def may_have_succeeded(self) -> bool:
         """Returns whether the service may have carried out the request although the call failed."""
-        return self.code == 0 or self.code >= 500
+        return self.sent and (self.code == 0 or self._fault_of_the_service)
+
+    @property
+    def _fault_of_the_service(self) -> bool:
+        return self.code >= 500 and self.code != 501  # 501: the service does not have this method
 
 
 class BrokenClientError(ApiError):
-    """Reports that the client program on this machine fails whatever the call; the message states the fix."""
+    """Reports that the client program or the network of this machine fails whatever the call; states the fix."""
 
     @property
     def transient(self) -> bool:
         """Returns False: a retry does not help."""
         return False
+
+
+# What HTTP clients (urllib3, requests) write of a request that did not reach the service.
+_TLS = re.compile(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed")
+_PROXY = re.compile(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy")
+_NOT_SENT = re.compile(r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused")
+
+
+def connection_error(text: str) -> ApiError:
+    """Returns the error for a request without a response; neither TLS nor a proxy is fixed by a retry."""
+    _, caused_by, cause = text.strip().rpartition("Caused by ")
+    cause = cause.removesuffix(")") if caused_by else cause
+    if _PROXY.search(text):
+        fix = "check the proxy that HTTPS_PROXY names (gcloud: `gcloud config list proxy`)"
+        return BrokenClientError(0, f"no connection through the proxy ({cause}): {fix}", sent=False)
+    if _TLS.search(text):
+        fix = "check this machine's clock, and the certificates of its network (REQUESTS_CA_BUNDLE=FILE; gcloud: "
+        fix += "`gcloud config set core/custom_ca_certs_file FILE`)"
+        return BrokenClientError(0, f"no secure connection ({cause}): {fix}", sent=False)
+    return ApiError(0, cause, sent=not _NOT_SENT.search(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +104,7 @@ class JobStatus:
     ended: float | None
     error: str
     labels: Mapping[str, str]
+    strategy: str = ""  # of scheduling
 
     @property
     def over(self) -> bool:
@@ -112,6 +158,15 @@ class Backend(Protocol):
     def upload(self, file: Path, uri: str) -> None:
         """Uploads `file` with its checksum verified, unless the object already exists."""
 
+    def read(self, uri: str) -> tuple[str, int] | None:
+        """Returns text and generation of a small object; None if it does not exist."""
+
+    def write(self, uri: str, text: str, generation: int) -> bool:
+        """Replaces a small object of this generation, 0 for none; returns False if it has another one."""
+
+    def delete(self, uri: str, generation: int) -> None:
+        """Deletes an object of this generation; ApiError if it has another one."""
+
     def exists(self, address: str) -> bool:
         """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
 
@@ -130,9 +185,33 @@ def unless_forbidden(call: Callable[[], T], default: T) -> T:
 
 
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
-    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest"""
+    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
+
+    Raises ApiError, as for a lost response, if it is none.
+    """
+    with unreadable_as_lost():
+        return _parse_job(job)
+
+
+@contextlib.contextmanager
+def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
+    """Raises ApiError, as for a lost response, if a response cannot be parsed. `of_parser`: an error of the parser."""
+    try:
+        yield
+    except (of_parser, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ApiError(0, f"the response is none of this service: {reason(error)}") from None
+
+
+def created_name(name: Any) -> str:
+    """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
+    if not re.search(r"/customJobs/\d+$", str(name)):
+        raise ApiError(0, "the response does not name the job")
+    return str(name)
+
+
+def _parse_job(job: Mapping[str, Any]) -> JobStatus:
     return JobStatus(
-        job["name"],
+        created_name(job["name"]),
         job.get("displayName", ""),
         job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
         parse_time(job.get("createTime", "")),
@@ -140,6 +219,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         parse_time(job.get("endTime", "")),
         job.get("error", {}).get("message", ""),
         job.get("labels", {}),
+        job.get("jobSpec", {}).get("scheduling", {}).get("strategy", ""),
     )
 
 
@@ -149,7 +229,7 @@ def parse_log_entry(entry: Mapping[str, Any]) -> LogEntry:
     text = entry.get("textPayload") or payload.get("message") or str(payload or "")
     worker = entry.get("resource", {}).get("labels", {}).get("task_name", "")
     return LogEntry(
-        entry.get("insertId", ""), entry["timestamp"], worker, entry.get("severity", "DEFAULT"), text.rstrip()
+        entry.get("insertId", ""), str(entry["timestamp"]), worker, entry.get("severity", "DEFAULT"), text.rstrip()
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError, BrokenClientError, JobStatus
+from deploy.vertex.api import STOCKED_OUT, ApiError, BrokenClientError, JobStatus
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
@@ -27,8 +27,13 @@ class StateUnknownError(ApiError):
     """Reports that a job runs or may run and its state cannot be read now; `code` is that of the cause."""
 
     @property
-    def quota(self) -> bool:
+    def unavailable(self) -> bool:
         """Returns False: no other tier is tried while this job may run."""
+        return False
+
+    @property
+    def quota(self) -> bool:
+        """Returns False: what is known is only that the job may run."""
         return False
 
 
@@ -56,6 +61,9 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
         return _quota_fix(error, gcp)
     if error.code == 401:  # the service's message is long and always the same
         return f"not logged in, or the login has expired (401): run `{error.login}`"
+    if error.code in (400, 403) and re.search(r"billing", str(error), re.IGNORECASE):
+        page = f"https://console.cloud.google.com/billing/linkedaccount?project={gcp.project}"
+        return f"{error} ({error.code}): link the project to a billing account: {page}"
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: _permission_fix(str(error), gcp),
@@ -79,6 +87,11 @@ def _permission_fix(message: str, gcp: GcpConfig) -> str:
         host = re.search(r"[a-z]+\.googleapis\.com", message)
         name = host[0] if host else "aiplatform.googleapis.com"
         return f"enable it: `gcloud services enable {name} --project={gcp.project}`"
+    if re.search(r"VPC.?Service.?Controls|prohibited by organization's policy", message, re.IGNORECASE):
+        return (
+            "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
+            "give the identifier in the message to its administrator"
+        )
     role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
     return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
 
@@ -102,8 +115,9 @@ def _quota_fix(error: ApiError, gcp: GcpConfig) -> str:
 
 def stocked_out(status: JobStatus) -> bool:
     """Returns whether the job failed because no machines, or no quota, were available."""
-    words = r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted"
-    return status.state in ("FAILED", "EXPIRED") and re.search(words, status.error, re.IGNORECASE) is not None
+    if status.state == "EXPIRED":  # it waited for machines for too long
+        return True
+    return status.state == "FAILED" and STOCKED_OUT.search(status.error) is not None
 
 
 def exit_code(status: JobStatus) -> int:

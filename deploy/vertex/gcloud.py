@@ -3,10 +3,10 @@
 import contextlib
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,17 +14,11 @@ from typing import Any
 
 from deploy.spec.job_spec import to_yaml
 from deploy.vertex import api
-from deploy.vertex.api import ApiError, BrokenClientError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.gcloud_errors import error_of, lost_response
 from trainer.errors import UserError
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
-_CODES = {
-    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
-}  # fmt: skip
-_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}
-# gcloud also prints "crashed" for network errors that it does not know, as (ConnectTimeout): those are transient.
-_BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
 
 
 class Gcloud:
@@ -60,14 +54,12 @@ class Gcloud:
             for line in process.stderr:
                 if "Retrying request to url" in line:
                     _kill(process)
-                    status = re.search(r"'status': (\d{3})", line)
-                    reason = line.rsplit("after exception ", 1)[-1][-200:]
-                    raise ApiError(int(status[1]) if status else 0, f"no clear response: {reason}")
+                    raise lost_response(line + process.stderr.read())
                 log.append(line)
             name = process.stdout.read().strip()
-        if process.returncode or not name:
-            raise _error(process.returncode, "".join(log))
-        return name
+        if process.returncode:
+            raise error_of(process.returncode, "".join(log))
+        return api.created_name(name)
 
     def state(self, name: str) -> JobStatus:
         """Runs `gcloud ai custom-jobs describe`."""
@@ -76,7 +68,8 @@ class Gcloud:
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Runs `gcloud logging read`."""
         entries = self._json("logging", "read", api.log_filter(name, since), *self._project, "--order=asc")
-        return [api.parse_log_entry(entry) for entry in entries]
+        with api.unreadable_as_lost():
+            return [api.parse_log_entry(entry) for entry in entries]
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Runs `gcloud ai custom-jobs list`."""
@@ -99,6 +92,35 @@ class Gcloud:
                 raise
             _run(["gcloud", "storage", "cp", str(file), uri, *self._project])
 
+    def read(self, uri: str) -> tuple[str, int] | None:
+        """Runs `gcloud storage objects describe`, and `gcloud storage cat` of that generation."""
+        try:
+            generation = int(self._json("storage", "objects", "describe", uri, *self._project)["generation"])
+            return _run(["gcloud", "storage", "cat", f"{uri}#{generation}", *self._project]), generation
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+        except (KeyError, TypeError, ValueError):
+            raise ApiError(0, f"{uri}: the response has no generation") from None
+
+    def write(self, uri: str, text: str, generation: int) -> bool:
+        """Runs `gcloud storage cp` with a precondition."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "object.json")
+            file.write_text(text, encoding="utf-8")
+            try:
+                _run(["gcloud", "storage", "cp", str(file), uri, f"--if-generation-match={generation}", *self._project])
+            except ApiError as error:
+                if error.code == 412 or "pre-condition" in str(error):
+                    return False
+                raise
+        return True
+
+    def delete(self, uri: str, generation: int) -> None:
+        """Runs `gcloud storage rm` with a precondition."""
+        _run(["gcloud", "storage", "rm", uri, f"--if-generation-match={generation}", *self._project])
+
     def exists(self, address: str) -> bool:
         """Runs `gcloud storage objects list` for at most one object."""
         return api.unless_forbidden(lambda: self._lists_any(f"{address.rstrip('/')}/**", address), default=True)
@@ -118,14 +140,15 @@ class Gcloud:
         return api.unless_forbidden(lambda: str(self._json(*describe).get("location", "")), default="")
 
     def _json(self, *arguments: str) -> Any:
-        return json.loads(_run(["gcloud", *arguments, "--format=json"]) or "{}")
+        with api.unreadable_as_lost():
+            return json.loads(_run(["gcloud", *arguments, "--format=json"]) or "{}")
 
 
 def _run(command: Sequence[str]) -> str:
     with _running(command) as process:
         output, errors = process.communicate()
     if process.returncode:
-        raise _error(process.returncode, errors)
+        raise error_of(process.returncode, errors)
     return output
 
 
@@ -160,26 +183,3 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def not_installed(alternative: str = "") -> UserError:
     """Returns the error for a missing gcloud. `alternative`: what the user may do instead."""
     return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}")
-
-
-def _error(code: int, stderr: str) -> ApiError:
-    """Converts gcloud's exit status and last output to an ApiError."""
-    if code < 0:  # its output may be cut off
-        return ApiError(0, f"gcloud was killed by signal {-code}; its timeout is {TIMEOUT_S:.0f} s")
-    message = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
-    text = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", message.strip())
-    if _BROKEN.match(text):
-        fix = "reinstall it (https://cloud.google.com/sdk/docs/install), or use --backend=sdk"
-        return BrokenClientError(0, f"{text.splitlines()[0]}: {fix}")
-    name = re.match(r"([A-Z_]+):", text)
-    if name and name[1] in _CODES:
-        return ApiError(_CODES[name[1]], text)
-    number = re.search(r"\b(?:HTTPError|Error|status:?) (\d{3})\b", text)
-    if number:
-        return ApiError(int(number[1]), text)
-    for phrase, status in _PHRASES.items():
-        if re.search(phrase, text):
-            return ApiError(status, text)
-    if code == 2:  # gcloud rejects an argument itself
-        return ApiError(400, text)
-    return ApiError(0, text or f"gcloud exited with status {code} and no message")

@@ -1,20 +1,27 @@
 """Prints states and logs of a job until it ends, which gcloud's own stream-logs never does."""
 
+import contextlib
+import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
-from deploy.vertex.costs import describe_run
+from deploy.vertex.api import LABEL, ApiError, Backend, JobStatus, LogEntry, parse_time
+from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
+from deploy.vertex.costs import describe_run, format_duration
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure
 from deploy.vertex.retry import Clock, retried
+from deploy.vertex.waiting import Waiting
 
 POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
 LAST_RETRY_S = 300.0  # for the last read of the logs
+LOOK_S = 300.0  # between looks for doubles
+UNSEEN_S = 300.0  # a job that was just created may be answered with 404 for this long
 
 PrintLine = Callable[[str], None]
 _PRINT: PrintLine = partial(print, flush=True)
@@ -27,6 +34,7 @@ class LogTail:
         self._backend, self._name = backend, name
         self._newest = 0.0
         self._seen: dict[str, float] = {}
+        self.refusal = ""  # the error that was printed last, so that it is printed once
 
     def read_new(self) -> list[LogEntry]:
         """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
@@ -43,30 +51,74 @@ def _rfc3339(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def follow_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT) -> JobStatus:
-    """Prints states and logs until the job is over; StateUnknownError if its state cannot be read for half an hour."""
-    tail, shown = LogTail(backend, name), ""
+def follow_job(
+    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT,
+    *, created: bool = False, max_wait_s: float = math.inf,
+) -> JobStatus:  # fmt: skip
+    """Prints states and logs until the job is over, and cancels its doubles; returns the status of the one that counts.
+
+    StateUnknownError if the state cannot be read for half an hour. `created`: the job is known to exist, so that a 404
+    only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
+    """
+    tail, shown, waiting = LogTail(backend, name), "", Waiting(clock, gcp.region, max_wait_s)
+    unseen_until, look_at = clock.now() + UNSEEN_S if created else 0.0, 0.0
     while True:
-        status = _read_state(backend, name, gcp, clock)
-        if status.over:
-            clock.sleep(LAST_LOGS_S)
-        _print_logs(tail, gcp, clock, LAST_RETRY_S if status.over else 0.0, print_line)
+        status = _read_state(backend, name, gcp, clock, unseen_until)
+        unseen_until = 0.0
+        if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a double
+            look_at = clock.now() + LOOK_S
+            counts = _without_doubles(status, backend, clock)
+            if counts != status.name:
+                print_line(f"{_time(clock.now())}  follows {counts}")
+                tail, name = LogTail(backend, counts), counts
+                continue
         if status.state != shown:
             shown = status.state
             print_line(f"{_time(clock.now())}  {shown}")
         if status.over:
+            _print_last_logs(tail, gcp, clock, print_line)
             return status
+        for line in waiting.lines(status):
+            print_line(f"{_time(clock.now())}  {line}")
+        if waiting.too_long(status):
+            return _give_up(backend, name, clock, max_wait_s)
+        _print_logs(tail, gcp, clock, 0.0, print_line)
         clock.sleep(POLL_S)
 
 
-def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus:
+def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, unseen_until: float) -> JobStatus:
+    def read() -> JobStatus:
+        try:
+            return backend.state(name)
+        except ApiError as error:
+            if error.code == 404 and clock.now() < unseen_until:
+                raise ApiError(0, str(error)) from None  # transient
+            raise
+
     try:
-        return retried(lambda: backend.state(name), clock)
+        return retried(read, clock)
     except ApiError as error:
-        if error.code == 404:  # the job does not exist
+        if error.code == 404 and not unseen_until:  # the job does not exist
             raise
         message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
         raise StateUnknownError(error.code, message) from None
+
+
+def _without_doubles(status: JobStatus, backend: Backend, clock: Clock) -> str:
+    """Cancels the doubles of a job and returns the name of the one that counts; its own if they cannot be listed."""
+    label, counts = status.labels.get(LABEL), dict[str, JobStatus]()
+    with contextlib.suppress(ApiError):
+        counts = cancel_doubles(backend.jobs(label) if label else [], backend, clock)
+    return counts[status.name].name if status.name in counts else status.name
+
+
+def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> JobStatus:
+    """Cancels a job that has waited for too long; its state is then EXPIRED, unless it ended otherwise meanwhile."""
+    status = cancel_and_wait(backend, name, clock)
+    if not status.over:
+        raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
+    error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
+    return dataclasses.replace(status, state="EXPIRED", error=error) if status.state == "CANCELLED" else status
 
 
 def watch_hint(name: str) -> str:
@@ -80,22 +132,42 @@ def _print_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, retry_s: float, pri
         for entry in retried(tail.read_new, clock, retry_s):
             severity = f"{entry.severity}: " if entry.severity in ("WARNING", "ERROR", "CRITICAL") else ""
             print_line(f"{_time(parse_time(entry.time) or 0.0)}  {entry.worker}  {severity}{entry.text}")
+        tail.refusal = ""
     except ApiError as error:
-        if retry_s or not error.transient:
-            print(f"no logs: {describe_error(error, gcp)}", file=sys.stderr)
+        refusal = describe_error(error, gcp)
+        if (retry_s or not error.transient) and refusal != tail.refusal:
+            tail.refusal = refusal
+            print(f"no logs: {refusal}", file=sys.stderr, flush=True)
+
+
+def _print_last_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
+    """Prints the entries that arrive after the end; Ctrl-C only skips them, as the job is over."""
+    try:
+        clock.sleep(LAST_LOGS_S)
+        _print_logs(tail, gcp, clock, LAST_RETRY_S, print_line)
+    except KeyboardInterrupt:
+        print("the last lines of the log are left out", file=sys.stderr)
 
 
 def _time(time: float) -> str:
     return datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S")
 
 
-def watch_job(backend: Backend, name: str, gcp: GcpConfig, clock: Clock) -> JobStatus | None:
-    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
+def watch_job(
+    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, created: bool = False, max_wait_s: float = math.inf
+) -> JobStatus | None:
+    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job.
+
+    A closed pipe, as of `head`, ends the watch too; the hint is then on stderr.
+    """
     try:
-        status = follow_job(backend, name, gcp, clock)
+        status = follow_job(backend, name, gcp, clock, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
         print(f"the job is still running; {watch_hint(name)}")
         return None
+    except BrokenPipeError:
+        print(f"the job is still running; {watch_hint(name)}", file=sys.stderr)
+        raise
     ran, cost = describe_run(status, clock.now())
     print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:

@@ -60,10 +60,10 @@ class Sdk:
         from google.cloud.aiplatform_v1 import types
 
         content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
+        job = types.CustomJob.from_json(json.dumps(content))
         with _converted_errors():
-            job = types.CustomJob.from_json(json.dumps(content))
             created = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
-            return str(created.name)
+            return api.created_name(created.name)
 
     def state(self, name: str) -> JobStatus:
         """Sends a GET of the job."""
@@ -99,13 +99,44 @@ class Sdk:
             self._client.cancel_custom_job(name=name, retry=None, timeout=TIMEOUT_S)
 
     def upload(self, file: Path, uri: str) -> None:
-        """Sends a POST with a checksum unless the object exists: its address contains a hash of the sources."""
+        """Sends a GET and, unless the object exists, a POST with a checksum: the address has a hash of the sources."""
         from google.api_core.exceptions import PreconditionFailed
         from google.cloud.storage import Blob
 
         with _converted_errors(), contextlib.suppress(PreconditionFailed):
             blob = Blob.from_uri(uri, client=self._storage)
-            blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
+            if not blob.exists():
+                blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c")
+
+    def read(self, uri: str) -> tuple[str, int] | None:
+        """Sends a GET of the object, and one of the content of that generation."""
+        bucket, _, name = uri.removeprefix("gs://").partition("/")
+        with _converted_errors():
+            blob = self._storage.bucket(bucket).get_blob(name)
+            if blob is None:
+                return None
+            generation = int(blob.generation)  # the download may clear it
+            return blob.download_as_bytes(if_generation_match=generation).decode(), generation
+
+    def write(self, uri: str, text: str, generation: int) -> bool:
+        """Sends a POST with a precondition."""
+        from google.api_core.exceptions import PreconditionFailed
+        from google.cloud.storage import Blob
+
+        with _converted_errors():
+            blob = Blob.from_uri(uri, client=self._storage)
+            try:
+                blob.upload_from_string(text, "application/json", if_generation_match=generation)
+            except PreconditionFailed:
+                return False
+        return True
+
+    def delete(self, uri: str, generation: int) -> None:
+        """Sends a DELETE with a precondition."""
+        from google.cloud.storage import Blob
+
+        with _converted_errors():
+            Blob.from_uri(uri, client=self._storage).delete(if_generation_match=generation)
 
     def exists(self, address: str) -> bool:
         """Sends a GET of at most one object's name, and one of the object itself."""
@@ -143,13 +174,15 @@ def _converted_errors() -> Iterator[None]:
     """Raises Google's exceptions as ApiError."""
     from google.api_core.exceptions import GoogleAPICallError, RetryError
     from google.auth.exceptions import GoogleAuthError, TransportError
+    from google.protobuf.json_format import ParseError
     from requests.exceptions import RequestException
 
-    try:
-        yield
-    except GoogleAPICallError as error:
-        raise ApiError(int(error.code or 0), str(error.message), _LOGIN) from None
-    except (RequestException, RetryError, TransportError) as error:
-        raise ApiError(0, f"no response: {error}") from None
-    except GoogleAuthError as error:
-        raise ApiError(401, str(error), _LOGIN) from None
+    with api.unreadable_as_lost(ParseError):
+        try:
+            yield
+        except GoogleAPICallError as error:
+            raise ApiError(int(error.code or 0), str(error.message), _LOGIN) from None
+        except (RequestException, RetryError, TransportError) as error:
+            raise api.connection_error(f"{type(error).__name__}: {error}") from None
+        except GoogleAuthError as error:
+            raise ApiError(401, str(error), _LOGIN) from None

@@ -8,12 +8,15 @@ from deploy.spec.checks import check_continent
 from deploy.spec.job_spec import Job
 from deploy.spec.packages import Package, build_wheel
 from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, CustomJob, JobStatus
+from deploy.vertex.cancellation import cancel_doubles, oldest_first
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
+from deploy.vertex.reservation import OpenBackend, release, reserve
 from deploy.vertex.retry import RETRY_S, Clock, backoff, retried
 from trainer.errors import UserError
 
-LIST_DELAY_S = 5.0  # a new job may take a moment to appear in the list
+FIRST_WAIT_S = 5.0  # before a refused request is repeated
+SEARCH_S, SEARCH_LISTINGS = 60.0, 10  # a new job may take a while to appear in the list
 
 
 def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
@@ -34,15 +37,19 @@ def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, 
         print(f"package {uri}", flush=True)
 
 
-def submit_job(job: Job, record: Submission, backend: Backend, clock: Clock) -> str:
-    """Creates the job and returns its name; records the attempt before and the result after."""
+def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
+    """Reserves the job directory, creates the job, returns its name; records the attempt before and after."""
     project, region = job.gcp.project, job.gcp.region
+    backend = open_backend(project, region)
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)
     record.write()
+    label, reserved = attempt_label(record.submission, len(record.attempts)), False
     hint = f"see `python -m deploy jobs --project={project} --region={region}` for whether the job was created"
     try:
-        name = submit_once(backend, custom_job(job, attempt_label(record.submission, len(record.attempts))), clock)
+        reserve(job.output, label, job.gcp, open_backend, clock)
+        reserved = True
+        name = submit_once(backend, custom_job(job, label), clock)
     except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
@@ -50,6 +57,8 @@ def submit_job(job: Job, record: Submission, backend: Backend, clock: Clock) -> 
     except (ApiError, UserError) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
+        if reserved:
+            release(job.output, label, backend)
         raise
     except KeyboardInterrupt:
         print(f"stopped while submitting: {hint}", file=sys.stderr)
@@ -58,7 +67,11 @@ def submit_job(job: Job, record: Submission, backend: Backend, clock: Clock) -> 
     record.write()
     number = name.rsplit("/", 1)[-1]
     page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}"
-    print(f"submitted {name}\n{page}?project={project}", flush=True)
+    try:
+        print(f"submitted {name}\n{page}?project={project}", flush=True)
+    except BrokenPipeError:  # as of `head`
+        print(f"submitted {name}: watch it: python -m deploy watch {name}", file=sys.stderr)
+        raise
     return name
 
 
@@ -75,25 +88,27 @@ def custom_job(job: Job, label: str) -> CustomJob:
 
 
 def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:
-    """Creates one job for this request and returns its name; after a failure it lists jobs before it tries again.
+    """Creates one job for this request and returns its name; after a lost response it searches before it tries again.
 
     Raises StateUnknownError if a job may have been created and none is listed.
     """
     began, unclear = clock.now(), False
-    for wait in backoff(LIST_DELAY_S):
+    for wait in backoff(FIRST_WAIT_S):
         try:
             name = backend.submit(request)
         except ApiError as error:
             failure = error
         else:
-            return _find_created(request, backend, clock, name) if unclear else name
+            return _search(request, backend, clock, name) if unclear else name
         unclear = unclear or failure.may_have_succeeded
         last = not failure.transient or clock.now() + wait - began > RETRY_S
         if last and not unclear:
             raise failure
-        print(f"the submission failed ({failure}): checking whether the job exists", file=sys.stderr, flush=True)
-        clock.sleep(wait)
-        existing = unclear and _find_created(request, backend, clock)
+        next_step = "checking whether the job exists" if unclear else "trying again"
+        print(f"the submission failed ({failure}): {next_step}", file=sys.stderr, flush=True)
+        if not unclear:
+            clock.sleep(wait)
+        existing = _search(request, backend, clock) if unclear else ""
         if existing:
             return existing
         if last:
@@ -101,27 +116,25 @@ def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:
     raise AssertionError("backoff never ends")
 
 
-def _find_created(request: CustomJob, backend: Backend, clock: Clock, name: str = "") -> str:
-    """Returns `_keep_oldest`, else `name`, a job known to exist; StateUnknownError without one if listing fails."""
+def _search(request: CustomJob, backend: Backend, clock: Clock, name: str = "") -> str:
+    """Returns the job of this request that counts and cancels its doubles; `name`, a job known to exist, if none is.
+
+    Looks until there is a job beside `name`, and else for SEARCH_S and SEARCH_LISTINGS at least: the list may lag.
+    Raises StateUnknownError if listing fails and no job is known to exist.
+    """
+    until, hint = clock.now() + SEARCH_S, "`python -m deploy jobs` cancels a double if there is one"
+    listings, found = 0, list[JobStatus]()
     try:
-        return _keep_oldest(request, backend, clock) or name
+        while not any(job.name != name for job in found) and (listings < SEARCH_LISTINGS or clock.now() < until):
+            clock.sleep(SEARCH_S / SEARCH_LISTINGS)
+            found, listings = oldest_first(request.labels[LABEL], backend, clock), listings + 1
+        counts = cancel_doubles(found, backend, clock)
     except ApiError as error:
         reason = f"cannot check whether a lost response created a job ({error})"
         if not name:
             raise StateUnknownError(error.code, reason) from None
-        hint = "see `python -m deploy jobs`, and cancel a duplicate"
         print(f"warning: {reason}: {hint}", file=sys.stderr, flush=True)
         return name
-
-
-def _keep_oldest(request: CustomJob, backend: Backend, clock: Clock) -> str:
-    """Returns the oldest job of this request, or nothing, and cancels duplicates, created while the list was late."""
-    names = [status.name for status in oldest_first(request.labels[LABEL], backend, clock)]
-    for name in names[1:]:
-        retried(functools.partial(backend.cancel, name), clock)
-    return names[0] if names else ""
-
-
-def oldest_first(label: str, backend: Backend, clock: Clock) -> list[JobStatus]:
-    """Returns the jobs with this label, oldest first: the first one counts, the others are duplicates."""
-    return sorted(retried(lambda: backend.jobs(label), clock), key=lambda status: status.created or 0.0)
+    if name and len(found) < 2:
+        print(f"warning: a response was lost: run it in some minutes: {hint}", file=sys.stderr, flush=True)
+    return counts[name].name if name in counts else next((job.name for job in reversed(counts.values())), name)

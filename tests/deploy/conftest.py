@@ -92,21 +92,7 @@ def cloud(google: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Returns the emulator, and directs gcloud and the SDK to it."""
     token = tmp_path / "token"
     token.write_text("not-a-secret")
-    for name, value in {
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{google.url}/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{google.url}/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{google.url}/storage/v1/",
-        "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
-        "CLOUDSDK_CORE_PROJECT": "my-proj",
-        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
-        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
-        "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
-        "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0",
-        "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # otherwise a new configuration searches for a metadata server
-        "STORAGE_EMULATOR_HOST": google.url,
-        "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
-    }.items():
+    for name, value in google.environment(token).items():
         monkeypatch.setenv(name, value)
     return google
 

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf.json_format import MessageToDict, ParseError
@@ -35,8 +36,9 @@ RATE = (  # Google's message, with 429, for too many calls; no machine quota is 
 
 @dataclasses.dataclass
 class Fault:
-    """Makes the next `times` matching requests fail: with an HTTP status, a "cut" connection, or a "slow" response.
+    """Makes the next `times` matching requests fail.
 
+    `kind`: an HTTP status, a "cut" connection, a "slow" response, or one with status 200 that is "html" or "empty".
     `after`: the request is carried out, and only its response is lost.
     """
 
@@ -60,6 +62,7 @@ class Emulator:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
+        self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.bucket_location = "US"
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
@@ -70,6 +73,24 @@ class Emulator:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"google": self}))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def environment(self, token: Path) -> dict[str, str]:
+        """Returns the variables that direct gcloud and Google's clients here. `token`: a file with any text."""
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
+            "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
+            "CLOUDSDK_CORE_PROJECT": "my-proj",
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
+            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
+            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0",
+            "CLOUDSDK_METRICS_ENVIRONMENT": "ci",  # otherwise a new configuration searches for a metadata server
+            "STORAGE_EMULATOR_HOST": self.url,
+            "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA": "true",
+        }
 
     def __enter__(self) -> "Emulator":
         self.serving = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -190,7 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind == "slow":
             time.sleep(0.5)
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        status, content = 500, _error(500, "the emulator failed")
+        failed: Response = 500, _error(500, "the emulator failed")
+        status, content = failed
         with self.google.recorded(request):
             status, content = self.respond(address.path, query, body)
         if fault and fault.after:
@@ -204,18 +226,21 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.kind == "cut":
             self.close_connection = True
             self.connection.close()
+        elif fault.kind in ("html", "empty"):
+            self.send(200, b"<html><body>no JSON</body></html>" if fault.kind == "html" else {})
         else:
             self.send(int(fault.kind), _error(int(fault.kind), fault.message))
 
-    def send(self, status: int, response: dict[str, Any]) -> None:
-        content = json.dumps(response).encode()
+    def send(self, status: int, response: dict[str, Any] | bytes) -> None:
+        """Sends a JSON object, indented as Google's servers do, or the content of an object."""
+        content = response if isinstance(response, bytes) else json.dumps(response, indent=1).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/html" if isinstance(response, bytes) else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    def respond(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+    def respond(self, path: str, query: dict[str, str], body: bytes) -> "Response":
         for pattern, method in _ROUTES.items():
             match = re.fullmatch(pattern, f"{self.command} {path}")
             if match:
@@ -229,12 +254,13 @@ class _Handler(BaseHTTPRequestHandler):
 def _error(status: int, message: str) -> dict[str, Any]:
     names = {
         400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-        412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE",
+        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
+        503: "UNAVAILABLE",
     }  # fmt: skip
     return {"error": {"code": status, "message": message, "status": names[status]}}
 
 
-Response = tuple[int, dict[str, Any]]
+Response = tuple[int, dict[str, Any] | bytes]
 Query = dict[str, str]
 
 
@@ -268,11 +294,11 @@ def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> R
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    status, job = _get(google, match, query, body)
-    if status == 200:
-        google.end(job, "CANCELLED")
-        job = {}
-    return status, job
+    job = google.jobs.get(match[1])
+    if not job:
+        return _get(google, match, query, body)
+    google.end(job, "CANCELLED")
+    return 200, {}
 
 
 def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -295,7 +321,15 @@ def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     name = f"{match[1]}/{unquote(match[2])}"
     if name not in google.objects:
         return 404, _error(404, f"No such object: {name}")
-    return 200, _metadata(google, name)
+    return 200, google.objects[name] if query.get("alt") == "media" else _metadata(google, name)
+
+
+def _delete(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    name = f"{match[1]}/{unquote(match[2])}"
+    if name in google.objects and query.get("ifGenerationMatch", "1") == str(google.generations.get(name, 1)):
+        del google.objects[name]
+        return 204, b""
+    return 412, _error(412, _CONDITION)
 
 
 def _objects(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -308,20 +342,30 @@ def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     """Reads multipart/related: the object's metadata, then its content."""
     boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
     message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
-    metadata, content = message.get_payload()
+    parts: Any = message.get_payload()
+    metadata, content = parts
     name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
-    if query.get("ifGenerationMatch") == "0" and name in google.objects:
-        return 412, _error(412, "At least one of the pre-conditions you specified did not hold.")
-    google.objects[name] = content.get_payload(decode=True)
+    with google.lock:
+        generation = google.generations.get(name, 1) if name in google.objects else 0
+        if query.get("ifGenerationMatch", str(generation)) != str(generation):
+            return 412, _error(412, _CONDITION)
+        google.objects[name] = content.get_payload(decode=True)
+        google.generations[name] = google.generations.get(name, 0) + 1
     return 200, _metadata(google, name)
+
+
+_CONDITION = "At least one of the pre-conditions you specified did not hold."
 
 
 def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     content = google.objects[name]
     bucket, _, inner = name.partition("/")
+    media = f"{google.url}/download/storage/v1/b/{bucket}/o/{quote(inner, safe='')}?alt=media"
     return {
-        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)), "generation": "1",
-        "metageneration": "1", "updated": now(), "timeCreated": now(), "storageClass": "STANDARD",
+        "mediaLink": media,
+        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
+        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(),
+        "timeCreated": now(), "storageClass": "STANDARD",
         "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
         "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
     }  # fmt: skip
@@ -334,7 +378,8 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
     r"GET /storage/v1/b/([^/]+)": _bucket,
-    r"GET /storage/v1/b/([^/]+)/o/([^/]+)": _object,
+    r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
+    r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
     r"GET /storage/v1/b/([^/]+)/o": _objects,
     r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
 }

@@ -1,6 +1,8 @@
 """Tests that every verb is listed, has help and imports little."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -9,6 +11,7 @@ import pytest
 
 from deploy.__main__ import VERBS, main
 from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
+from tests.deploy.planted import plant
 from trainer.errors import PlatformFault
 
 LIGHT = """
@@ -91,3 +94,23 @@ def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=PlatformFault(fault)))
     assert main(["report", "gs://bucket/runs"]) == 1
     assert capsys.readouterr().err == f"error: {fault}: run the same command again later\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "written"),
+    [(["machines"], 75, []), (["report", "run"], 75, ["report.html", "table.csv", "table.json", "table.md"])],
+)
+def test_a_reader_that_ends_gets_no_traceback_and_the_files_are_written(
+    arguments: list[str], code: int, written: list[str]
+) -> None:
+    """As `| head -1` does. The output of `machines` exceeds no buffer, so that it breaks when Python ends."""
+    plant(Path("run"), [0.1] * 4)
+    before = set(Path("run").iterdir())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "deploy", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert sorted(path.name for path in set(Path("run").iterdir()) - before) == written

@@ -255,7 +255,8 @@ def test_an_estimate_of_another_job_is_called_so(
 ) -> None:
     """The last is as estimates were kept before they said of which job they are."""
     short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
-    given = ["--recipe=mlp_mnist", "--global_batch_size=100", "--learning_rate=0.1", *flags]
+    recipe = [] if "--recipe=cnn_mnist" in flags else ["--recipe=mlp_mnist"]
+    given = [*recipe, "--global_batch_size=100", "--learning_rate=0.1", *flags]
     assert main(["estimate", "cpu", *given, f"--from={short}", f"--out={out}"]) == 0
     edit(out / "estimate.json", **kept)
     write_comparison(out, planned((CPU,), ("--recipe=mlp_mnist",)).asked("local", 1))

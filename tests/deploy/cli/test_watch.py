@@ -72,7 +72,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
     shown = watched()[0].splitlines()
     assert [line.split("  ", 1)[1] for line in shown[:-1]] == [
         "PENDING", "RUNNING", "workerpool0-0  step 0", "workerpool1-0  step 1", "workerpool0-0  step 2",
-        "workerpool1-0  late", "workerpool0-0  step 3", "workerpool0-0  the last words", "SUCCEEDED",
+        "workerpool1-0  late", "workerpool0-0  step 3", "SUCCEEDED", "workerpool0-0  the last words",
     ]  # fmt: skip
     assert shown[2].startswith("10:00:00  ")
     assert shown[-1] == "SUCCEEDED after 0:30:00 on its machines, about 1.80 USD"
@@ -130,7 +130,7 @@ def test_a_slow_response_is_awaited(cloud: Emulator, watched: Watched, job: Job)
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("GET .*customJobs/", "slow")]
     watched()
-    assert len([request for request in cloud.requests if "customJobs" in request]) == 1
+    assert len([request for request in cloud.requests if "customJobs/" in request]) == 1
 
 
 @pytest.mark.parametrize(

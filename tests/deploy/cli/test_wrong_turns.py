@@ -12,7 +12,7 @@ from deploy.spec import packages
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
-from deploy.vertex.gcloud import _error
+from deploy.vertex.gcloud_errors import error_of
 from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Capture, Command
 from tests.deploy.emulator import Emulator, Fault
@@ -112,8 +112,8 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
 @pytest.mark.parametrize(
     ("error", "login"),
     [
-        (_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
-        (_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
+        (error_of(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
+        (error_of(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
         (ApiError(401, "of the SDK", SDK_LOGIN), SDK_LOGIN),
     ],
 )
@@ -131,6 +131,11 @@ def test_one_login_is_named(error: ApiError, login: str) -> None:
         ("Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
          "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
          "`gcloud services enable logging.googleapis.com --project=my-proj`"),
+        ("This API method requires billing to be enabled. Please enable billing on project #my-proj",
+         "link the project to a billing account: https://console.cloud.google.com/billing/linkedaccount?project=my-proj"),
+        ("The billing account for the owning project is disabled in state absent", "link the project to a billing acc"),
+        ("Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x1",
+         "a VPC Service Controls perimeter forbids it, no role is missing"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_role_that_is_missing(message: str, cure: str) -> None:

@@ -99,7 +99,7 @@ def test_a_submission_without_a_clear_response_is_not_reported_as_refused(
 ) -> None:
     """The list is late: the same command, run again, finds the job."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
-    cloud.lists_nothing = 3
+    cloud.lists_nothing = 21
     shown = command("cpu", code=1)
     assert "its job is not listed yet: see `python -m deploy jobs --project=my-proj" in shown
     assert "not submitted" not in shown
@@ -194,7 +194,7 @@ def test_a_missing_result_is_reported(command: Command, cloud: Emulator) -> None
     cloud.run = ends("SUCCEEDED")
     shown = command("cpu", code=2)
     assert "cpu, repeat 1: output=gs://" in shown
-    assert "no objects found" in shown
+    assert "no run.json, stats.jsonl, result.json" in shown
 
 
 def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(command: Command, cloud: Em
         (["--on=vertex", "--dry_run"],
          "us-central1`; bucket is missing: use --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
         (["--on=vertex", *WHERE], "project is missing"),
-        (["--on=vertex", *WHERE, "--project=p", "--data=x/y"], "data=x/y: the job's machines cannot read this disk"),
+        (["--on=vertex", *WHERE, "--project=p", "--initial_model=x/y"], "initial_model=x/y: the job's machines cannot"),
         (["--on=vertex", "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),
     ],
 )  # fmt: skip

@@ -143,9 +143,9 @@ def test_a_lost_response_never_creates_a_second_job(
 
 
 def test_a_job_that_is_listed_late_is_kept_and_its_duplicate_cancelled(session: Session, cloud: Emulator) -> None:
-    """The first response is lost and the first list is empty: the second job is cancelled once both are listed."""
+    """The first response is lost and ten lists are empty: the second job is cancelled once both are listed."""
     cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing = 1
+    cloud.lists_nothing = 10
     name = submit_once(session.open("sdk", "my-proj", "us-central1"), REQUEST, session.clock)
     states = {job["name"]: job["state"] for job in cloud.jobs.values()}
     assert states.pop(name) == "JOB_STATE_PENDING"

@@ -1,0 +1,361 @@
+"""Tests submissions and watches in which the service lags, contradicts itself or is silent: no job is lost track of."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import cancel, jobs, submit, watch
+from deploy.vertex import submission
+from deploy.vertex.session import Session
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, needs_gcloud
+from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
+from tests.deploy.vertex.test_backends import SPEC
+from trainer.errors import UserError
+
+IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
+PLAIN = [*WHERE, *JOB, IMAGE]
+SDK = [*PLAIN, "--backend=sdk"]
+GCLOUD = pytest.param("gcloud", marks=needs_gcloud)
+SLOW = [needs_gcloud, pytest.mark.slow]
+SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)
+RECORD = "my-bucket/jobs/dup/submission.json"
+
+
+@pytest.fixture
+def job(cloud: Emulator) -> Job:
+    return cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+
+
+def states(cloud: Emulator) -> list[str]:
+    return [job["state"].removeprefix("JOB_STATE_") for job in cloud.jobs.values()]
+
+
+def attempts() -> list[dict[str, Any]]:
+    (file,) = Path("runs/submitted").glob("*.json")
+    found: list[dict[str, Any]] = json.loads(file.read_text())["attempts"]
+    return found
+
+
+def after(flying: FlyingClock, seconds: float, action: Callable[[], object]) -> None:
+    """Calls the action once, at the first sleep that ends so many seconds from now."""
+    due, done = flying.time + seconds, list[bool]()
+
+    def asleep() -> None:
+        if flying.time >= due and not done:
+            done.append(True)
+            action()
+
+    flying.asleep = asleep
+
+
+@pytest.mark.parametrize(("listings", "backend"), [(2, "sdk"), (9, "sdk"), pytest.param(2, "gcloud", marks=SLOW)])
+def test_a_list_that_lags_makes_no_second_job(
+    listings: int, backend: str, cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = listings
+    assert submit.main(["cpu", *PLAIN, f"--backend={backend}", "--detach"], session) == 0
+    assert (states(cloud), cloud.requests.count(f"POST {PARENT}/customJobs")) == (["PENDING"], 1)
+
+
+def test_the_search_outlasts_a_minute_and_ten_listings(
+    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing, began = 10**6, flying.time
+    posted: list[tuple[float, int]] = []
+    create = cloud.create
+
+    def created(parent: str, content: dict[str, Any]) -> dict[str, Any]:
+        posted.append((flying.time - began, cloud.requests.count(f"GET {PARENT}/customJobs")))
+        return create(parent, content)
+
+    cloud.create = created  # type: ignore[method-assign]
+    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    (_, (seconds, listings)) = posted
+    assert seconds >= 60
+    assert listings >= 10
+    assert "`python -m deploy jobs` cancels a double" in capsys.readouterr().err
+    cloud.lists_nothing = 0
+    assert jobs.main(["--backend=sdk", "--project=my-proj", "--region=us-central1"], session) == 0
+    assert states(cloud) == ["PENDING", "CANCELLED"]
+
+
+def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_followed(
+    cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = 10**6
+
+    def appear() -> None:
+        cloud.lists_nothing = 0
+        for number in ("1000", "1001"):
+            cloud.begin(cloud.jobs[number])
+        after(flying, 400, lambda: cloud.end(cloud.jobs["1000"], "SUCCEEDED"))
+
+    after(flying, 200, appear)
+    assert submit.main(["cpu", *SDK], session) == 0
+    assert states(cloud) == ["SUCCEEDED", "CANCELLED"]
+    assert attempts()[0]["job"] == cloud.jobs["1000"]["name"]
+
+
+@pytest.mark.parametrize("verb", [watch, cancel])
+def test_whoever_looks_later_ends_the_double(verb: Any, cloud: Emulator, session: Session, job: Job) -> None:
+    double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+    stranger = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}})
+    cloud.begin(double)
+    if verb is watch:
+        cloud.end(job, "SUCCEEDED")
+    yes = ["--yes"] if verb is cancel else []
+    assert verb.main([job["name"], "--backend=sdk", "--project=my-proj", *yes], session) == 0
+    assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLED", "JOB_STATE_PENDING")
+
+
+def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, session: Session, job: Job) -> None:
+    """It has the label of the first job, which was over before."""
+    where = ["--backend=sdk", "--project=my-proj"]
+    cloud.begin(job)
+    cloud.end(job, "FAILED")
+    again = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+    assert jobs.main([*where, "--region=us-central1"], session) == 0
+    assert cancel.main([job["name"], *where], session) == 0
+    assert watch.main([job["name"], *where], session) == 1  # that of the first, not of the second
+    assert again["state"] == "JOB_STATE_PENDING"
+
+
+def test_a_followed_double_that_somebody_else_cancels_is_not_the_end(
+    cloud: Emulator, session: Session, flying: FlyingClock, job: Job
+) -> None:
+    double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
+    cloud.lists_nothing = 1  # at the first look
+
+    def cancelled() -> None:
+        cloud.end(double, "CANCELLED")
+        after(flying, 50, lambda: cloud.end(job, "SUCCEEDED"))
+
+    after(flying, 30, cancelled)
+    assert watch.main([double["name"], "--backend=sdk", "--project=my-proj"], session) == 0
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
+def test_two_running_jobs_never_share_a_job_directory(
+    backend: str, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from another folder, as on another machine, and into another region; once the first is over it is free."""
+    command = ["cpu", *PLAIN, f"--backend={backend}", "--name=dup", "--detach"]
+    assert submit.main(command, session) == 0
+    (first,) = cloud.jobs.values()
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [argument.replace("us-central1", "us-east1") for argument in command]
+    for again in (command, elsewhere):
+        with pytest.raises(UserError, match=f"gs://my-bucket/jobs/dup: a job writes to it already: {first['name']}"):
+            submit.main(again, session)
+    assert len(cloud.jobs) == 1
+    cloud.end(first, "FAILED")
+    assert submit.main(elsewhere, session) == 0
+    assert json.loads(cloud.objects[RECORD])["region"] == "us-east1"
+
+
+def test_a_refused_submission_leaves_the_job_directory_free(cloud: Emulator, session: Session) -> None:
+    cloud.faults = [Fault(POSTS, 429, message=QUOTA)]
+    with pytest.raises(UserError, match="no quota left"):
+        submit.main(["cpu", *SDK, "--name=dup", "--detach"], session)
+    assert RECORD not in cloud.objects
+    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+
+
+def test_a_submission_that_was_stopped_reserves_the_job_directory_for_a_while(
+    cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    cloud.lists_nothing = 10**6
+    flying.asleep = flying.interrupt
+    with pytest.raises(KeyboardInterrupt):
+        submit.main(["cpu", *SDK, "--name=dup"], session)
+    flying.asleep = lambda: None
+    with pytest.raises(
+        UserError, match=r"its job is not listed yet: wait 0:34:.*, or remove gs://my-bucket/jobs/dup/s"
+    ):
+        submit.main(["cpu", *SDK, "--name=dup"], session)
+    cloud.lists_nothing = 0
+    with pytest.raises(UserError, match=r"a job writes to it already: .*1000 \(PENDING\)"):
+        submit.main(["cpu", *SDK, "--name=dup"], session)
+    cloud.jobs.clear()
+    flying.time += 2200
+    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (Fault("POST .*upload.*/o$", 503, after=True), ""),
+        (Fault("POST .*upload.*/o$", 403, times=9), "make sure that no other job writes to that folder"),
+    ],
+)
+def test_the_record_survives_a_lost_response_and_is_no_obstacle(
+    fault: Fault, line: str, cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    cloud.faults = [fault]
+    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+    assert line in capsys.readouterr().err
+    assert len(cloud.jobs) == 1
+
+
+def test_a_damaged_record_is_named(cloud: Emulator, session: Session) -> None:
+    cloud.objects[RECORD] = b"[]"
+    with pytest.raises(UserError, match=re.escape(f"gs://{RECORD} is damaged: remove it")):
+        submit.main(["cpu", *SDK, "--name=dup", "--detach"], session)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"), [("html", "sdk"), ("empty", "sdk"), pytest.param("html", "gcloud", marks=SLOW)]
+)
+def test_an_answer_that_is_none_is_a_lost_answer(
+    kind: str, backend: str, cloud: Emulator, session: Session
+) -> None:  # fmt: skip
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault(POSTS, kind, after=True), Fault("GET .*/customJobs/", kind, times=2)]
+    assert submit.main(["cpu", *PLAIN, f"--backend={backend}"], session) == 0
+    assert (states(cloud), cloud.requests.count(f"POST {PARENT}/customJobs")) == (["SUCCEEDED"], 1)
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
+def test_a_404_on_the_first_poll_is_no_end(backend: str, cloud: Emulator, session: Session) -> None:
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault("GET .*/customJobs/", 404, times=3)]
+    assert submit.main(["cpu", *PLAIN, f"--backend={backend}"], session) == 0
+
+
+def test_the_end_of_a_job_is_told_before_its_logs_are_waited_for(
+    cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
+) -> None:
+    """Ctrl-C while they cannot be read does not call the job running."""
+    cloud.end(job, "SUCCEEDED")
+    cloud.faults = [Fault("entries", 503, times=10**6)]
+    after(flying, 60, flying.interrupt)
+    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0].endswith("  SUCCEEDED")
+    assert "still running" not in shown.out
+    assert "the last lines of the log are left out" in shown.err
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_refused_logs_are_told_once(
+    code: int, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
+) -> None:
+    cloud.faults = [Fault("entries", code, times=10**6)]
+    after(flying, 300, lambda: cloud.end(job, "SUCCEEDED"))
+    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
+    assert capsys.readouterr().err.count("no logs: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "scheduling", "reason"),
+    [
+        ("PENDING", {"strategy": "STANDARD"}, "the likely reason is that us-central1 has no such machines free now"),
+        ("PENDING", {"strategy": "SPOT"}, "there may be no spare machines in us-central1 now"),
+        ("PENDING", {"strategy": "FLEX_START"}, "for the tier's maxWaitDuration at most"),
+        ("QUEUED", {}, "waits for quota in us-central1"),
+    ],
+)
+def test_a_job_that_waits_says_how_long_and_why(
+    state: str, scheduling: dict[str, str], reason: str, cloud: Emulator, session: Session, flying: FlyingClock,
+    capsys: Capture,
+) -> None:  # fmt: skip
+    job = cloud.create(PARENT, {"displayName": "d", "jobSpec": {**SPEC, "scheduling": scheduling}, "labels": {}})
+    job["state"] = f"JOB_STATE_{state}"
+    after(flying, 340, lambda: cloud.end(job, "SUCCEEDED"))
+    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if f"{state} for 0:" in line]
+    assert len(shown) == 1  # every five minutes
+    assert re.search(rf"{state} for 0:05:\d\d: ", shown[0])
+    assert reason in shown[0]
+
+
+def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
+    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    def run(google: Emulator, job: Job) -> None:
+        if "us-east4" in job["name"]:
+            ends("SUCCEEDED")(google, job)
+
+    cloud.run, began = run, flying.time
+    flags = ["--regions=us-central1,us-east4", "--max_wait=11m"]
+    assert submit.main(["l4x1", *SDK, *flags], session) == 0
+    assert states(cloud) == ["CANCELLED", "SUCCEEDED"]
+    assert [attempt["state"] for attempt in attempts()] == ["EXPIRED", "SUCCEEDED"]
+    assert 660 <= flying.time - began < 760
+    shown = capsys.readouterr().out
+    assert "no machines within --max_wait=0:11:00: cancelled\ntrying the next" in shown
+    assert shown.count("PENDING for ") == 2
+
+
+def test_the_last_that_waits_too_long_ends_the_command(cloud: Emulator, session: Session, capsys: Capture) -> None:
+    assert submit.main(["cpu", *SDK, "--max_wait=2m"], session) == 1
+    assert states(cloud) == ["CANCELLED"]
+    assert "error: no machines within --max_wait=0:02:00: cancelled" in capsys.readouterr().err
+
+
+def test_flex_start_waits_by_itself(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    cloud.run = ends("SUCCEEDED")
+    assert submit.main(["h100x1", *SDK, "--max_wait=90m", "--detach"], session) == 0
+    (job,) = cloud.jobs.values()
+    assert job["jobSpec"]["scheduling"]["maxWaitDuration"] == "5400s"
+    with pytest.raises(UserError, match="--detach contradicts --max_wait: nobody would cancel the job then"):
+        submit.main(["l4x1", *SDK, "--max_wait=90m", "--detach"], session)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Machine type g2-standard-24 is not supported in region us-central1.",
+        "The accelerator NVIDIA_L4 is not available in the location us-central1",
+        "machineSpec.machineType: machine type \"g2-standard-24\" does not exist in us-central1: not found",
+    ],
+)  # fmt: skip
+def test_a_region_without_such_machines_is_passed_over(message: str, cloud: Emulator, session: Session) -> None:
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault(POSTS.replace("[^/]+", "us-central1"), 400, message=message)]
+    assert submit.main(["l4x2", *SDK, "--regions=us-central1,us-east4"], session) == 0
+    assert [attempt["state"] for attempt in attempts()] == ["NOT SUBMITTED", "SUCCEEDED"]
+
+
+def test_another_400_is_not_passed_over(cloud: Emulator, session: Session) -> None:
+    cloud.faults = [Fault(POSTS, 400, message="labels.x: the value is too long")]
+    with pytest.raises(UserError, match="the value is too long"):
+        submit.main(["l4x2", *SDK, "--regions=us-central1,us-east4"], session)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.parametrize("backend", [GCLOUD, "sdk"])
+def test_sigterm_answers_as_ctrl_c(
+    backend: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    flying.asleep = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    assert watch.main([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 75
+    assert f"the job is still running; watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_in_a_submission_leaves_the_job_running(
+    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    flying.asleep = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    assert submit.main(["cpu", *SDK], session) == 75
+    assert states(cloud) == ["PENDING"]
+    assert "the job is still running; watch it" in capsys.readouterr().out
+    assert attempts()[0]["state"] == "SUBMITTED"
+
+
+def test_the_constants_are_those_of_the_promise() -> None:
+    assert submission.SEARCH_S >= 60
+    assert submission.SEARCH_LISTINGS >= 10

@@ -1,0 +1,52 @@
+"""Tests that nothing is sent that could be known to fail: each wrong input is one line and exit code 2."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.__main__ import main
+from tests.deploy.cli.wrong_inputs import rows, spec
+from tests.deploy.conftest import JOB, WHERE, Capture
+from tests.deploy.emulator import Emulator
+
+ROWS = rows()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tier", "flags", "files", "line"), ROWS, ids=[row[0] or " ".join(row[2]) or row[4] for row in ROWS]
+)
+def test_a_wrong_input_sends_nothing(
+    wrong: str, tier: str, flags: list[str], files: dict[str, str], line: str, cloud: Emulator, capsys: Capture
+) -> None:
+    if wrong:
+        Path("wrong.yaml").write_text(spec(wrong))
+    for name, content in {"__init__.py": "", **files}.items():
+        Path("my_models", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("my_models", name).write_text(content)
+    assert main(["submit", tier, *flags, *WHERE, "--project=my-proj"]) == 2
+    shown = capsys.readouterr()
+    assert line in shown.err
+    assert shown.err.startswith("error: wrong" if wrong else "error: ")
+    assert (shown.err.count("\n"), shown.out, cloud.requests) == (1, "", [])
+    assert not Path("runs").exists()
+
+
+def test_a_hundred_inputs_are_tried() -> None:
+    assert len(ROWS) >= 100
+
+
+@pytest.mark.parametrize(("steps", "warned"), [("1000000000", True), ("80000000", False)])
+def test_more_steps_than_the_timeout_holds_are_a_warning(steps: str, warned: bool, capsys: Capture) -> None:
+    flags = [flag for flag in JOB if "steps" not in flag]
+    assert main(["submit", "cpu", *flags, f"--steps={steps}", *WHERE, "--project=p", "--dry_run"]) == 0
+    line = (
+        "# warning: steps=1,000,000,000: the job is stopped after its timeout of 86,400 s, and these steps would need "
+    )
+    assert (f"{line}11,574 a second" in capsys.readouterr().out) == warned
+
+
+def test_a_flag_twice_with_one_value_is_no_contradiction(capsys: Capture) -> None:
+    given = ["submit", "cpu", *JOB, *JOB, *WHERE, "--project=p", "--dry_run", "--dry_run"]
+    assert main(given) == 0
+    assert main(["report", "--price_per_hour=a=1", "--price_per_hour=b=2", "nothing"]) == 2
+    assert "nothing: no such folder" in capsys.readouterr().err

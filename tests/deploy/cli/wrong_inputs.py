@@ -1,0 +1,246 @@
+"""Holds wrong specs, flags and packages, each with the line that refuses it before anything is sent."""
+
+from typing import Any
+
+_DIGITS = "--recipe=wgan_gp_digits"
+GOOD = """
+workerPoolSpecs:
+  - machineSpec: {machineType: g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4}
+    replicaCount: 1
+    diskSpec: {bootDiskType: pd-ssd, bootDiskSizeGb: 100}
+    pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}
+scheduling: {timeout: 3600s}
+"""
+TWO = GOOD.replace("scheduling:", GOOD[GOOD.index("  - machineSpec") : GOOD.index("scheduling")] + "scheduling:")
+REDUCER = "  - machineSpec: {machineType: n1-highcpu-16}\n    containerSpec: {imageUri: gcr.io/x/reductionserver}\n"
+_L4 = "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4"
+_CPU = GOOD.replace(f"{{machineType: {_L4}}}", "{machineType: n1-standard-8}")
+_FLEXIBLE = "strategy: FLEX_START, maxWaitDuration: 600s, "
+_FLEX = GOOD.replace("{timeout: 3600s}", "{timeout: 3600s, strategy: FLEX_START, maxWaitDuration: 600s}")
+_IMAGES = "us-docker.pkg.dev/vertex-ai/training"
+_RESERVED = "{machineType: g2-standard-48, reservationAffinity: {reservationAffinityType: SPECIFIC_RESERVATION"
+_FULL = "projects/p/zones/z/reservations/r"
+_KEY = "key: compute.googleapis.com/reservation-name"
+_NETWORK = "network: projects/1/global/networks/n\n"
+
+# name: (a good spec, what of it is replaced, by what, the line)
+SPECS: dict[str, tuple[str, str, str, str]] = {
+    "a misspelt key": (GOOD, "replicaCount", "replicaCounts",
+                       "unknown key 'replicaCounts'; did you mean 'replicaCount'?"),
+    "snake_case": (GOOD, "machineSpec", "machine_spec",
+                   "machine_spec is snake_case, which the API ignores: use machineSpec"),
+    "a CustomJob": (GOOD, "\nworkerPoolSpecs", "\njobSpec: {}\nworkerPoolSpecs", "wrong.yaml: unknown key 'jobSpec'"),
+    "an accelerator's name": (GOOD, "NVIDIA_L4", "NVIDIA_TESLA_L4",
+                              "acceleratorType=NVIDIA_TESLA_L4: unknown name; did you mean"),
+    "A100 of 80 GB by the name of 40": (
+        GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4", "a2-ultragpu-4g, acceleratorType: NVIDIA_TESLA_A100",
+        "takes NVIDIA_A100_80GB x 4, not NVIDIA_TESLA_A100 x 4; NVIDIA_TESLA_A100 x 4 comes with a2-highgpu-4g"),
+    "A100 of 40 GB by the name of 80": (
+        GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4", "a2-highgpu-4g, acceleratorType: NVIDIA_A100_80GB",
+        "a2-highgpu-4g takes NVIDIA_TESLA_A100 x 4, not NVIDIA_A100_80GB x 4"),
+    "a count that the machine has not": (
+        GOOD, "Count: 4", "Count: 2",
+        "takes NVIDIA_L4 x 4, not NVIDIA_L4 x 2; NVIDIA_L4 x 2 comes with g2-standard-24"),
+    "3 T4": (GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4",
+             "n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 3", "NVIDIA_TESLA_T4 x 1/2/4"),
+    "a count that is only inferred": (
+        GOOD, "g2-standard-48, acceleratorType: NVIDIA_L4", "n1-standard-96, acceleratorType: NVIDIA_TESLA_P100",
+        "comes with n1-standard-4 or n1-standard-8 or n1-standard-16 (these counts come from"),
+    "a GPU machine without its GPUs": (GOOD, ", acceleratorType: NVIDIA_L4, acceleratorCount: 4", "",
+                                       "takes NVIDIA_L4 x 4, not none"),
+    "a machine that is none": (GOOD, "g2-standard-48", "g2-standart-48",
+                               "no such machine; did you mean 'g2-standard-48'?"),
+    "a CPU family with GPUs": (GOOD, "g2-standard-48", "e2-standard-8", "machineType=e2-standard-8: no such machine"),
+    "no machine": (GOOD, "machineType: g2-standard-48, ", "", "machineType is missing"),
+    "a count without a kind": (GOOD, "acceleratorType: NVIDIA_L4, ", "", "give both, or neither"),
+    "a TPU": (GOOD, "NVIDIA_L4", "TPU_V3", "acceleratorType=TPU_V3: TPUs are not offered here"),
+    "four chiefs": (GOOD, "replicaCount: 1", "replicaCount: 4", "move the other 3 to workerPoolSpecs[1]"),
+    "no replica": (TWO, "replicaCount: 1", "replicaCount: 0", "replicaCount=0"),
+    "args that are numbers": (GOOD, "{executorImageUri", "{args: [--steps, 5], executorImageUri",
+                              "args[1]=5: must be text: put it in quotes"),
+    "args as one text": (GOOD, "{executorImageUri", "{args: --steps=5, executorImageUri", "must be a list"),
+    "a timeout without s": (GOOD, "timeout: 3600s", "timeout: 3600",
+                            'timeout=3600: must be text in seconds, as "3600s"'),
+    "a timeout in hours": (GOOD, "timeout: 3600s", "timeout: 1h", 'timeout="1h": must be text in seconds'),
+    "a timeout of nothing": (GOOD, "timeout: 3600s", "timeout: 0s", "ends the job at once"),
+    "FLEX_START that waits a day": (GOOD, "{timeout", "{strategy: FLEX_START, timeout",
+                                    "FLEX_START without maxWaitDuration"),
+    "a wait without FLEX_START": (GOOD, "{timeout", "{maxWaitDuration: 60s, timeout", "needs strategy: FLEX_START"),
+    "an old strategy": (GOOD, "{timeout", "{strategy: LOW_COST, timeout", "deprecated: write SPOT"),
+    "a strategy that is none": (GOOD, "{timeout", "{strategy: CHEAP, timeout", "strategy=CHEAP: unknown name"),
+    "a boolean in quotes": (GOOD, "{timeout", "{disableRetries: 'yes', timeout",
+                            "must be true or false, without quotes"),
+    "two ways to run": (GOOD, "    pythonPackageSpec", "    containerSpec: {imageUri: p/x}\n    pythonPackageSpec",
+                        "give one of containerSpec"),
+    "no way to run": (GOOD, "    pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}\n", "",
+                      "give one of containerSpec"),
+    "a small disk": (GOOD, "SizeGb: 100", "SizeGb: 50", "bootDiskSizeGb=50: a boot disk has 100 to 64000 GB"),
+    "a disk that is none": (GOOD, "pd-ssd", "pd-sdd", "bootDiskType=pd-sdd: no such disk; did you mean 'pd-ssd'?"),
+    "no pools": (GOOD, GOOD[: GOOD.index("scheduling")], "", "workerPoolSpecs is empty: pool 0 holds the chief"),
+    "a parameter server": (TWO, "scheduling:", REDUCER.replace("reductionserver", "server") + "scheduling:",
+                           "no parameter servers"),
+    "an evaluator": (TWO, "scheduling:", REDUCER * 2 + "scheduling:", "the chief evaluates: remove the pool"),
+    "a variable of Vertex AI's": (GOOD, "{executorImageUri",
+                                  "{env: [{name: AIP_MODEL_DIR, value: x}], executorImageUri",
+                                  "Vertex AI sets this itself"),
+    "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is there twice"),
+    "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "must be 'key: value' lines"),
+    "unlike workers": (
+        TWO, TWO[TWO.rindex("  - machineSpec") : TWO.rindex("    replicaCount")],
+        "  - machineSpec: {machineType: g2-standard-24, acceleratorType: NVIDIA_L4, acceleratorCount: 2}\n",
+        "other machines than workerPoolSpecs[0]"),
+    "FLEX_START on a CPU": (_FLEX, _L4, "n1-standard-8", "not for machines without GPUs, only for L4, A100, H100"),
+    "FLEX_START on a T4": (_FLEX, _L4, "n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 1",
+                           "FLEX_START: not for NVIDIA_TESLA_T4"),
+    "FLEX_START for more than a week": (_FLEX, "timeout: 3600s", "timeout: 604801s", "runs for 7 days at most"),
+    "FLEX_START with unequal machines": (TWO, "scheduling: {", f"{REDUCER}scheduling: {{{_FLEXIBLE}",
+                                         "needs the same machines in every pool"),
+    "one H100 as STANDARD": (GOOD, _L4, "a3-highgpu-1g, acceleratorType: NVIDIA_H100_80GB, acceleratorCount: 1",
+                             "a3-highgpu-1g may be had only as SPOT or FLEX_START"),
+    "four H100 as STANDARD": (GOOD, _L4, "a3-highgpu-4g, acceleratorType: NVIDIA_H100_80GB, acceleratorCount: 4",
+                              "a3-highgpu-4g may be had only as SPOT or FLEX_START"),
+    "no image": (GOOD, "executorImageUri: image, ", "", "executorImageUri is missing"),
+    "an empty image": (GOOD, "executorImageUri: image", "executorImageUri: ''", "executorImageUri is missing"),
+    "no module": (GOOD, ", pythonModule: trainer.task", "", "pythonModule is missing: write pythonModule: trai"),
+    "a container without an image": (GOOD, "pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}",
+                                     "containerSpec: {args: [x]}", "imageUri is missing"),
+    "an image with blanks": (GOOD, "executorImageUri: image", "executorImageUri: my image", "my image: not an image"),
+    "an image as a page": (GOOD, "executorImageUri: image", "executorImageUri: 'https://gcr.io/p/x'",
+                           "leave out https://"),
+    "an image for CPUs beside GPUs": (
+        GOOD, "executorImageUri: image", f"executorImageUri: {_IMAGES}/tf-cpu.2-17.py310:latest",
+        "this image is for CPUs"),
+    "a module that is not shipped": (GOOD, "trainer.task", "mine.task", "the module mine is not in the job"),
+    "a module that does not exist": (GOOD, "trainer.task", "trainer.tsk", "the module trainer.tsk is not in the pack"),
+    "a package for a module": (GOOD, "trainer.task", "trainer.models", "the module trainer.models is not in the pack"),
+    "a person for a service account": (GOOD, "\nworker", "\nserviceAccount: me@example.com\nworker",
+                                       "serviceAccount=me@example.com: write NAME@PROJECT.iam.gserviceaccount.com"),
+    "a word for a service account": (GOOD, "\nworker", "\nserviceAccount: trainer\nworker", "serviceAccount=trainer"),
+    "an empty service account": (GOOD, "\nworker", "\nserviceAccount: ''\nworker", "serviceAccount=: write NAME@"),
+    "the default network": (GOOD, "\nworker", "\nnetwork: default\nworker", "network=default: write projects/NUMBER/"),
+    "a network by the project's ID": (GOOD, "\nworker", "\nnetwork: projects/p/global/networks/n\nworker",
+                                      "with the project's number"),
+    "a network and PSC": (
+        GOOD, "\nworker", f"\n{_NETWORK}pscInterfaceConfig: {{networkAttachment: projects/p/x}}\nworker",
+        "network and pscInterfaceConfig contradict each other"),
+    "a size that is none": (_CPU, "n1-standard-8", "n1-banana-8", "machineType=n1-banana-8: no such machine"),
+    "seven CPUs": (_CPU, "n1-standard-8", "n2-standard-7", "no such machine; did you mean 'n2-standard-"),
+    "three CPUs": (_CPU, "n1-standard-8", "e2-standard-3", "no such machine; did you mean 'e2-standard-"),
+    "too small a machine": (_CPU, "n1-standard-8", "n1-standard-2", "machineType=n1-standard-2: no such machine"),
+    "a family that is not offered": (_CPU, "n1-standard-8", "c2d-standard-8", "no such machine; did you mean 'c2-"),
+    "capital letters": (_CPU, "n1-standard-8", "N1-STANDARD-8", "machineType=N1-STANDARD-8: no such machine"),
+    "a timeout for ever": (GOOD, "3600s", "999999999999s", "exceeds the longest time of the API"),
+    "a wait for ever": (_FLEX, "600s}", "999999999999s}", "scheduling.maxWaitDuration=999999999999s exceeds the lo"),
+    "a timeout of a second": (GOOD, "3600s", "1s", "scheduling.timeout=1s ends the job at once"),
+    "a negative timeout": (GOOD, "3600s", "-5s", "must be text in seconds"),
+    "a reservation without a key": (GOOD, "{machineType: g2-standard-48", f"{_RESERVED}}}",
+                                    "SPECIFIC_RESERVATION needs key: compute.googleapis.com/reservation-name"),
+    "a reservation without a name": (GOOD, "{machineType: g2-standard-48", f"{_RESERVED}, {_KEY}}}",
+                                     "and values: the reservation's full name"),
+    "a reservation by a short name": (GOOD, "{machineType: g2-standard-48", f"{_RESERVED}, {_KEY}, values: [mine]}}",
+                                      "values=mine: write projects/PROJECT/zones/ZONE/reservations/NAME"),
+    "a reservation as SPOT": (
+        GOOD.replace("{machineType: g2-standard-48", f"{_RESERVED}, {_KEY}, values: [{_FULL}]}}"),
+        "{timeout", "{strategy: SPOT, timeout", "SPECIFIC_RESERVATION and strategy: SPOT contradict each other"),
+    "a variable twice": (GOOD, "{executorImageUri", "{env: [{name: A}, {name: A, value: y}], executorImageUri",
+                         "env name='A' is there twice"),
+    "a variable's name": (GOOD, "{executorImageUri", "{env: [{name: A-B, value: x}], executorImageUri",
+                          "a variable has letters, digits and _ only"),
+    "the A100 without its size": (GOOD, "NVIDIA_L4", "NVIDIA_A100",
+                                  "did you mean 'NVIDIA_TESLA_A100' or 'NVIDIA_A100_80GB'?"),
+    "the H100 without its size": (GOOD, "NVIDIA_L4", "NVIDIA_H100", "did you mean 'NVIDIA_H100_80GB' or 'NVIDIA_H100_"),
+    "the T4 by half its name": (GOOD, "NVIDIA_L4", "NVIDIA_T4", "did you mean 'NVIDIA_TESLA_T4'?"),
+    "a TPU machine": (_CPU, "n1-standard-8", "ct5lp-hightpu-4t", "TPUs are not offered here"),
+    "a TPU by its old machine": (_CPU, "n1-standard-8", "cloud-tpu", "TPUs are not offered here"),
+    "a TPU that the API does not know": (GOOD, "NVIDIA_L4", "TPU_V6E", "TPUs are not offered here"),
+    "no chief": (GOOD, "replicaCount: 1", "replicaCount: 0", "workerPoolSpecs[0].replicaCount=0: remove the pool"),
+    "labels of a job": (GOOD, "\nworker", "\nlabels: {a: b}\nworker", "unknown key 'labels': it belongs to a Custom"),
+    "a name of a job": (GOOD, "\nworker", "\ndisplayName: x\nworker", "remove it, and use --name="),
+    "a key of encryption": (GOOD, "\nworker", "\nencryptionSpec: {}\nworker", "keys of yours are not supported"),
+    "no YAML": (GOOD, "scheduling: {", "scheduling: [", "wrong.yaml: not valid YAML"),
+}  # fmt: skip
+
+
+# (tier, flags, the line)
+FLAGS: list[tuple[str, list[str], str]] = [
+    ("l4x4", ["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+    ("l4x4", [_DIGITS, "--stepz=3"], "unknown flag --stepz; did you mean 'steps'?"),
+    ("l4x4", [_DIGITS, "--global_batch_size=70"], "l4x4: global_batch_size=70 does not divide over 4"),
+    ("cpu-2workers", [_DIGITS, "--global_batch_size=63"], "does not divide over 2 replicas: take 62 or 64"),
+    ("l4x1-2workers", [_DIGITS, "--strategy=mirrored"], "would each train alone"),
+    ("l4x4", [_DIGITS, "--strategy=one_device"], "strategy=one_device and expect_devices=4 contradict"),
+    ("l4x4", [_DIGITS, "--strategy=multi_worker"], "l4x4 has one worker"),
+    ("l4x4", [_DIGITS, "--replicas=2"], "devices that are paid for would not be used"),
+    ("l4x4", [_DIGITS, "--replicas=8"], "a worker of l4x4 has 4 accelerators: drop the flag"),
+    ("l4x4", [_DIGITS, "--expect_devices=2"], "have 4 accelerators: drop the flag"),
+    ("l4x4", [_DIGITS, "--image_size=30"], "a multiple of 8 from 16 to 256"),
+    ("l4x4", ["--recipe=efficientnet_photos", "--data=gs://my-bucket/x", "--channels=1"], "takes colour images"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=photos/mine"], "the job's machines cannot read this disk"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=folder:photos"], "use --data=folder:gs://BUCKET/photos"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=gs:/my-bucket/photos"], "did you mean gs://my-bucket/photos?"),
+    ("l4x4", ["--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x"], "lower-case letters"),
+    ("l4x4", [_DIGITS, "--job_dir=runs/x"], "job_dir=runs/x: the job's machines cannot read this disk"),
+    ("l4x4", [_DIGITS, "--fid_features=model.keras"], "fid_features=model.keras: the job's machines cannot"),
+    ("l4x4", [_DIGITS, "--initial_checkpoint=runs/other"], "initial_checkpoint=runs/other: the job's machines cannot"),
+    ("l4x4", [_DIGITS, "--initial_checkpoint=gs://Bad_B/x"], "initial_checkpoint=gs://Bad_B/x: 'Bad_B' is not a valid"),
+    ("l4x4", [_DIGITS, "--initial_model=/home/me/m.keras"], "use --initial_model=gs://BUCKET/m.keras"),
+    ("l4x4", [_DIGITS, "--initial_model=gs:/my-bucket/x"], "did you mean gs://my-bucket/x?"),
+    ("l4x4", [_DIGITS, "--stream"], "stream=true and data=digits: only data at gs:// can be streamed"),
+    ("l4x4", ["--model=my_models.gan:build", "--data=digits"], "my_models is not in the job: use --package=FOLDER"),
+    ("l4x4", [_DIGITS, "--data=my_data:load"], "the module my_data is not in the job"),
+    ("l4x4", [_DIGITS, "--image=not an image"], "image=not an image: not an image: write REGION-docker.pkg.dev/"),
+    ("l4x4", [_DIGITS, "--image=https://us-docker.pkg.dev/p/r/x:1"], "leave out https://"),
+    ("l4x4", [_DIGITS, "--image=   "], "empty argument"),
+    ("l4x4", [_DIGITS, "--image="], "empty argument"),
+    ("l4x4", [_DIGITS, "--image=us-docker.pkg.dev/P/R/X:1"], "not an image"),
+    ("l4x4", [_DIGITS, "--image=us-docker.pkg.dev/p/r/x:"], "not an image"),
+    ("l4x4", [_DIGITS, "--image=trainer"], "image=trainer: it names no repository"),
+    ("l4x4", [_DIGITS, "--image=us-docker.pkg.dev/p/r/x;rm -rf"], "not an image"),
+    ("l4x4", [_DIGITS, "--steps=5", "--steps=6"], "--steps=5 and --steps=6 contradict each other: drop one of them"),
+    ("l4x4", [_DIGITS, "--steps", "5", "--steps", "6"], "--steps=5 and --steps=6 contradict"),
+    ("l4x4", [_DIGITS, "--learning-rate=1", "--learning_rate=2"], "--learning_rate=1 and --learning_rate=2 contradict"),
+    ("l4x4", [_DIGITS, "--stream", "--no_stream"], "--stream=true and --stream=false contradict"),
+    ("l4x4", [_DIGITS, "--name=a", "--name=b"], "--name=a and --name=b contradict"),
+    ("l4x4", [_DIGITS, "--region=us-east1"], "--region=us-east1 and --region=us-central1 contradict"),
+    ("cpu", [_DIGITS, "--regions=us-central1,mars-east1"], "region=mars-east1: not a region of Vertex AI training"),
+    ("cpu", [_DIGITS, "--regions=us-central1-a"], "this is a zone: use --region=us-central1"),
+    ("cpu", [_DIGITS, "--regions=us-centrall1"], "not a region of Vertex AI training; did you mean 'us-central1'?"),
+    ("cpu", [_DIGITS, "--name=a b"], "name=a b: use letters, digits"),
+    ("cpu", [_DIGITS, "--max_cost=nan"], "must be a number above 0"),
+    ("cpu", [_DIGITS, "--max_wait=2"], "'2' must be a time of up to 30 days with its unit, as 30m, 2h or 1d"),
+    ("cpu", [_DIGITS, "--max_wait=99999d"], "must be a time of up to 30 days"),
+    ("cpu", [_DIGITS, "--max_wait=2h", "--detach"], "--detach contradicts --max_wait: nobody would cancel the job"),
+    ("cpu", [_DIGITS, "--detach", "--fallback=t4x1"], "--detach contradicts --regions and --fallback"),
+    ("cpu", [_DIGITS, "--fallback=t4x9"], "tier t4x9: no such tier"),
+    ("cpu", [_DIGITS, "--backend=rest"], "argument --backend: invalid choice"),
+    ("cpu", [_DIGITS, "--max_package_mb=0"], "is not a whole number from 1"),
+    ("cpu", [_DIGITS, "--package=nothing"], "must be a folder that Python can import"),
+    ("cpu", [_DIGITS, "--job_dir=gs://"], "is not a valid bucket name"),
+    ("cpu", ["--model=my_models.nothing:build", "--data=digits", "--package=my_models"],
+     "the module my_models.nothing is not in the package my_models"),
+]  # fmt: skip
+
+# file: (content, the line), in a package my_models
+PACKAGES: dict[str, tuple[str, str]] = {
+    "gan.py": ("def build(:\n", "my_models/gan.py, line 1"),
+    "key.pem": ("x", "my_models/key.pem looks like a credential by its name"),
+    "inner/id_rsa": ("x", "my_models/inner/id_rsa looks like a credential"),
+    "a.json": ('{"type": "service_account"}', "my_models/a.json looks like a service account's key"),
+    "requirements.txt": ("tensorflow==2.15.0\n", "tensorflow==2.15.0: the trainer needs tensorflow>=2.17"),
+    ".gitignore": ("__init__.py\n", "names its __init__.py: nothing would go along"),
+}
+
+
+def spec(name: str) -> str:
+    """Returns the wrong spec of this name; what is replaced must be there."""
+    content, old, new, _ = SPECS[name]
+    last = content.rindex(old)
+    return content[:last] + new + content[last + len(old) :]
+
+
+def rows() -> list[Any]:
+    """Returns (spec, flags, files of a package, line) for each wrong input."""
+    wrong: list[Any] = [(name, "wrong.yaml", [_DIGITS], {}, line) for name, (*_, line) in SPECS.items()]
+    wrong += [("", tier, flags, {"gan.py": ""}, line) for tier, flags, line in FLAGS]
+    model = ["--model=my_models.gan:build", "--data=digits", "--package=my_models"]
+    return wrong + [("", "cpu", model, {"gan.py": "", file: text}, line) for file, (text, line) in PACKAGES.items()]

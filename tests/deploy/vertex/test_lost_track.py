@@ -1,0 +1,111 @@
+"""Tests that no job is lost track of: with real gcloud and the SDK, against the emulator with injected faults."""
+
+import pytest
+
+from deploy.vertex.api import ApiError, Backend
+from deploy.vertex.gcloud_errors import error_of, lost_response
+from deploy.vertex.session import Session
+from deploy.vertex.submission import submit_once
+from tests.deploy.conftest import needs_gcloud
+from tests.deploy.emulator import Emulator
+from tests.deploy.vertex.test_backends import REQUEST, SLOW_GCLOUD
+
+TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
+PROXY = (
+    "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by ProxyError('Unable to "
+)
+
+
+@pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
+    return session.open(request.param, "my-proj", "us-central1")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "transient", "unclear"),
+    [
+        ("(gcloud.ai.custom-jobs.create) Invalid value for [region]: Available values are [a]", 400, False, False),
+        ("(gcloud.ai.custom-jobs.create) argument --region: Invalid choice: 'x'.", 400, False, False),
+        ("(gcloud.ai.custom-jobs.create) ABORTED: another request", 409, False, False),
+        ("(gcloud.ai.custom-jobs.create) ALREADY_EXISTS: it is there", 409, False, False),
+        ("(gcloud.ai.custom-jobs.create) UNIMPLEMENTED: no such method", 501, False, False),
+        ("(gcloud.ai.custom-jobs.create) UNKNOWN: x", 500, True, True),
+        (f"gcloud crashed (SSLError): {TLS}'[SSL: CERTIFICATE_VERIFY_FAILED] (_ssl.c:1)')))", 0, False, False),
+        (f"gcloud crashed (SSLError): {TLS}'[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred')))", 0, True, True),
+        (f"gcloud crashed (ProxyError): {PROXY}connect to proxy', OSError('Tunnel connection failed: 407 x')))",
+         0, False, False),
+        (f"gcloud crashed (ProxyError): {PROXY}connect to proxy', NewConnectionError('refused')))", 0, False, False),
+        ("gcloud crashed (ConnectionError): (Caused by NewConnectionError('[Errno 111] Connection refused'))",
+         0, True, False),
+        ("gcloud crashed (ConnectionError): ('Connection aborted.', RemoteDisconnected('Remote end closed'))",
+         0, True, True),
+        ("gcloud crashed (InvalidDataFromServerError): Error decoding response \"<html>\" as type X", 0, True, True),
+    ],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_gcloud_prints_is_a_refusal_or_a_lost_answer(text: str, code: int, transient: bool, unclear: bool) -> None:
+    error = error_of(1, f"Using endpoint [x]\nERROR: {text}\n\nIf you would like to report this issue, run x\n")
+    assert (error.code, error.transient, error.may_have_succeeded) == (code, transient, unclear)
+    assert "report this issue" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "transient", "unclear"), [(409, False, False), (501, False, False), (502, True, True)]
+)
+def test_the_sdk_tells_a_refusal_from_a_lost_answer(code: int, transient: bool, unclear: bool) -> None:
+    error = ApiError(code, "x")
+    assert (error.transient, error.may_have_succeeded) == (transient, unclear)
+
+
+def test_the_reason_of_a_lost_response_is_its_message_and_not_its_headers() -> None:
+    log = (
+        "DEBUG: Retrying request to url http://h/v1 after exception HttpError accessing <http://h/v1>: response: "
+        "<{'server': 'ESF', 'status': 503}>, content <{\n \"error\": {\n  \"code\": 503,\n  \"message\": "
+        "\"away \\\"now\\\"\",\n  \"status\": \"UNAVAILABLE\"}}>\n"
+    )  # fmt: skip
+    assert (str(lost_response(log)), lost_response(log).code) == ('away "now"', 503)
+    assert str(lost_response(log.partition(", content")[0])) == "the service gave no reason"
+    assert lost_response("DEBUG: Retrying request to url x after exception ('Connection aborted.', X())").code == 0
+
+
+@needs_gcloud
+def test_a_region_that_gcloud_refuses_is_not_waited_for(cloud: Emulator, session: Session) -> None:
+    with pytest.raises(ApiError, match=r"Invalid value for \[region\]"):
+        submit_once(session.open("gcloud", "my-proj", "mars-east1"), REQUEST, session.clock)
+    assert cloud.requests == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "match"), [("tls", "no secure connection .*WRONG_VERSION_NUMBER"), ("HTTP_PROXY", "through the proxy")]
+)
+def test_neither_tls_nor_a_proxy_is_waited_for(
+    variable: str, match: str, backend: Backend, cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request reaches the service, so no job is looked for."""
+    secure = cloud.url.replace("http:", "https:")
+    if variable == "HTTP_PROXY":
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+    else:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
+        monkeypatch.setattr(backend, "_api_url", secure, raising=False)
+    began = session.clock.now()
+    with pytest.raises(ApiError, match=match) as caught:
+        submit_once(backend, REQUEST, session.clock)
+    assert (caught.value.may_have_succeeded, session.clock.now() - began, cloud.requests) == (False, 0.0, [])
+
+
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+def test_a_record_is_replaced_only_by_who_read_it(backend: Backend, cloud: Emulator) -> None:
+    uri = "gs://my-bucket/jobs/x/submission.json"
+    assert backend.write(uri, "one\n", 0)
+    assert not backend.write(uri, "two\n", 0)
+    found = backend.read(uri)
+    assert found
+    assert found[0] == "one\n"
+    assert backend.write(uri, "two\n", found[1])
+    with pytest.raises(ApiError):
+        backend.delete(uri, found[1])
+    backend.delete(uri, found[1] + 1)
+    assert (cloud.objects, backend.read(uri)) == ({}, None)
