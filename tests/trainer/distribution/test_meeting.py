@@ -165,6 +165,15 @@ def test_the_secret_comes_from_the_file_the_variable_or_the_job(tmp_path: Path) 
         secret_of(cluster, str(tmp_path / "none"))
 
 
+def test_what_follows_a_message_is_left_to_the_next_reader() -> None:
+    """The chief may fail right after it has told a worker to start."""
+    one, other = socket.socketpair()
+    with one, other:
+        other.sendall(b'{"start": 1}\n{"failed": 2, "error": "x", "index": 0}\n')
+        assert Reader(one).read(5) == {"start": 1}
+        assert one.recv(1000) == b'{"failed": 2, "error": "x", "index": 0}\n'
+
+
 def test_a_message_has_one_deadline_for_all_its_bytes() -> None:
     one, other = socket.socketpair()
     with one, other:
