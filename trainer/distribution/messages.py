@@ -35,27 +35,31 @@ class LineBuffer:
 
 
 class Reader:
-    """Reads messages one after another from a blocking connection, each within a total time."""
+    """Reads messages one after another from a blocking connection, each within a total time.
+
+    It consumes nothing after the last message that was read: that is for whoever takes over the connection.
+    """
 
     def __init__(self, link: socket.socket) -> None:
-        self._link, self._buffer, self._lines = link, LineBuffer(), list[bytes]()
+        self._link, self._buffer = link, LineBuffer()
 
     def read(self, timeout_seconds: float) -> dict[str, Any]:
         """Returns the next message; {} if the connection ends, the time passes, or the line is no message."""
         deadline = time.monotonic() + timeout_seconds
+        lines: list[bytes] = []
         try:
-            while not self._lines:
+            while not lines:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return {}
                 self._link.settimeout(left)
-                data = self._link.recv(65536)
-                if not data:
+                waiting = self._link.recv(65536, socket.MSG_PEEK)
+                if not waiting:
                     return {}
-                self._lines = self._buffer.feed(data)
+                lines = self._buffer.feed(self._link.recv(waiting.find(b"\n") + 1 or len(waiting)))
         except (OSError, Overflow):
             return {}
-        return parse(self._lines.pop(0))
+        return parse(lines[0])
 
 
 def send(link: socket.socket, message: Mapping[str, Any]) -> None:
