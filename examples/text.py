@@ -1,8 +1,8 @@
 """python -m trainer.task --model=examples.text:build --data=examples.text:data --learning_rate=1e-3 \
     --epochs=3 --evaluation_fraction=0.2 --job_dir=runs/text
 
-Tells spam from other messages by a small transformer. The messages are a file of lines `label<TAB>text`, the label
-`spam` or another: `MESSAGES=FILE python -m …`. Without it, 2,000 messages are generated.
+Tells spam from other messages by a small transformer. The messages are a file of lines `ham<TAB>text` and
+`spam<TAB>text`: `MESSAGES=FILE python -m …`. Without it, 2,000 messages are generated.
 """
 
 import os
@@ -22,8 +22,8 @@ COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize 
 def data(config: TrainConfig) -> Any:
     """Returns (x, y): word numbers (messages, LENGTH), 0 where a message is shorter, and 1 for spam (messages,)."""
     file = os.environ.get("MESSAGES")
-    lines = Path(file).read_text(encoding="utf-8").splitlines() if file else generated()
-    labels, texts = zip(*(line.split("\t", 1) for line in lines if "\t" in line), strict=True)
+    lines = Path(file).read_text(encoding="utf-8").split("\n") if file else generated()
+    labels, texts = zip(*(line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))), strict=True)
     words = keras.layers.TextVectorization(WORDS, output_sequence_length=LENGTH)
     words.adapt(list(texts))
     return np.asarray(words(list(texts))), np.array([label == "spam" for label in labels], "int32")

@@ -1,4 +1,4 @@
-"""Tests that each example runs by its own command, and gives the same numbers on one and on two replicas."""
+"""Tests that each example runs by its own command, with the same numbers on one and on two replicas."""
 
 from pathlib import Path
 
@@ -12,13 +12,15 @@ from tests.docs.sources import ROOT
 from tests.support import largest_difference, real_data, run_job, run_steps, weights
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
+from trainer.interface import ModelInterface
 from trainer.reporting.run_files import read_stats
 
 MOST_LINES = 80
-STEPS = 4
+STEPS = 10
+SHORT = [f"--steps={STEPS}", "--global_batch_size=8", "--report_every_steps=5", "--evaluation_batch_size=512"]
 FILES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py"))}
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
-# Its own Dropout and BatchNormalization draw and normalise for one replica's rows.
+# Its Dropout and BatchNormalization, as Keras has them, draw and normalise for one replica's rows.
 DEPENDS_ON_REPLICAS = {"fine_tuning"}
 
 
@@ -30,7 +32,7 @@ def command_of(name: str) -> Command:
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of the example's own command, but with a few steps and small batches."""
     words = [word for word in command_of(name).arguments if not word.startswith("--epochs=")]
-    return resolve([*words, f"--steps={STEPS}", "--global_batch_size=8", "--report_every_steps=2", *more]).config
+    return resolve([*words, *SHORT, *more]).config
 
 
 def test_there_are_eight() -> None:
@@ -47,22 +49,23 @@ def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
     assert f"--job_dir=runs/{name}" in arguments
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_an_example_runs_by_its_own_command(name: str, tmp_path: Path) -> None:
-    job_dir = run_job(settings(name, f"--job_dir={tmp_path}", "--evaluation_batch_size=512"))
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in DEPENDS_ON_REPLICAS else name for name in FILES
+])  # fmt: skip
+def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
+    compared = name not in DEPENDS_ON_REPLICAS
+    config = settings(name, "--precision=float64", f"--job_dir={tmp_path}", f"--replicas={1 + compared}")
+    job_dir = run_job(config)
     (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
     assert entry["step"] == STEPS
     assert LOSSES.get(name, {"loss"}) <= entry["losses"].keys()
-    assert keras.models.load_model(job_dir / "model" / "model.keras", compile=False).count_params() > 0
     assert len([*job_dir.glob("samples/*.png")]) == (name == "conditional_gan")
-
-
-@pytest.mark.parametrize("name", FILES.keys() - DEPENDS_ON_REPLICAS)
-def test_two_replicas_give_the_numbers_of_one(name: str) -> None:
-    runs = [run_steps(settings(name, "--precision=float64", f"--replicas={count}"), 30) for count in (1, 2)]
-    (one, logs), (two, logs_of_two) = runs
-    assert largest_difference(weights(one), weights(two)) < 1e-10
-    assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
+    saved = keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
+    if compared:
+        alone, _ = run_steps(settings(name, "--precision=float64"), STEPS)
+        expected = weights(ModelInterface.of(alone).templates()["model"])
+        # Adam moves a weight without effect, as the bias of an attention's keys, by rounding alone.
+        assert largest_difference(expected, weights(saved), smallest_norm=config.learning_rate) < 1e-10
 
 
 @pytest.mark.parametrize(("example", "variable", "file", "rows"), [
