@@ -54,7 +54,8 @@ def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
 ])  # fmt: skip
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
     compared = name not in DEPENDS_ON_REPLICAS
-    config = settings(name, "--precision=float64", f"--job_dir={tmp_path}", f"--replicas={1 + compared}")
+    own = ["--precision=float64", "--replicas=2"] if compared else []
+    config = settings(name, f"--job_dir={tmp_path}", *own)
     job_dir = run_job(config)
     (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
     assert entry["step"] == STEPS
