@@ -111,5 +111,5 @@ def real_data(name: str) -> Path:
     """Returns a folder of the real data in TRAINER_TEST_DATA; skips the test if that is not set."""
     root = os.environ.get("TRAINER_TEST_DATA")
     if not root:
-        pytest.skip("TRAINER_TEST_DATA names no folder with mnist/, fashion-mnist/, grocery-store/, nasty-images/")
+        pytest.skip(f"TRAINER_TEST_DATA names no folder with {name} (see CONTRIBUTING.md)")
     return Path(root) / name

@@ -2,7 +2,8 @@
 
 A model comes from `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, which runs under the strategy's scope
 and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `Trainable`; a compiled
-Keras model has one) and may have any attribute of `ModelInterface`.
+Keras model has one) and may have any attribute of `ModelInterface`. examples/table.py is a compiled model,
+examples/conditional_gan.py one with a train_step of its own.
 
 Rows, random numbers and means come from `trainer.distribution.step.current_step()`. Gradients are applied by an
 optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own optimizer.
@@ -21,12 +22,26 @@ class Trainable(Protocol):
     def train_step(self, data: Any) -> Mapping[str, Any]:
         """Trains on this replica's rows, in replica context within a tf.function; returns scalars by name.
 
-        `data`: (images, labels), or images alone if the source has no labels, as `fit` passes them. images: (rows,
-        height, width, channels), in the source's range (0 to 255), as floatx; labels: (rows,) int32. A model with
-        `batches_per_step` gets images alone, (batches_per_step, rows, height, width, channels).
+        `data`: what `fit` passes: x, (x, y) or (x, y, sample_weight), each a tensor or a nest of them (tuples, dicts),
+        (rows, *the shape of one example); x alone as (x,) if it is a nest. Floating-point numbers come as floatx, all
+        others in the type that they have. Of an image source, x is (rows, height, width, channels), 0 to 255, as
+        floatx, and y, if there are labels, is (rows,) int32. A model with `batches_per_step` gets the same parts as
+        (batches_per_step, rows, …).
 
         Scalars must be divided by the GLOBAL batch: they are summed over replicas. For a compiled Keras model, which
         returns its metrics, these are computed over all replicas instead.
+        """
+        ...
+
+
+class Evaluated(Protocol):
+    """Describes a model that is evaluated: one compiled with a loss, or with a test_step of its own."""
+
+    def test_step(self, data: Any) -> Mapping[str, Any]:
+        """Evaluates a batch on one device, outside of a step; returns scalars by name, which are reported as val_….
+
+        `data`: as that of train_step, without `batches_per_step`: (rows, …) of each part, the last batch smaller.
+        Results of the model's `metrics` are those of all batches together; other scalars are averaged over rows.
         """
         ...
 
@@ -37,7 +52,10 @@ class Samples(Protocol):
     latent_dim: int
 
     def sample(self, noise: Any) -> Any:
-        """Returns (count, height, width, channels) uint8 images for (count, latent_dim) noise in floatx."""
+        """Returns images for (count, latent_dim) noise in floatx: an array or a tensor, outside of a step.
+
+        The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the noise.
+        """
         ...
 
 

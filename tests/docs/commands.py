@@ -1,4 +1,4 @@
-"""Reads the commands that README and docs show, as argument lists, each with its page."""
+"""Reads the commands that README, docs and examples show, as argument lists, each with its page."""
 
 import re
 import shlex
@@ -36,9 +36,9 @@ class Command:
 
 
 def documented() -> list[Command]:
-    """Returns every command of README.md, CONTRIBUTING.md and docs/ once, with the first page that has it."""
+    """Returns every command of README, CONTRIBUTING, docs/ and examples/ once, with the first page that has it."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    pages += sorted((ROOT / "docs").rglob("*.py"))
+    pages += [page for folder in ("docs", "examples") for page in sorted((ROOT / folder).rglob("*.py"))]
     found = [command for page in pages for command in commands(page)]
     return list({command.words: command for command in reversed(found)}.values())[::-1]
 

@@ -58,6 +58,12 @@ def test_every_recipe_has_a_row() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == recipe_names()
 
 
+def test_every_example_has_a_row() -> None:
+    section = README.partition("\n## Your own model and data\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| \[`(\w+)`\]\(examples/(\w+)\.py\) \|", section, re.MULTILINE)
+    assert sorted(found) == sorted((path.stem, path.stem) for path in (ROOT / "examples").glob("[!_]*.py"))
+
+
 def test_pictures_are_small_and_shown() -> None:
     pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
     assert [picture.name for picture in pictures] == ["clothes.png", "digits.png", "tiers.png"]

@@ -12,7 +12,7 @@ from tests import versions
 from tests.docs.sources import ROOT
 
 MOST_LINES, MOST_FUNCTION_LINES = 450, 80
-FOLDERS = ("trainer", "deploy", "benchmarks", "tests", "docs")
+FOLDERS = ("trainer", "deploy", "benchmarks", "examples", "tests", "docs")
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -62,7 +62,7 @@ def undocumented(sources: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def test_what_is_public_is_documented() -> None:
-    paths = [path for path in FILES if path.relative_to(ROOT).parts[0] in FOLDERS[:3]]
+    paths = [path for path in FILES if path.relative_to(ROOT).parts[0] in FOLDERS[:4]]
     assert undocumented({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}) == {}
 
 
@@ -81,10 +81,14 @@ NOUNS = (
 
 
 def without_verb(source: str) -> list[tuple[int, str]]:
-    """Returns line and first word of each docstring that does not begin with a verb in the third person."""
+    """Returns line and first word of each docstring that does not begin with a verb in the third person.
+
+    A command may stand before the verb.
+    """
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Module, ast.ClassDef, Function))]
     texts = [(node.body[0].lineno, text) for node in nodes if (text := ast.get_docstring(node)) is not None]
     verb = re.compile(rf"(?!(?:{NOUNS})\b)[A-Z][a-z]+s\b")
+    texts = [(line, re.sub(r"\Apython -m .*?\n\n", "", text, flags=re.DOTALL)) for line, text in texts]
     return sorted((line, text.partition(" ")[0]) for line, text in texts if not verb.match(text))
 
 
@@ -100,6 +104,8 @@ def test_every_docstring_begins_with_a_verb() -> None:
 
 def test_a_docstring_without_a_verb_is_found() -> None:
     good = "'Reads.'\nclass A:\n    'Holds rows.'\n    async def run(self):\n        'Runs.'\n"
+    assert without_verb(good.replace("'Reads.'", "'python -m a --b=c\\n\\nReads.'")) == []
+    assert without_verb(good.replace("'Reads.'", "'python -m a --b=c\\n\\nRead.'")) == [(1, "Read.")]
     assert without_verb(good) == []
     for word in ("What", "read", "Rows", "This", "Read", "`Runs`", "Runs_"):
         assert without_verb(good.replace("Runs", word + " it")) == [(5, word)]

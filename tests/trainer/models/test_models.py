@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.drill import lines, read
+from tests.drill import read
 from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import (
     fresh_collectives,
@@ -323,14 +323,14 @@ def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Make, valu
 
 
 @pytest.mark.parametrize(("model", "code", "line"), [
-    ("docs.own_model:build", 0, "give the same weights and losses"),
+    ("examples.table:build", 0, "give the same weights and losses"),
     ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
     ("tests.models:own_batch_norm --sync_batch_norm=false", 2, "use --sync_batch_norm=true"),
     ("tests.models:mixed_rows", 2, "mix_up mixes the rows of one replica"),
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
     flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
-    data = ["--data=docs.own_model:rings"] if model.startswith("docs") else []
+    data = ["--data=examples.table:data"] if model.startswith("examples") else []
     command = [sys.executable, "-m", "trainer.check", *f"--model={model}".split(), *data, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
@@ -345,12 +345,3 @@ def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, c
     assert check_module.main([]) == 1
     line = "error: gs://b/x: Cloud Storage does not answer: the same command starts from scratch\n"
     assert capsys.readouterr().err == line
-
-
-def test_the_worked_example_trains(tmp_path: Path) -> None:
-    flags = ["--model=docs.own_model:build", "--data=docs.own_model:rings", "--image_size=16", "--width=4"]
-    flags += ["--steps=30", "--learning_rate=1e-2", "--report_every_steps=10", f"--job_dir={tmp_path}"]
-    command = [sys.executable, "-m", "trainer.task", *flags]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    losses = [line["losses"]["loss"] for line in lines(tmp_path, "report")]
-    assert losses[-1] < losses[0] / 2

@@ -1,0 +1,83 @@
+"""Tests that each example runs by its own command, with the same numbers on one and on two replicas."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from examples import table, text
+from tests.docs.commands import Command, commands
+from tests.docs.sources import ROOT
+from tests.support import largest_difference, real_data, run_job, run_steps, weights
+from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.interface import ModelInterface
+from trainer.reporting.run_files import read_stats
+
+MOST_LINES = 80
+STEPS = 10
+SHORT = [f"--steps={STEPS}", "--global_batch_size=8", "--report_every_steps=5", "--evaluation_batch_size=512"]
+FILES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py"))}
+LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
+# Its Dropout and BatchNormalization, as Keras has them, draw and normalise for one replica's rows.
+DEPENDS_ON_REPLICAS = {"fine_tuning"}
+
+
+def command_of(name: str) -> Command:
+    """Returns the first command of the example's docstring."""
+    return next(commands(FILES[name]))
+
+
+def settings(name: str, *more: str) -> TrainConfig:
+    """Returns the settings of the example's own command, but with a few steps and small batches."""
+    words = [word for word in command_of(name).arguments if not word.startswith("--epochs=")]
+    return resolve([*words, *SHORT, *more]).config
+
+
+def test_there_are_eight() -> None:
+    assert len(FILES) == 8
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
+    source = FILES[name].read_text(encoding="utf-8")
+    assert source.count("\n") < MOST_LINES
+    assert source.startswith('"""python -m trainer.task ')
+    arguments = command_of(name).arguments
+    assert f"--model=examples.{name}:build" in arguments
+    assert f"--job_dir=runs/{name}" in arguments
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in DEPENDS_ON_REPLICAS else name for name in FILES
+])  # fmt: skip
+def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
+    compared = name not in DEPENDS_ON_REPLICAS
+    own = ["--precision=float64", "--replicas=2"] if compared else []
+    config = settings(name, f"--job_dir={tmp_path}", *own)
+    job_dir = run_job(config)
+    (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
+    assert entry["step"] == STEPS
+    assert LOSSES.get(name, {"loss"}) <= entry["losses"].keys()
+    assert len([*job_dir.glob("samples/*.png")]) == (name == "conditional_gan")
+    saved = keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
+    if compared:
+        alone, _ = run_steps(settings(name, "--precision=float64"), STEPS)
+        expected = weights(ModelInterface.of(alone).templates()["model"])
+        # Adam moves a weight without effect, as the bias of an attention's keys, by rounding alone.
+        assert largest_difference(expected, weights(saved), smallest_norm=config.learning_rate) < 1e-10
+
+
+@pytest.mark.parametrize(("example", "variable", "file", "rows"), [
+    (table, "TABLE_CSV", "wine-quality/winequality-red.csv", 1599),
+    (text, "MESSAGES", "sms-spam/SMSSpamCollection", 5574),
+])  # fmt: skip
+def test_an_example_reads_a_real_file(
+    example: object, variable: str, file: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, str(real_data(file)))
+    name = example.__name__.partition(".")[2]
+    x, y = example.data(settings(name))
+    assert len(x) == len(y) == rows
+    assert np.isfinite(x).all()
