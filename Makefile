@@ -50,6 +50,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk
+	$(RUN) -m benchmarks.own_rows
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info
