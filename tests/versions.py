@@ -1,6 +1,7 @@
 """Runs the tests that depend on the versions of Python, TensorFlow, Keras or Google's packages on other versions.
 
-`make test-floor` runs them on the oldest supported, `make test-versions` on all; python tests/versions.py [3.10 …].
+`make test-floor` runs them on the oldest supported, `make test-versions` on that and on the newest Python;
+`python tests/versions.py 3.12` on one of those between.
 A Python that is not installed, or that is the default one, is skipped with a line that states it.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FLOOR = "3.10"
+NEWEST = "3.13"
 TENSORFLOW = {FLOOR: "tensorflow==2.17.*", "3.11": "tensorflow", "3.12": "tensorflow", "3.13": "tensorflow"}
 
 # Training on 1, 2 and 4 replicas and in float64; several workers; saving, resuming and exporting; every data format;
@@ -82,7 +84,7 @@ def main(versions: list[str]) -> int:
     if unknown:
         print(f"{unknown[0]}: not one of {', '.join(TENSORFLOW)}")
         return 2
-    codes = [run(version) for version in versions or TENSORFLOW]
+    codes = [run(version) for version in versions or (FLOOR, NEWEST)]
     return int(any(codes))  # negative if a signal ended the run
 
 

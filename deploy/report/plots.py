@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.run_reader import Run
-from deploy.report.summary import LOSSES, TierSummary
+from deploy.report.summary import LOSSES, TierSummary, in_units
 from deploy.report.timing import after_warm_up, epoch_seconds
 from trainer.errors import UserError
 
@@ -49,7 +49,9 @@ _Times = Callable[[Run], tuple[list[float], list[float]]]
 
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
     """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
-    return [Figure(title, caption, _svg(title, plot)) for title, caption, plot in drawings(collection, rows)]
+    return [
+        Figure(title, in_units(caption, rows), _svg(title, plot)) for title, caption, plot in drawings(collection, rows)
+    ]
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> list[Drawing]:

@@ -49,6 +49,7 @@ class TierSummary:
     loss_name: str | None
     accuracy_name: str | None
     images: int | None  # read in the whole run
+    unit: str = "images"  # what these are called
     speed_up: float | None = None
     efficiency: float | None = None
     price_per_hour: float | None = None
@@ -113,7 +114,14 @@ def _summary(group: TierRuns, local: bool) -> TierSummary:
         loss_name=loss,
         accuracy_name=accuracy,
         images=_common(_product(run.steps, run.examples_per_step) for run in runs),
+        unit=_common(run.unit for run in runs) or "images",
     )
+
+
+def in_units(text: str, rows: Sequence[TierSummary]) -> str:
+    """Returns a title or sentence about images with the word for what the runs read, if that is another."""
+    units = {row.unit for row in rows}
+    return text if "images" in units or not units else text.replace("images", units.pop())
 
 
 def _no_cost(row: TierSummary, on_this_machine: bool) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.report.collection import Collection
-from deploy.report.summary import TierSummary
+from deploy.report.summary import TierSummary, in_units
 from deploy.report.timing import Spread
 from deploy.spec.machine_table import load_machines
 
@@ -79,7 +79,9 @@ COLUMNS = (
 def shown(rows: Sequence[TierSummary]) -> tuple[list[str], list[list[str]]]:
     """Returns titles and cells of the columns in which any tier has a value; a missing value is an empty cell."""
     columns = [column for column in COLUMNS if any(getattr(row, column.key) is not None for row in rows)]
-    return [column.title for column in columns], [[_cell(row, column) for column in columns] for row in rows]
+    return [in_units(column.title, rows) for column in columns], [
+        [_cell(row, column) for column in columns] for row in rows
+    ]
 
 
 def _cell(row: TierSummary, column: Column) -> str:
@@ -132,7 +134,7 @@ def _reasons(rows: Sequence[TierSummary]) -> list[str]:
     for row in rows:
         for column in COLUMNS:
             if column.key in row.missing:
-                tiers.setdefault((column.title, row.missing[column.key]), []).append(row.tier)
+                tiers.setdefault((in_units(column.title, rows), row.missing[column.key]), []).append(row.tier)
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (title, reason), names in tiers.items():
         together.setdefault((reason, tuple(names)), []).append(title)

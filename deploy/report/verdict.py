@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.run_reader import Run
-from deploy.report.summary import UNKNOWN, UNKNOWN_MACHINE, TierSummary
+from deploy.report.summary import UNKNOWN, UNKNOWN_MACHINE, TierSummary, in_units
 from deploy.report.table import counted_devices, figures, money
 from deploy.report.timing import Spread
 from trainer.config.train_config import MAY_CHANGE
@@ -25,7 +25,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
     """
     done = [row for row in rows if row.state == "done" and row.images_per_second]
     real = [row for row in done if not row.simulated]
-    return [
+    sentences = [
         *_simulated(collection, rows),
         *(_ranking(real, baseline or rows[0].tier) if real or not done else ()),
         *_scaling(real),
@@ -36,6 +36,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_startup(done),
         *_estimates(collection, rows),
     ]
+    return [in_units(sentence, rows) for sentence in sentences]
 
 
 def equal(one: Spread, other: Spread) -> bool:

@@ -89,6 +89,17 @@ def test_published_dcgan(tmp_path: Path) -> None:
     assert "distributed (2 devices) reaches 1.64 x gpu (1 device)." in words
 
 
+def test_what_is_no_image_is_called_an_example(tmp_path: Path) -> None:
+    type_in(tmp_path, DCGAN)
+    for tier in DCGAN:
+        info = tmp_path / tier / "run.json"
+        edit(info, data={**json.loads(info.read_text())["data"], "unit": "examples"})
+    collection = collect([tmp_path])
+    shown = to_markdown(summarize(collection)) + words_of(tmp_path, "cpu")
+    assert "examples/s" in shown
+    assert "images" not in shown
+
+
 def test_published_cnn_and_dense(tmp_path: Path) -> None:
     type_in(tmp_path / "cnn", CNN)
     assert rows_of(tmp_path / "cnn")["several"].speed_up == pytest.approx(21 / 9)
