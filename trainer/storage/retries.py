@@ -15,6 +15,7 @@ from trainer.storage.gcs_errors import is_refused_token
 from trainer.storage.transport import Cancelled
 
 _FIRST_SECONDS = 1.0
+_TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})  # status codes
 
 
 def pauses(longest: float) -> Iterator[float]:
@@ -58,12 +59,35 @@ class Retries:
     def _refuse_hopeless(self, error: Exception, seconds: float) -> None:
         """Raises the error, or RetryError after the time, unless another attempt at `seconds` may succeed."""
         from google.api_core.exceptions import RetryError
-        from google.cloud.storage.retry import DEFAULT_RETRY
 
         if is_refused_token(error):
             if seconds > self._refused_seconds:
                 raise error
-        elif not DEFAULT_RETRY._predicate(error):
+        elif not may_pass(error):
             raise error
         elif seconds > self._seconds:
             raise RetryError(f"no success within {self._seconds:g} s", cause=error) from error
+
+
+def may_pass(error: Exception) -> bool:
+    """Returns whether the same request may succeed later: https://cloud.google.com/storage/docs/retry-strategy"""
+    import http.client
+
+    import requests
+    import urllib3
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.exceptions import TransportError
+    from google.cloud.storage.exceptions import InvalidResponse
+
+    if isinstance(error, TransportError) and error.args and isinstance(error.args[0], Exception):
+        return may_pass(error.args[0])
+    if isinstance(error, InvalidResponse):
+        return error.response.status_code in _TEMPORARY
+    if isinstance(error, GoogleAPICallError):
+        return error.code in _TEMPORARY
+    network: tuple[type[Exception], ...] = (
+        ConnectionError, requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError,
+        http.client.HTTPException, urllib3.exceptions.PoolError, urllib3.exceptions.ProtocolError,
+        urllib3.exceptions.SSLError, urllib3.exceptions.TimeoutError,
+    )  # fmt: skip
+    return isinstance(error, network)
