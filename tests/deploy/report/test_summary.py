@@ -95,7 +95,7 @@ def test_what_is_no_image_is_called_an_example(tmp_path: Path) -> None:
         info = tmp_path / tier / "run.json"
         edit(info, data={**json.loads(info.read_text())["data"], "unit": "examples"})
     collection = collect([str(tmp_path)])
-    shown = to_markdown(summarize(collection)) + words_of(tmp_path, "cpu")
+    shown = to_markdown(summarize(collection), []) + words_of(tmp_path, "cpu")
     assert "examples/s" in shown
     assert "images" not in shown
 
