@@ -37,7 +37,7 @@ def measured_by_iou(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-class _Steps(keras.Model):
+class Steps(keras.Model):
     """Can be exported: a subclass has its own train_step."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Steps(keras.Model):
         return images
 
 
-class _Failing(_Steps):
+class _Failing(Steps):
     """train_step returns a loss that becomes NaN at step 3 (counted from 1)."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def failing(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _Failing()
 
 
-class _Hungry(_Steps):
+class _Hungry(Steps):
     def train_step(self, data: Any) -> dict[str, Any]:
         side = tf.reduce_sum(data[1]) * 0 + 400_000_000
         return {"loss": tf.reduce_sum(tf.random.uniform((side, side)))}

@@ -93,10 +93,8 @@ def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
     monkeypatch.setattr(StepContext, "draw", lambda self, *given: tf.gather(draw(self, *given), order))
 
     def taken(self: StepRunner, batch: Any, replica: Any) -> Any:
-        data = take(self, batch, replica)
-        if isinstance(data, tuple):
-            return tuple(tf.gather(part, order) for part in data)
-        return tf.gather(data, order, axis=1)
+        axis = 1 if self._interface.stacked else 0
+        return tf.nest.map_structure(lambda part: tf.gather(part, order, axis=axis), take(self, batch, replica))
 
     monkeypatch.setattr(StepRunner, "_rows_of", taken)
 

@@ -35,13 +35,13 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
     model, sampler = setup.model, ModelInterface.of(setup.model).sampler
     with tempfile.TemporaryDirectory(prefix="trainer-rehearsal-") as name:
         folder = Path(name)
-        parts: dict[str, Callable[[], object]] = {"checkpoint": lambda: _checkpoint(model, folder / "checkpoint")}
+        parts: dict[str, Callable[[], object]] = {"checkpoint": lambda: _checkpoint(model, folder / "state")}
         if evaluate:
             parts["evaluation"] = evaluate.try_one_batch
         if sampler:
             drawn = noise(setup.config.seed, _IMAGES, sampler.latent_dim, keras.config.floatx())
             parts["sample"] = lambda: as_uint8(sampler.sample(drawn))
-        parts["export"] = lambda: export(model, folder / "model", setup.dataset.input_spec)
+        parts["export"] = lambda: export(model, folder / "exported", setup.dataset.input_spec)
         for what, attempt in parts.items():
             try:
                 attempt()
@@ -56,6 +56,8 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
 
 def _checkpoint(model: keras.Model, folder: Path) -> None:
     variables = variables_of(model)
+    if not variables:
+        raise UserError("the model has no variables: build its layers, or call it on some rows, before it is returned")
     write_checkpoint(folder, snapshot(variables), {"step": 0, "state": {}})
     _, values = read_checkpoint(folder)
     check_fits(variables, {name: tf.TensorShape(value.shape) for name, value in values.items()}, "checkpoint")

@@ -129,7 +129,8 @@ class Evaluation:
         def gather(number: Any) -> Any:
             return examples.gather(tf.range(number * size, tf.minimum((number + 1) * size, examples.count)))
 
-        numbers = tf.data.Dataset.range(self._batches, output_type=tf.int32).shard(of, index)
+        batches = self._batches
+        numbers = tf.data.Dataset.range(batches, output_type=tf.int32).shard(of, index)
         return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2)
 
     def _ran(self, iterators: list[Any], states: list[State], counts: list[int]) -> list[State]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches, row_order
-from trainer.data.dataset import Arrays, Dataset, failures_of_reading, gathered
+from trainer.data.dataset import Arrays, Dataset, failures_of_reading, gathered, image_spec
 from trainer.data.digits import load
 from trainer.data.sources import load_dataset
 from trainer.distribution.cluster import Cluster
@@ -138,7 +138,7 @@ def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
     def read(rows: Any) -> tuple[Any, ...]:
         raise error
 
-    data = tf.data.Dataset.range(2).map(lambda row: gathered(read, row, (1, 1, 1), False))
+    data = tf.data.Dataset.range(2).map(lambda row: gathered(read, row, image_spec((1, 1, 1), labelled=False)))
     with pytest.raises(kind) as caught, failures_of_reading():
         next(iter(data))
     assert caught.value is error

@@ -119,7 +119,8 @@ def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path:
     """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for a minute."""
     proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
     code = (
-        "import sys; from trainer.command import run_command; from trainer.storage.staging import stage; "
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from trainer.command import run_command; from trainer.storage.staging import stage; "
         f"sys.exit(run_command(lambda: print('begins', flush=True) or stage({filled.url('d')!r}, 'data', "
         f"{str(tmp_path)!r}) and 0, 'begins again'))"
     )
