@@ -392,7 +392,8 @@ def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ..
 def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> None:
     """What came to nothing is no restart of the run, and no hopeless one."""
     (tmp_path / "photos").mkdir()
-    flags = ["l4x1", *FLAGS, f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
+    others = [flag for flag in FLAGS if not flag.startswith("--data=")]
+    flags = ["l4x1", *others, f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
     with deploy("compare", *flags) as process:
         _, error = process.communicate(timeout=120)
     assert (process.returncode, error.count("\n")) == (2, 1)
