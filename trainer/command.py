@@ -25,6 +25,9 @@ def run_command(work: Callable[[], int], again: str) -> int:
         log.warning(f"stopped at once: the same command {again}")
         return INTERRUPTED
     except Exception as raised:
+        if isinstance(raised.__cause__ or raised.__context__, KeyboardInterrupt):  # in the start of a module in C
+            log.warning(f"stopped at once: the same command {again}")
+            return INTERRUPTED
         error = as_user_mistake(raised) or raised
         if isinstance(error, (UserError, PlatformFault)):
             log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")

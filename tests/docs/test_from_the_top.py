@@ -28,7 +28,7 @@ FIRST = ("trainer.data.prepare", "trainer.task")  # a page may use a run before 
 
 
 def reduced(command: Command) -> list[str]:
-    """Returns the command's words, then its reductions: the last of two equal flags counts."""
+    """Returns the command's words with its reductions in place of the same flags."""
     words = [*command.words]
     recipe = next((word.partition("=")[2] for word in words if word.startswith("--recipe=")), "")
     if command.subject == "trainer.data.prepare":
@@ -37,12 +37,17 @@ def reduced(command: Command) -> list[str]:
         return words
     more = [*SMALL, *OFFLINE.get(recipe, [])]
     if command.subject == "deploy estimate":
-        return [*words, *more, "--short_steps=20"]
+        return _with(words, [*more, "--short_steps=20"])
     if command.subject == "trainer.check" or any(word.startswith("--kill=") for word in words):
-        return [*words, *more]
+        return _with(words, more)
     if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice
-        return [*words, *more, "--epochs=1"]
-    return [*words, *more, *SHORT]
+        return _with(words, [*more, "--epochs=1"])
+    return _with(words, [*more, *SHORT])
+
+
+def _with(words: list[str], flags: list[str]) -> list[str]:
+    names = {flag.partition("=")[0] for flag in flags}
+    return [*(word for word in words if word.partition("=")[0] not in names), *flags]
 
 
 def local_commands() -> list[Command]:

@@ -19,10 +19,16 @@ def raising(error: BaseException) -> Callable[[], int]:
     return work
 
 
+def in_a_module_in_c() -> int:
+    """Does what the start of a module in C makes of Ctrl-C."""
+    raise ImportError("initialization failed") from KeyboardInterrupt()
+
+
 @pytest.mark.parametrize(("work", "code", "line"), [
     (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
     (raising(PlatformFault("no answer")), 1, "error: no answer: the same command starts from scratch\n"),
     (raising(KeyboardInterrupt()), 75, "warning: stopped at once: the same command starts from scratch\n"),
+    (in_a_module_in_c, 75, "warning: stopped at once: the same command starts from scratch\n"),
     (raising(ZeroDivisionError("x")), 2, "error: tests/trainer/test_command.py:17 in work: ZeroDivisionError: x; "),
     (functools.partial(divmod, 1, 0), 1,
      "error: a fault of this program or of the platform, not of your settings\nTraceback "),

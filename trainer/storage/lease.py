@@ -22,6 +22,7 @@ from trainer.storage.local_files import is_running
 
 RENEW_SECONDS, STALE_SECONDS = 15.0, 45.0
 _POLL_SECONDS = 1.0
+_TRIES = 3
 _LONG_AGO = 600.0  # seconds since the last renewal, also by a clock that is wrong by minutes
 _MACHINE = "/proc/sys/kernel/random/boot_id"
 
@@ -37,6 +38,21 @@ class Lease:
 
     def acquire(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
         """Takes the lease and keeps renewing it; raises UserError if another run renews it meanwhile."""
+        for _ in range(_TRIES):
+            seen = self._free(clock, sleep)
+            try:
+                self._write(seen.generation if seen else 0)
+            except Conflict:
+                found = self._gcs.get(self._address)
+                if found and not self._may_replace(found):
+                    raise self._refusal(found) from None
+                continue  # the last renewal of a process that has ended came late
+            self._thread.start()
+            return
+        raise self._refusal(self._gcs.get(self._address))
+
+    def _free(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> Remote | None:
+        """Waits until the lease may be replaced; returns the one to replace, None if there is none."""
         seen, since, told = self._gcs.get(self._address), clock(), False
         while seen and not self._may_replace(seen) and clock() - since < STALE_SECONDS:
             if not told:
@@ -44,14 +60,10 @@ class Lease:
                 told = True
             sleep(_POLL_SECONDS)
             now = self._gcs.get(self._address)
-            if now and now.generation != seen.generation:
+            if now and now.generation != seen.generation and not self._may_replace(now):
                 raise self._refusal(now)
             seen = now
-        try:
-            self._write(seen.generation if seen else 0)
-        except Conflict:
-            raise self._refusal(self._gcs.get(self._address)) from None
-        self._thread.start()
+        return seen
 
     def release(self) -> None:
         """Deletes the lease, unless another run has taken it over. Raises nothing: it would also become stale."""

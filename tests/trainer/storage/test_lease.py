@@ -77,6 +77,32 @@ def test_a_dead_run_yields_at_once_or_when_its_lease_is_stale(
     assert (bucket.names(), lost) == ([], [])
 
 
+@pytest.mark.parametrize("when", ["while it waits", "when it writes"])
+def test_a_late_renewal_of_a_dead_process_of_this_machine_is_replaced(
+    bucket: Bucket, monkeypatch: Patch, when: str
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead = {"machine": lease._holder()["machine"], "process": str(ended.pid)}
+    taken = lease_of(bucket, lost := [])
+    clock = Clock(lambda: held_by(bucket, **dead) if clock.now == lease._POLL_SECONDS else None)
+    if when == "while it waits":
+        held_by(bucket)  # of another machine
+    else:
+        free = Lease._free
+
+        def freed(*given: Any) -> Any:
+            found = free(*given)
+            held_by(bucket, **dead) if not found else None
+            return found
+
+        monkeypatch.setattr(Lease, "_free", freed)
+    taken.acquire(clock, clock.sleep)
+    assert json.loads(bucket.content("runs/7/lease.json"))["process"] == str(os.getpid())
+    taken.release()
+    assert lost == []
+
+
 def test_a_run_that_renews_its_lease_refuses_another(bucket: Bucket) -> None:
     held_by(bucket)
     clock = Clock(lambda: held_by(bucket, process=str(clock.now)))
@@ -90,7 +116,7 @@ def test_damaged_leases_and_races_end_in_one_holder(bucket: Bucket, proxy: Proxy
     first = lease_of(bucket, [])
     first.acquire()
     first.release()
-    proxy.faults.append(Fault(412, "POST", "/upload/"))  # another run was faster
+    proxy.faults.append(Fault(412, "POST", "/upload/", times=3))  # others were faster
     with pytest.raises(UserError, match="it has just ended"):
         lease_of(bucket, []).acquire()
 
