@@ -25,7 +25,10 @@ TOUCHES_VERSIONS = (
     "deploy/test_main.py", "deploy/spec/test_tier.py", "deploy/spec/test_packages.py", "deploy/vertex/test_backends.py",
     "hostile",
 )  # fmt: skip
-ON_THE_FLOOR = ("trainer/models/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e")
+ON_THE_FLOOR = (
+    "trainer/models/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e",
+    "trainer/data/test_own.py", "trainer/training/test_evaluation.py", "trainer/distribution/test_draws.py",
+)  # fmt: skip
 
 
 def find_python(version: str) -> str | None:
