@@ -21,11 +21,11 @@ def run_command(work: Callable[[], int], again: str) -> int:
     start_logging()
     try:
         return work()
-    except KeyboardInterrupt:
-        log.warning(f"stopped at once: the same command {again}")
-        return INTERRUPTED
-    except Exception as raised:
-        if isinstance(raised.__cause__ or raised.__context__, KeyboardInterrupt):  # in the start of a module in C
+    except (Exception, KeyboardInterrupt) as raised:
+        # In the start of a module in C, Ctrl-C is the cause of another error.
+        if isinstance(raised, KeyboardInterrupt) or isinstance(
+            raised.__cause__ or raised.__context__, KeyboardInterrupt
+        ):
             log.warning(f"stopped at once: the same command {again}")
             return INTERRUPTED
         error = as_user_mistake(raised) or raised

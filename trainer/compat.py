@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.log import log
+from trainer.log import warn_once
 
 TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
 
@@ -75,7 +75,7 @@ def seed_initializers(seed: int) -> None:
         if generator.getstate() == start:
             raise Missing("keras.src.random.seed_generator.python_random")
     except Missing as error:
-        _warn_once(f"{error}; until then a storage request that is retried may change the initial weights of a seed")
+        warn_once(f"{error}; until then a storage request that is retried may change the initial weights of a seed")
         keras.utils.set_random_seed(seed)
     generator.setstate(start)
 
@@ -170,7 +170,7 @@ def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, 
         first = _private("keras.optimizers.Adam._momentums", owner=optimizer)
         second = _private("keras.optimizers.Adam._velocities", owner=optimizer)
     except Missing as error:
-        _warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
+        warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
         return None
     return first[index], second[index]
 
@@ -195,7 +195,7 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
         try:
             found += _private("tensorflow.data.Dataset._inputs", owner=one)()
         except Missing as error:
-            _warn_once(f"{error}; until then a tf.data.Dataset with batches of a fixed size is not recognised")
+            warn_once(f"{error}; until then a tf.data.Dataset with batches of a fixed size is not recognised")
     return False
 
 
@@ -211,7 +211,7 @@ def losses_reduced_by(reduce: Callable[..., Any]) -> Iterator[None]:
     try:
         original = _private(name, 0, sample_weight=None, mask=None, reduction=None, dtype=None)
     except Missing as error:
-        _warn_once(f"{error}; until then losses with masks may depend on the number of replicas")
+        warn_once(f"{error}; until then losses with masks may depend on the number of replicas")
         yield
         return
     module = pkgutil.resolve_name("keras.src.losses.loss")
@@ -264,8 +264,3 @@ def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any
     except (ImportError, AttributeError, TypeError):
         raise Missing(name) from None
     return found
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    log.warning("%s", line)

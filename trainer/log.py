@@ -1,5 +1,6 @@
 """Formats log lines: plain text with errors on stderr locally, JSON with a severity on stdout for Cloud Logging."""
 
+import functools
 import json
 import logging
 import os
@@ -46,3 +47,9 @@ def start_logging() -> None:
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.INFO)
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    """Logs a warning the first time that it is given in this process."""
+    log.warning("%s", line)

@@ -210,7 +210,7 @@ def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> N
 @pytest.fixture
 def warnings(monkeypatch: Patch, caplog: Log) -> Log:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    compat._warn_once.cache_clear()
+    compat.warn_once.cache_clear()
     return caplog
 
 
@@ -235,7 +235,7 @@ def test_without_them_public_names_of_keras_do_the_same(monkeypatch: Patch, warn
     for removed in (False, True):  # first it only goes unused
         if removed:
             remove(monkeypatch, "keras.src.random.seed_generator.python_random")
-        compat._warn_once.cache_clear()
+        compat.warn_once.cache_clear()
         compat.seed_initializers(7)
         assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
     assert keras.layers.Dense(1).name == "dense"

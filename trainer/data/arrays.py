@@ -61,18 +61,21 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
 
 def _split(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
     """Splits `examples` into a training part and `evaluation_fraction` of them, drawn by the seed, for evaluation."""
-    order = np.random.default_rng(config.seed).permutation(examples.count)
-    held = round(examples.count * config.evaluation_fraction)
-    if not 0 < held < examples.count:
-        raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction} of {examples.count} examples leaves one side empty"
-        )
 
     def take(rows: npt.NDArray[Any]) -> Arrays:
-        rows.sort()
         return Arrays(examples.images[rows], None if examples.labels is None else examples.labels[rows])
 
-    return take(order[held:]), take(order[:held])
+    kept, held = held_back(config, examples.count)
+    return take(kept), take(held)
+
+
+def held_back(config: TrainConfig, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Returns the rows to train on and the `evaluation_fraction` to evaluate, drawn by the seed, in ascending order."""
+    order = np.random.default_rng(config.seed).permutation(count).astype(np.int32)
+    held = round(count * config.evaluation_fraction)
+    if not 0 < held < count:
+        raise UserError(f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side empty")
+    return np.sort(order[held:]), np.sort(order[:held])
 
 
 def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.train_config import MODELS, TrainConfig
-from trainer.data.arrays import arrays_dataset
+from trainer.data.arrays import arrays_dataset, held_back
 from trainer.data.dataset import Arrays, Dataset, Examples, InSequence, NestedArrays, Subset, first_rows
 from trainer.data.in_sequence import TensorFlowData
 from trainer.data.nests import described, is_array, specs_of
@@ -21,7 +21,7 @@ _KINDS = (
     "__len__ and __getitem__(int) that gives one example; a keras.utils.PyDataset; a tf.data.Dataset; or a Dataset "
     "of trainer.data.dataset"
 )
-_COMPARED_ROWS = 16
+_COMPARED_ROWS = 16  # as many as the head of data in sequence
 
 
 def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any]) -> Dataset:
@@ -141,13 +141,8 @@ def _split(config: TrainConfig, examples: Examples | InSequence) -> tuple[Exampl
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
             "return a pair for training and evaluation"
         )
-    order = np.random.default_rng(config.seed).permutation(examples.count).astype(np.int32)
-    held = round(examples.count * config.evaluation_fraction)
-    if not 0 < held < examples.count:
-        raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction} of {examples.count} examples leaves one side empty"
-        )
-    return Subset(examples, np.sort(order[held:])), Subset(examples, np.sort(order[:held]))
+    kept, held = held_back(config, examples.count)
+    return Subset(examples, kept), Subset(examples, held)
 
 
 def _check_alike(dataset: Dataset, held: Examples | InSequence) -> None:

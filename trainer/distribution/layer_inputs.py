@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer.distribution.step import StepContext, running_step
-from trainer.log import log
+from trainer.log import warn_once
 
 _NO_ROWS = "draws random numbers for inputs whose first axis is not one of rows"
 _UNKNOWN_PARTS = "draws for several parts of each row, whose order is not known: reshape (rows, parts, …) before it"
@@ -151,9 +151,4 @@ def _neighbours(tensor: Any, rows: int) -> bool | None:
 def name_dependence(step: StepContext, path: str, why: str) -> None:
     """Warns once that numbers drawn for `path` differ on several replicas, if there are several."""
     if step.rows != step.global_batch_size:
-        _warn_once(f"the result depends on the number of replicas: {path} {why}")
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-    log.warning("%s", line)
+        warn_once(f"the result depends on the number of replicas: {path} {why}")

@@ -202,7 +202,7 @@ def test_what_cannot_be_drawn_by_row_is_named(
     function: Callable[..., Any], line: str, rows: int, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    layer_inputs._warn_once.cache_clear()
+    layer_inputs.warn_once.cache_clear()
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())
     on_replica(lambda values: function(values, layer), WORDS, rows)
@@ -211,7 +211,7 @@ def test_what_cannot_be_drawn_by_row_is_named(
 
 def test_a_layer_that_does_not_draw_is_not_named(monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    layer_inputs._warn_once.cache_clear()
+    layer_inputs.warn_once.cache_clear()
     dropout, lstm = independent(lambda: layers.Dropout(0.5), WORDS), independent(lambda: layers.LSTM(2), WORDS)
     on_replica(lambda x: dropout(tf.transpose(x, [1, 0, 2]), training=False), WORDS, 4)
     on_replica(trained(lstm), WORDS, 4)
