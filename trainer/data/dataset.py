@@ -18,6 +18,7 @@ from trainer.errors import PlatformFault, UserError
 
 Array = npt.NDArray[Any]
 
+_HEAD = 16  # rows of data in sequence that are looked at before training
 _failures: deque[Exception] = deque(maxlen=8)  # of reading, because TensorFlow passes on the text of errors only
 
 
@@ -42,9 +43,20 @@ class Examples(Protocol):
 class InSequence(ABC):
     """Provides examples in one fixed order, without access by row number."""
 
-    count: int
     has_length: bool = True  # else `count` is what the run reads
     spec: tuple[Nest, ...]  # the tf.TensorSpec of one example, in the structure of its parts
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Returns the number of examples in one pass, which may have to be read for it."""
+
+    @cached_property
+    def head(self) -> tuple[Nest, ...]:
+        """Returns the parts of the first rows, at most _HEAD, as arrays; they are read once."""
+        parts = next(iter(self.batches(_HEAD, drop_remainder=False)))
+        found: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
+        return found
 
     @abstractmethod
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
@@ -109,13 +121,14 @@ class NestedArrays:
     """
 
     def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
-        given = ("x", x), ("y", y), ("sample_weight", sample_weight)
-        self.parts = tuple(as_arrays(part, name) for name, part in given if part is not None)
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        arrays = {name: as_arrays(part, name) for name, part in given.items() if part is not None}
+        self.parts = tuple(arrays.values())
         self.count = rows_in(self.parts)
         if y is None and sample_weight is not None:
             raise UserError("sample_weight without y: what has no targets has no loss to weight")
-        for name, part in given[1:]:
-            for leaf in tf.nest.flatten(as_arrays(part, name)) if part is not None else ():
+        for name, part in arrays.items():
+            for leaf in tf.nest.flatten(part) if name != "x" else ():
                 if leaf.dtype.kind == "f" and np.isnan(leaf).any():
                     row = int(np.flatnonzero(np.isnan(leaf).reshape(len(leaf), -1).any(axis=1))[0])
                     raise UserError(f"{name} holds NaN, first in row {row:,}: remove or fill these rows")
@@ -180,14 +193,13 @@ def gathered(read: Callable[[Any], Nest], rows: Any, spec: Nest) -> tuple[Any, .
 
 
 def first_rows(examples: "Examples | InSequence", count: int) -> tuple[Nest, ...]:
-    """Returns the parts of the first rows, at most `count`, as arrays; they are read anew at each call."""
-    rows = min(count, examples.count)
+    """Returns the parts of the first rows, at most `count`, as arrays; by row number, they are read at each call."""
     with failures_of_reading():
         if isinstance(examples, InSequence):
-            parts = next(iter(examples.batches(rows, drop_remainder=False)))
+            found: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part[:count], examples.head)
         else:
-            parts = examples.gather(tf.range(rows))
-        found: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
+            parts = examples.gather(tf.range(min(count, examples.count)))
+            found = tf.nest.map_structure(lambda part: part.numpy(), parts)
     return found
 
 

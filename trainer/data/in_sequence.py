@@ -1,6 +1,7 @@
 """Reads a user's tf.data.Dataset in its own order, from its start: it has no access by row number."""
 
 import time
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -26,8 +27,15 @@ class TensorFlowData(InSequence):
         self._source = source.map(_parts)
         elements = self._source.element_spec
         self.spec = tf.nest.map_structure(self._example, elements)
-        self.has_length = int(source.cardinality()) >= 0
-        self.count = self._count(unknown_count)
+        self._length, self._unknown_count = int(source.cardinality()), unknown_count
+        self.has_length = self._length >= 0
+        if self._length == 0:
+            raise UserError(f"{origin}: the tf.data.Dataset is empty")
+        if not (self.has_length or unknown_count):
+            raise UserError(
+                f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run with "
+                "--steps, or the data set's with tf.data.experimental.assert_cardinality"
+            )
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
         if self._batched:
@@ -50,23 +58,17 @@ class TensorFlowData(InSequence):
             )
         return tf.TensorSpec(shape, spec.dtype)
 
-    def _count(self, unknown: int) -> int:
-        length = int(self._source.cardinality())
-        if length == 0:
-            raise UserError(f"{self._origin}: the tf.data.Dataset is empty")
-        if length > 0 and not self._batched:
-            return length
-        if length > 0:
-            began = time.monotonic()
-            count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
-            log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
-            return count
-        if not unknown:
-            raise UserError(
-                f"{self._origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run "
-                "with --steps, or the data set's with tf.data.experimental.assert_cardinality"
-            )
-        return unknown
+    @cached_property
+    def count(self) -> int:
+        """Returns the number of examples; reads all batches once if it must count them."""
+        if not self.has_length:
+            return self._unknown_count
+        if not self._batched:
+            return self._length
+        began = time.monotonic()
+        count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
+        log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
+        return count
 
 
 def _rows(*parts: Nest) -> Any:
