@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 
 
-def start(addresses: Sequence[str], index: int, flags: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+def start(
+    addresses: Sequence[str], index: int, flags: Sequence[str], log: Path, module: str = "trainer.task"
+) -> "subprocess.Popen[bytes]":
     """Starts worker `index` of the cluster, or the process of a job without a cluster; its output goes to `log`."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if addresses:
@@ -22,7 +24,7 @@ def start(addresses: Sequence[str], index: int, flags: Sequence[str], log: Path)
         config = {"cluster": {"chief": addresses[:1], "worker": addresses[1:]}, "task": task}
         environment["TF_CONFIG"] = json.dumps(config)
     with open(log, "ab") as output:
-        command = [sys.executable, "-m", "trainer.task", *flags]
+        command = [sys.executable, "-m", module, *flags]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
@@ -42,8 +44,10 @@ def end(processes: Sequence["subprocess.Popen[bytes]"], seconds: float = LIMIT_S
     return [process.returncode for process in processes]
 
 
-def run(workers: int, flags: Sequence[str], log: Path) -> list[int]:
-    """Runs a job on `workers` workers; their outputs are `log`.0, `log`.1 …"""
-    addresses = free_addresses(workers)
+def run(
+    workers: int, flags: Sequence[str], log: Path, module: str = "trainer.task", seconds: float = LIMIT_SECONDS
+) -> list[int]:
+    """Runs a job on `workers` workers, or in one process; their outputs are `log`.0, `log`.1 …"""
+    addresses = free_addresses(workers) if workers > 1 else []
     logs = [log.with_name(f"{log.name}.{index}") for index in range(workers)]
-    return end([start(addresses, index, flags, logs[index]) for index in range(workers)])
+    return end([start(addresses, index, flags, logs[index], module) for index in range(workers)], seconds)

@@ -1,5 +1,7 @@
 """Defines the exit codes of a job and the exceptions that are reported in one line."""
 
+import re
+
 DONE = 0
 FAULT = 1  # a fault of this program or of the platform
 USER_MUST_CHANGE = 2  # config, data or machine
@@ -8,9 +10,14 @@ INTERRUPTED = 75  # state saved: the same command resumes
 _LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
 
 
+def without_colours(text: str) -> str:
+    """Returns the text without the escape codes by which Keras prints in bold."""
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
 def reason(error: BaseException) -> str:
     """Returns the error's text on one line, at most 300 characters, or its type if it has no text."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return " ".join(without_colours(str(error)).split())[:300] or type(error).__name__
 
 
 class _OneLine(Exception):

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 
-from trainer.errors import PlatformFault, UserError
+from trainer.errors import PlatformFault, UserError, without_colours
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = tuple(path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -118,7 +118,7 @@ def _short(file: str) -> str:
 
 def _message(error: BaseException) -> str:
     """Returns the type and the text of an exception on one line, without the frames in it."""
-    text = re.sub(r"\x1b\[\d+m", "", str(error))
+    text = without_colours(str(error))
     if isinstance(error, SyntaxError):
         text = str(error.msg)
     if frames := [*_FRAME.finditer(text)]:

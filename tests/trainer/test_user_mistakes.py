@@ -15,7 +15,7 @@ from tests.fixtures import Capture, Make, Patch
 from tests.support import refused, run_job
 from trainer import task, user_mistakes
 from trainer.config.user_code import load_function
-from trainer.errors import UserError
+from trainer.errors import UserError, reason
 from trainer.log import log
 from trainer.user_mistakes import as_user_mistake
 
@@ -117,3 +117,7 @@ PYTHON = (
 def test_failures_of_the_platform_are_not_the_users(error: Any, line: str | None) -> None:
     found = as_user_mistake(error)
     assert (found and str(found).partition(" this is")[0]) == line
+
+
+def test_the_reason_of_an_error_of_keras_has_no_escape_codes() -> None:
+    assert reason(ValueError("in call().\n\n\x1b[1mno \x1b[31;1mshape\x1b[0m")) == "in call(). no shape"

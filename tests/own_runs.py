@@ -1,0 +1,81 @@
+"""Trains models and data of users' own, one after the other: `python -m tests.own_runs FOLDER REPLICAS [--restart]`.
+
+As one of several workers of TF_CONFIG, or alone. FOLDER gets NAME.npz of each: the weights and the means of the losses.
+With --restart each run ends after half of its steps, and a new model goes on from its checkpoint.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.trainer_loop import fresh_collectives
+from tests.docs.commands import commands
+from tests.docs.sources import ROOT
+from tests.support import weights
+from trainer.build import build_setup
+from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.cluster import read_cluster
+from trainer.distribution.strategy import Replicas, make_replicas
+from trainer.training.checkpoint import Checkpoints
+
+STEPS, MIDDLE, BATCH = 30, 14, 16
+# Without fine_tuning: its batch norm of maps of one pixel magnifies rounding tenfold a step (see test_examples.py).
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py")) if path.stem != "fine_tuning"}
+_OF_TESTS = [
+    ("regression", "weighted"), ("regression", "rows"), ("regression", "batches"), ("regression", "tf_examples"),
+    ("regression", "tf_batches"), ("regression", "tf_endless"), ("by_weight", "weighted"), ("summed", "weighted"),
+    ("scalar_loss", "arrays"), ("by_weight", "list_of_rows"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
+]  # fmt: skip
+CASES = [*EXAMPLES, "stock_layers", *(f"{model}-{data}" for model, data in _OF_TESTS)]
+
+
+def settings(case: str, *flags: str) -> TrainConfig:
+    """Returns the settings of an example's own command, or of models of the tests, for a short run in float64."""
+    if case in EXAMPLES:
+        words = [word for word in next(commands(EXAMPLES[case])).arguments if not word.startswith("--epochs=")]
+    elif case == "stock_layers":
+        words = ["--model=tests.models:stock_layers", "--data=digits", "--image_size=16", "--learning_rate=1e-3"]
+    else:
+        model, data = case.split("-")
+        words = [f"--model=tests.own_data:{model}", f"--data=tests.own_data:{data}", "--learning_rate=0.01"]
+    short = [f"--steps={STEPS}", f"--global_batch_size={BATCH}", "--report_every_steps=15"]
+    return resolve([*words, *short, "--evaluation_batch_size=512", "--precision=float64", *flags]).config
+
+
+def main(folder: Path, replicas: int, restart: bool) -> None:
+    """Trains each case on the same devices."""
+    shared = None
+    for case in CASES:
+        config = settings(case, f"--replicas={replicas}")
+        shared = shared or make_replicas(config, read_cluster())
+        fresh_collectives()
+        for calls in [[(0, MIDDLE)], [(MIDDLE, STEPS)]] if restart else [[(0, MIDDLE), (MIDDLE, STEPS)]]:
+            found = _trained(config, shared, folder / case, calls)
+        if shared.cluster.is_chief:
+            np.savez(folder / f"{case}.npz", **found)
+        print(case, flush=True)
+
+
+def _trained(
+    config: TrainConfig, replicas: Replicas, folder: Path, calls: Sequence[tuple[int, int]]
+) -> dict[str, np.ndarray]:
+    """Returns the weights, and the losses of the last call; saves a checkpoint if more steps follow."""
+    setup = build_setup(config, replicas)
+    checkpoints = Checkpoints(setup.model, replicas, folder, keep=1)
+    assert checkpoints.restore().get("step", 0) == calls[0][0]
+    with closing(setup.dataset):
+        run, rows = setup.step_runner(), setup.rows_from(calls[0][0])
+        logs = [run(rows, first, last - first) for first, last in calls][-1]
+    if calls[-1][1] < STEPS:
+        checkpoints.save(calls[-1][1], {})
+        checkpoints.wait()
+    return weights(setup.model) | {f"mean {name}": np.asarray(value) for name, value in logs.means().items()}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), "--restart" in sys.argv)
