@@ -13,7 +13,7 @@ import pytest
 
 from tests.drill import MOMENTS, RUN, Drill, finish, last_state, losses, numbers
 
-KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "15"))
+KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "8"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 
 
