@@ -41,7 +41,7 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchroniz
 @pytest.mark.parametrize("flags", [
     pytest.param(("--replicas=1",), marks=pytest.mark.slow),  # two replicas are exported without their strategy too
     ("--replicas=2",),
-    ("--replicas=2", "--precision=mixed_bfloat16"),
+    pytest.param(("--replicas=2", "--precision=mixed_bfloat16"), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make, flags: tuple[str, ...]) -> None:
     config = small_config(*flags)
