@@ -222,7 +222,10 @@ def _train_and_export(job: TrainingRun) -> int:
     progress, job_dir = job.progress, job.job_dir
     if job.is_chief and job.pending:
         drop_stats_after(job_dir.root, progress.step - 1)  # the pending hooks report this step again
-    reporter = Reporter(job.config, job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
+    reporter = Reporter(
+        job.config, job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest,
+        job.setup.replicas.devices,
+    )  # fmt: skip
     try:
         job.write_result("running", reporter)
         with failures_of_reading(), stop_on_signals() as stop:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -132,8 +133,8 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     _check_cluster(config, cluster)
     gpus = tf.config.get_visible_devices("GPU")
     _check_expected(config.expect_devices, len(gpus) or simulated_devices())
-    devices = _gpus(config.replicas, gpus) if gpus else _cpus(config.replicas or simulated_devices() or 1)
-    return devices[:1] if config.strategy == "one_device" else devices
+    wanted = 1 if config.strategy == "one_device" else config.replicas
+    return _gpus(wanted, gpus) if gpus else _cpus(wanted or simulated_devices() or 1)
 
 
 def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
@@ -189,12 +190,12 @@ def _gpus(wanted: int, gpus: list[Any]) -> tuple[str, ...]:
         raise UserError(
             f"replicas={wanted}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
         )
-    for gpu in gpus:
-        try:
+    used = gpus[: wanted or len(gpus)]
+    with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
+        tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
+        for gpu in used:
             tf.config.experimental.set_memory_growth(gpu, True)
-        except RuntimeError:  # TensorFlow has started already: it can no longer be changed
-            break
-    return tuple(f"GPU:{index}" for index in range(wanted or len(gpus)))
+    return tuple(f"GPU:{index}" for index in range(len(used)))
 
 
 def _cpus(wanted: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Examples
+from trainer.data.dataset import Examples, on_host
 from trainer.data.images import noise, to_uint8
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
@@ -213,7 +213,8 @@ class Fid:
         return np.concatenate(found)[: self.samples]
 
     def _real_images(self, rows: Any) -> Any:
-        return self._reals.gather(tf.gather(self._rows, rows))[0]
+        with on_host():  # only these images go to the replica's device
+            return self._reals.gather(tf.gather(self._rows, rows))[0]
 
     def _fake_images(self, rows: Any) -> Any:
         return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))

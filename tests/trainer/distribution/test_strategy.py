@@ -36,6 +36,18 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
 
 
+@pytest.mark.parametrize(("config", "used"), [
+    (TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1),
+])  # fmt: skip
+def test_gpus_beyond_the_replicas_are_hidden(config: TrainConfig, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, calls = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)], []
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *given: calls.append(given))
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *given: calls.append(given))
+    assert local_devices(config, ONE_MACHINE) == tuple(f"GPU:{i}" for i in range(used))
+    assert calls == [(gpus[:used], "GPU"), *((gpu, True) for gpu in gpus[:used])]
+
+
 @pytest.mark.parametrize(("config", "line"), [
     (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
     (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
