@@ -59,12 +59,15 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
 def set_precision_and_seed(config: TrainConfig) -> None:
     """Sets the precision of new layers, the seed of their initial weights, and restarts the count of layer names.
 
-    `config.deterministic` applies to the whole process: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    `config.deterministic` and `config.tf32` apply to the whole process:
+    https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_tensor_float_32_execution
     """
     reset_layer_names()
     keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     seed_initializers(config.seed)
+    tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()

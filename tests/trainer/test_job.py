@@ -173,8 +173,8 @@ def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> 
 def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
     folder = run(small_config())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"contains another run \(seed: 0 before, 1 now\)"):
-        run(small_config("--seed=1"))
+    with pytest.raises(UserError, match=r"another run \(seed: 0 before, 1 now; tf32: True before, False now\)"):
+        run(small_config("--seed=1", "--tf32=false"))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

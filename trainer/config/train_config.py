@@ -129,6 +129,9 @@ class TrainConfig:
     precision: str = _devices(
         "float32", "arithmetic of the layers", choices=("float32", "mixed_bfloat16", "mixed_float16", "float64")
     )
+    tf32: bool = _devices(
+        True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
+    )
     jit_compile: bool = _devices(
         False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models"
     )
