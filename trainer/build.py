@@ -1,5 +1,6 @@
 """Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,11 @@ class TrainingSetup:
 
     def rows_from(self, first_step: int) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on."""
-        return iter(batches(self.dataset.train, self.schedule, self.replicas, first_step))
+        return iter(self.batches_from(first_step))
+
+    def batches_from(self, first_step: int) -> Any:
+        """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
+        return batches(self.dataset.train, self.schedule, self.replicas, first_step)
 
     def step_runner(self) -> StepRunner:
         """Returns the function that runs steps of the model on all replicas."""
@@ -49,11 +54,18 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     with closed_on_failure(dataset.close):
         content = content_of(dataset, rows=is_named(config.data))
         replicas.refuse_differences(content, "read the same data")
-        with replicas.strategy.scope():
-            model = build_model(config, dataset)
+        return setup_with(config, replicas, dataset, content)
+
+
+def setup_with(
+    config: TrainConfig, replicas: Replicas, dataset: Dataset, content: Mapping[str, Any] | None = None
+) -> TrainingSetup:
+    """Builds the model for a dataset that is loaded, after `set_precision_and_seed`."""
+    with replicas.strategy.scope():
+        model = build_model(config, dataset)
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return TrainingSetup(config, replicas, dataset, model, schedule, content)
+    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}))
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:

@@ -1,0 +1,105 @@
+"""States how far the variants of a training step may differ, and judges what was measured. Imports no TensorFlow."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# How much more than the control float32 may differ: the same steps with the rows of each batch in another order, so
+# that sums are rounded otherwise.
+TIMES_CONTROL = 3.0
+LEAST_CONTROL = 1e-7  # the spacing of float32: a control of 0 would allow nothing
+
+
+@dataclass(frozen=True)
+class Band:
+    """Holds the largest relative differences that a precision may have from float64."""
+
+    loss: float
+    gradient: float
+
+
+# TF32 and float16 round factors to 11 bits, bfloat16 to 8. Each band is at least three times what every recipe gave on
+# a CPU (docs/gpus.md); for TF32, which no CPU has, that of float16 holds.
+BANDS: Mapping[str, Band] = {
+    "tf32": Band(0.03, 0.03),
+    "mixed_float16": Band(0.03, 0.03),
+    "mixed_bfloat16": Band(0.1, 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Holds what a variant computed in its first steps, as float64."""
+
+    before: Sequence[npt.NDArray[np.float64]]  # every weight before the first step
+    after: Sequence[npt.NDArray[np.float64]]
+    losses: Mapping[str, npt.NDArray[np.float64]]  # (steps,) each
+    gradient_norm: float  # root mean square over the updates; of optimizers other than Adam, that of the weights' change
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Holds how far a variant is from another: relative numbers, and the largest that each may be; None: not judged."""
+
+    weights: float
+    loss: float
+    gradient: float
+    most_weights: float | None = None
+    most_loss: float | None = None
+    most_gradient: float | None = None
+
+    @property
+    def problem(self) -> str:
+        """Returns what is too far from the other; "" if nothing is."""
+        measured = (("weights", self.weights, self.most_weights), ("losses", self.loss, self.most_loss),
+                    ("gradients", self.gradient, self.most_gradient))  # fmt: skip
+        wrong = [
+            f"{name} differ by {value:.1e}, more than {most:.1e}"
+            for name, value, most in measured
+            if most is not None and not value <= most  # NaN is too far
+        ]
+        return ", ".join(wrong)
+
+
+def float32_difference(found: Trained, other: Trained, control: float) -> Difference:
+    """Returns the difference of two float32 variants, whose weights may differ by three times the control."""
+    loss, gradient = loss_difference(found, other), gradient_difference(found, other)
+    most = TIMES_CONTROL * max(control, LEAST_CONTROL)
+    return Difference(weights_difference(found, other), loss, gradient, most_weights=most)
+
+
+def banded_difference(found: Trained, reference: Trained, band: Band) -> Difference:
+    """Returns the difference of a variant with shorter factors from float64, in its band."""
+    loss, gradient = loss_difference(found, reference), gradient_difference(found, reference)
+    return Difference(
+        weights_difference(found, reference), loss, gradient, most_loss=band.loss, most_gradient=band.gradient
+    )
+
+
+def weights_difference(found: Trained, other: Trained) -> float:
+    """Returns the L2 norm of the difference of all weights, relative to how far the steps moved the other's."""
+    return _norm(found.after, other.after) / max(_norm(other.after, other.before), 1e-300)
+
+
+def loss_difference(found: Trained, other: Trained) -> float:
+    """Returns the largest difference of a loss in any step, relative to the largest loss of the other."""
+    scale = max((float(np.abs(values).max()) for values in other.losses.values()), default=1.0)
+    each = [float(np.abs(found.losses[name] - values).max()) for name, values in other.losses.items()]
+    return _largest(each) / max(scale, 1e-300)
+
+
+def gradient_difference(found: Trained, other: Trained) -> float:
+    """Returns the relative difference of the gradients' norms."""
+    return abs(found.gradient_norm - other.gradient_norm) / max(other.gradient_norm, 1e-300)
+
+
+def _norm(one: Sequence[npt.NDArray[np.float64]], other: Sequence[npt.NDArray[np.float64]]) -> float:
+    return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(one, other, strict=True)))
+
+
+def _largest(values: Sequence[float]) -> float:
+    """Returns the largest value, NaN if one is NaN."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
