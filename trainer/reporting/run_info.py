@@ -40,6 +40,7 @@ def run_info(
         "gpus": _gpu_names()[: replicas.local],  # of this worker
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "collectives": replicas.collectives,
         "data": {
             "examples": schedule.examples,
             "examples_per_step": schedule.examples_per_step,
