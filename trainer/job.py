@@ -63,7 +63,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         if cluster.is_chief:
             refuse_changed_data(config, job_dir, "files", files)
         replicas = _connected(config, cluster, peers)
-        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
+        by = f", summed by {replicas.collectives}" if cluster.several else ""
+        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
         result.rollbacks = replicas.from_chief(result.rollbacks)
         while True:
             try:

@@ -54,6 +54,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     described = read(folder / "run.json")
     assert described["batch"] == "global batch 8 = 2 replicas x 4"
     assert (described["devices"], described["gpus"]) == (["CPU:0", "CPU:1"], [])
+    assert (described["strategy"], described["collectives"]) == ("MirroredStrategy", "ring")
     assert described["config"]["steps"] == 6
     assert described["command"] == "python -m trainer.task '--x=a b'"
     assert described["versions"]["tensorflow"] == tf.__version__

@@ -28,6 +28,7 @@ class RunInfo(TypedDict, total=False):
     gpu_environment: dict[str, str]  # variables that TensorFlow and CUDA read at their start
     simulated: bool  # logical CPU devices stand for accelerators
     strategy: str
+    collectives: str | None  # how replicas sum: nccl or ring; null for one replica
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
     depends_on_replicas: list[str]
     total_steps: int

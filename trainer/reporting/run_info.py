@@ -42,6 +42,7 @@ def run_info(
         "gpu_environment": gpu_environment(),
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "collectives": replicas.collectives,
         "data": {
             "examples": schedule.examples,
             "examples_per_step": schedule.examples_per_step,
