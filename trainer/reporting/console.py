@@ -16,8 +16,8 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     parts.append(f"{entry['memory_gib']:.2f} GiB")
     for gpu in entry["gpus"]:
         memory, used = gpu["memory_gib"], gpu["utilization_percent"]
-        known = [f"{memory:.1f} GiB"] * (memory is not None) + [f"{used:.0f} %"] * (used is not None)
-        parts += [" ".join(["GPU", *known])] if known else []
+        known = ["" if memory is None else f" {memory:.1f} GiB", "" if used is None else f" {used:.0f} %"]
+        parts += ["GPU" + "".join(known)] if any(known) else []
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)

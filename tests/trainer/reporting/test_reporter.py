@@ -163,12 +163,13 @@ def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     gpus = Gpus(1)
     assert gpus.read() == []
-    with open(answers, "r+") as answer:
-        answer.write("2048, 87\n")
+    answer = os.open(answers, os.O_RDWR)  # which never waits for a reader
+    os.write(answer, b"2048, 87\n")
     until = time.monotonic() + 20
     while not gpus.read() and time.monotonic() < until:
         time.sleep(0.01)
     gpus.close()
+    os.close(answer)
     assert gpus.read() == [{"memory_gib": 2.0, "utilization_percent": 87.0}]
     assert (tmp_path / "calls").read_text() == "--id=2,3\n"
 
