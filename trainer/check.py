@@ -22,10 +22,10 @@ from trainer.errors import DONE, USER_MUST_CHANGE
 from trainer.log import log, on_vertex, set_verbose
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.run_files import write_json
+from trainer.storage.run_layout import GPU_CHECK
 from trainer.storage.staging import cache_home
 
 STEPS = 5
-GPU_CHECK = "gpu_check.json"
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 

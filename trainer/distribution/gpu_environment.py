@@ -41,4 +41,3 @@ def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, st
 def has_nvidia_driver() -> bool:
     """Returns whether this machine, or its container, has an NVIDIA driver; hidden GPUs count."""
     return bool(shutil.which("nvidia-smi")) or Path("/dev/nvidiactl").exists()
-

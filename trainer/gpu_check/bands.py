@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,8 @@ import numpy.typing as npt
 # How much more than the control float32 may differ: the same steps with the rows of each batch in another order, so
 # that sums are rounded otherwise.
 TIMES_CONTROL = 3.0
-LEAST_CONTROL = 1e-7  # the spacing of float32: a control of 0 would allow nothing
+# Below these a control is chance: the spacing of float32; for a loss or a norm, in which differences may cancel, more.
+_LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Band:
     gradient: float
 
 
-# TF32 and float16 round factors to 11 bits, bfloat16 to 8. Each band is at least three times what every recipe gave on
-# a CPU (docs/gpus.md); for TF32, which no CPU has, that of float16 holds.
+# TF32 and float16 round factors to 11 bits, bfloat16 to 8. Each band is more than ten times what recipes gave on a CPU
+# (docs/gpus.md); for TF32, which no CPU has, that of float16 holds.
 BANDS: Mapping[str, Band] = {
     "tf32": Band(0.03, 0.03),
     "mixed_float16": Band(0.03, 0.03),
@@ -30,14 +31,20 @@ BANDS: Mapping[str, Band] = {
 }
 
 
+# Arrays by group, as moving statistics change by much more than what an optimizer trains, and would hide it.
+Weights = Mapping[str, Sequence[npt.NDArray[np.float64]]]
+
+
 @dataclass(frozen=True)
 class Trained:
     """Holds what a variant computed in its first steps, as float64."""
 
-    before: Sequence[npt.NDArray[np.float64]]  # every weight before the first step
-    after: Sequence[npt.NDArray[np.float64]]
-    losses: Mapping[str, npt.NDArray[np.float64]]  # (steps,) each
-    gradient_norm: float  # root mean square over the updates; of optimizers other than Adam, that of the weights' change
+    before: Weights  # before the first step
+    after: Weights
+    losses: Mapping[str, float]  # means over the steps
+    gradient_norm: (
+        float  # root mean square over the updates; of optimizers other than Adam, that of the weights' change
+    )
 
 
 @dataclass(frozen=True)
@@ -64,31 +71,50 @@ class Difference:
         return ", ".join(wrong)
 
 
-def float32_difference(found: Trained, other: Trained, control: float) -> Difference:
-    """Returns the difference of two float32 variants, whose weights may differ by three times the control."""
-    loss, gradient = loss_difference(found, other), gradient_difference(found, other)
-    most = TIMES_CONTROL * max(control, LEAST_CONTROL)
-    return Difference(weights_difference(found, other), loss, gradient, most_weights=most)
+def difference(found: Trained, other: Trained) -> Difference:
+    """Returns how far `found` is from the other, not judged."""
+    return Difference(
+        weights_difference(found, other), loss_difference(found, other), gradient_difference(found, other)
+    )
+
+
+def largest(each: Sequence[Difference]) -> Difference:
+    """Returns the largest of several differences, each kind for itself."""
+    return Difference(*(max(getattr(one, name) for one in each) for name in ("weights", "loss", "gradient")))
+
+
+def float32_difference(found: Trained, other: Trained, control: Difference) -> Difference:
+    """Returns the difference of two float32 variants, which may be three times the control."""
+    return replace(
+        difference(found, other),
+        most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
+        most_loss=TIMES_CONTROL * max(control.loss, _LEAST_OTHERS),
+        most_gradient=TIMES_CONTROL * max(control.gradient, _LEAST_OTHERS),
+    )
 
 
 def banded_difference(found: Trained, reference: Trained, band: Band) -> Difference:
     """Returns the difference of a variant with shorter factors from float64, in its band."""
-    loss, gradient = loss_difference(found, reference), gradient_difference(found, reference)
-    return Difference(
-        weights_difference(found, reference), loss, gradient, most_loss=band.loss, most_gradient=band.gradient
-    )
+    return replace(difference(found, reference), most_loss=band.loss, most_gradient=band.gradient)
 
 
 def weights_difference(found: Trained, other: Trained) -> float:
-    """Returns the L2 norm of the difference of all weights, relative to how far the steps moved the other's."""
-    return _norm(found.after, other.after) / max(_norm(other.after, other.before), 1e-300)
+    """Returns the L2 norm of the difference of a group of weights, relative to how far the steps moved it.
+
+    Of all groups, the largest; a group that did not move, as that of frozen weights, must be equal.
+    """
+    return _largest(
+        [
+            _norm(found.after[group], after) / max(_norm(after, other.before[group]), 1e-300)
+            for group, after in other.after.items()
+        ]
+    )
 
 
 def loss_difference(found: Trained, other: Trained) -> float:
-    """Returns the largest difference of a loss in any step, relative to the largest loss of the other."""
-    scale = max((float(np.abs(values).max()) for values in other.losses.values()), default=1.0)
-    each = [float(np.abs(found.losses[name] - values).max()) for name, values in other.losses.items()]
-    return _largest(each) / max(scale, 1e-300)
+    """Returns the largest difference of a loss, relative to the largest loss of the other."""
+    scale = max(map(abs, other.losses.values()), default=1.0)
+    return _largest([abs(found.losses[name] - value) for name, value in other.losses.items()]) / max(scale, 1e-300)
 
 
 def gradient_difference(found: Trained, other: Trained) -> float:

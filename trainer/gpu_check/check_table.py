@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_HEADER = ("variant", "devices", "agrees", "weights", "at most", "loss", "gradient", "steps/s", "peak GiB", "first s")
+_HEADER = ("variant", "devices", "agrees", "weights", "losses", "gradients", "steps/s", "peak GiB", "first s")
 
 
 def table(check: Any) -> Iterator[str]:
@@ -13,7 +13,7 @@ def table(check: Any) -> Iterator[str]:
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
     for line in lines:
         yield "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-    yield f"control: the order of the rows alone changes float32 weights by {check.control:.1e}"
+    yield "each difference, and the most that it may be (docs/gpus.md)"
     yield from (f"left out: {line}" for line in check.left_out)
     yield from _rates(check)
 
@@ -21,21 +21,16 @@ def table(check: Any) -> Iterator[str]:
 def _cells(row: Any) -> Sequence[str]:
     far, speed = row.difference, row.speed
     cells = [row.name, str(row.devices), "no" if row.problem else "yes"]
-    most = None if far is None else far.most_weights
-    cells += [_number(far and far.weights), _number(most)]
-    cells += [_within(far and far.loss, far and far.most_loss), _within(far and far.gradient, far and far.most_gradient)]
+    names = ("weights", "loss", "gradient")
+    cells += [_within(getattr(far, name), getattr(far, f"most_{name}")) if far else "" for name in names]
     if speed is None:
         return [*cells, "", "", ""]
     peak = f"{max(speed.peak_device_memory_gib):.2f}" if speed.peak_device_memory_gib else "?"
     return [*cells, f"{speed.steps_per_second:.3g}", peak, f"{speed.first_call_seconds:.1f}"]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1e}"
-
-
-def _within(value: float | None, most: float | None) -> str:
-    return _number(value) + ("" if most is None else f" of {most:g}")
+def _within(value: float, most: float | None) -> str:
+    return f"{value:.0e}" + ("" if most is None else f" of {most:.0e}")
 
 
 def _rates(check: Any) -> Iterator[str]:

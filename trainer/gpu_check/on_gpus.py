@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,15 @@ from trainer.distribution.cluster import Cluster
 from trainer.distribution.gpu_environment import gpu_environment
 from trainer.distribution.strategy import Replicas, local_devices
 from trainer.errors import DONE, USER_MUST_CHANGE
-from trainer.gpu_check.bands import BANDS, Difference, Trained, banded_difference, float32_difference, weights_difference
+from trainer.gpu_check.bands import (
+    BANDS,
+    Difference,
+    Trained,
+    banded_difference,
+    difference,
+    float32_difference,
+    largest,
+)
 from trainer.gpu_check.check_table import table
 from trainer.gpu_check.rates import AllReduce, all_reduces, copies, empty_step
 from trainer.gpu_check.variants import Speed, State, Variant, replicas_on, run_reordered, run_variant
@@ -53,7 +61,8 @@ class GpuCheck:
     batch: str
     devices: tuple[str, ...]
     gpus: list[str]  # models; empty on CPUs
-    control: float = 0.0  # by how much the order of the rows alone changes float32 weights
+    control: Difference  # what the order of the rows alone changes in float32
+    float32_of_cpu: Difference  # from float64
     rows: list[Row] = field(default_factory=list)
     all_reduces: list[AllReduce] = field(default_factory=list)
     collective: str = ""
@@ -83,12 +92,15 @@ def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], s
     devices = _devices(config)
     set_precision_and_seed(dataclasses.replace(config, precision="float32"))
     dataset = load_dataset(config)
-    with closing(dataset):
+    with closing(dataset), _no_retracing_warnings():
         check = _checked(config, dataset, devices, seconds)
     for line in table(check):
         log.info(line)
     where = write(check.content())
-    for problem in [*(f"{row.name}: {row.problem}" for row in check.rows if row.problem), *check.problems]:
+    for problem in [
+        *(f"{row.name} on {row.devices}: {row.problem}" for row in check.rows if row.problem),
+        *check.problems,
+    ]:
         log.error("%s", problem)
     if check.agrees:
         log.info(f"all agree; the numbers are in {where}")
@@ -121,7 +133,6 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
     replicas = {count: replicas_on(devices[:count], config, strategy) for count, strategy in strategies.items()}
     cpu = replicas_on(["CPU:0"], config, tf.distribute.OneDeviceStrategy("CPU:0"))
     whole, start = replicas[len(devices)], State()
-    check = GpuCheck(config.model, config.data, whole.sentence(), devices, _gpu_names())
 
     def run(variant: Variant, on: Replicas, spend: float | None) -> tuple[Trained, Speed | None]:
         log.info(f"{variant.name} on {', '.join(on.devices)} …")
@@ -130,10 +141,13 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
     base = Variant("float32", 1)
     alone, speed = run(base, replicas[1], seconds)
     reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu, None)
-    orders = (run_reordered(base, config, dataset, replicas[1], start, seed) for seed in CONTROLS)
-    check.control = max(weights_difference(order, alone) for order in orders)
-    difference = float32_difference(alone, reference, check.control)
-    check.rows.append(Row(base.name, 1, REFERENCE, difference, speed, difference.problem))
+    on_cpu = run(base, cpu, None)[0] if devices[0] != "CPU:0" else alone
+    orders = [run_reordered(base, config, dataset, replicas[1], start, seed) for seed in CONTROLS]
+    control = largest([difference(order, alone) for order in orders])
+    of_cpu = difference(on_cpu, reference)
+    check = GpuCheck(config.model, config.data, whole.sentence(), devices, _gpu_names(), control, of_cpu)
+    found = float32_difference(alone, reference, largest([control, of_cpu]))
+    check.rows.append(Row(base.name, 1, REFERENCE, found, speed, found.problem))
     others, check.left_out = variants(config, len(devices))
     for variant in others:
         check.rows.append(_row(variant, lambda one: run(one, replicas[one.devices], seconds), alone, reference, check))
@@ -166,7 +180,9 @@ def _measure_rates(check: GpuCheck, replicas: Replicas, seconds: float) -> None:
     if replicas.count > 1:
         check.all_reduces, check.collective = all_reduces(replicas, spend)
         if replicas.devices[0].startswith("GPU") and "nccl" not in check.collective.lower():
-            check.problems.append(f"gradients are summed by {check.collective}, not by NCCL: GPUs then wait for the host")
+            check.problems.append(
+                f"gradients are summed by {check.collective}, not by NCCL: GPUs then wait for the host"
+            )
 
 
 def _devices(config: TrainConfig) -> tuple[str, ...]:
@@ -177,6 +193,18 @@ def _devices(config: TrainConfig) -> tuple[str, ...]:
     config.rows_per_replica(len(devices))
     tf.config.list_logical_devices()
     return devices
+
+
+@contextmanager
+def _no_retracing_warnings() -> Iterator[None]:
+    """Hides TensorFlow's warnings within the block: it takes the steps of all variants for one function."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _gpu_names() -> list[str]:

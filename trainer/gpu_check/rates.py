@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from trainer.distribution.strategy import Replicas
@@ -47,16 +46,16 @@ def empty_step(replicas: Replicas, seconds: float) -> float:
 
 def copies(device: str) -> tuple[float, float]:
     """Returns the bytes per second of copies from the host to the device, and back; on a CPU, those of its memory."""
-    host = np.ones(_COPIED // 4, np.float32)
+    with tf.device("CPU:0"):
+        host = tf.ones(_COPIED // 4)
 
     def to_device() -> Any:
         with tf.device(device):
-            copied = tf.identity(tf.constant(host))
+            copied = tf.identity(host)
             return copied, float(copied[-1])  # reading a number waits for the copy
 
-    there = _fastest(lambda: to_device())
-    on_device, _ = to_device()
-    back = _fastest(lambda: on_device.numpy())
+    there, (on_device, _) = _fastest(to_device), to_device()
+    back = _fastest(on_device.numpy)
     return _COPIED / there, _COPIED / back
 
 

@@ -17,9 +17,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset, failures_of_reading
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import Replicas
-from trainer.gpu_check.bands import Trained
+from trainer.gpu_check.bands import Trained, Weights
 from trainer.models.layers import refresh_normalization
-from trainer.reporting.progress import StepLogs, is_loss
+from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.training.state import WEIGHTS, put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner
@@ -118,7 +118,8 @@ def _train_first_steps(runner: StepRunner, rows: Any) -> Trained:
     before = _values(runner.model)
     with failures_of_reading():
         logs = runner(rows, 0, STEPS)
-    return Trained(before, _values(runner.model), _losses(logs), _gradient_norm(runner.model, before))
+    losses = {name: value for name, value in logs.means().items() if is_loss(name)}
+    return Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
 
 
 def _in_order(parts: Any, order: npt.NDArray[Any]) -> Any:
@@ -126,32 +127,32 @@ def _in_order(parts: Any, order: npt.NDArray[Any]) -> Any:
     return tf.nest.map_structure(lambda part: tf.gather(part, order, axis=2), parts)
 
 
-def _values(model: keras.Model) -> list[npt.NDArray[np.float64]]:
-    return [_array(variable) for variable in model.weights]
+def _values(model: keras.Model) -> Weights:
+    groups = {"trained": model.trainable_weights, "others": model.non_trainable_weights}
+    return {name: [_array(variable) for variable in weights] for name, weights in groups.items()}
 
 
 def _array(variable: Any) -> npt.NDArray[np.float64]:
     return np.asarray(tf.convert_to_tensor(variable)).astype(np.float64)
 
 
-def _losses(logs: StepLogs) -> dict[str, npt.NDArray[np.float64]]:
-    return {name: logs.values[:, index] for index, name in enumerate(logs.names) if is_loss(name)}
-
-
-def _gradient_norm(model: keras.Model, before: Sequence[npt.NDArray[np.float64]]) -> float:
+def _gradient_norm(model: keras.Model, before: Weights) -> float:
     """Returns the root mean square norm of the gradients since the start.
 
     Adam's second moments are their mean squares: v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
     """
     parts = tf.train.TrackableView(model).descendants()
     squares = [
-        _array(moment).sum() / max(1.0 - adam.beta_2 ** int(adam.iterations), 1e-9)
+        _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
         for adam in parts
         if isinstance(adam, keras.optimizers.Adam)
         for moment in adam.variables
         if moment.name.endswith("velocity")
     ]
-    changes = [np.square(after - start).sum() for after, start in zip(_values(model), before, strict=True)]
+    changes = [
+        np.square(after - start).sum()
+        for after, start in zip(_values(model)["trained"], before["trained"], strict=True)
+    ]
     return float(np.sqrt(sum(squares or changes)))
 
 
