@@ -20,10 +20,10 @@ def is_out_of_memory(error: Exception) -> bool:
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     """Returns the error with what to lower."""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
-    smaller = f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
+    more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     return UserError(
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: lower global_batch_size or "
-        f"image_size{more}{smaller}"
+        f"image_size{more}"
     )
 
 
