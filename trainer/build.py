@@ -1,5 +1,6 @@
 """Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,11 @@ class TrainingSetup:
 
     def rows_from(self, first_step: int) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on."""
-        return iter(batches(self.dataset.train, self.schedule, self.replicas, first_step))
+        return iter(self.batches_from(first_step))
+
+    def batches_from(self, first_step: int) -> Any:
+        """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
+        return batches(self.dataset.train, self.schedule, self.replicas, first_step)
 
     def step_runner(self) -> StepRunner:
         """Returns the function that runs steps of the model on all replicas."""
@@ -49,22 +54,32 @@ def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
     with closed_on_failure(dataset.close):
         content = content_of(dataset, rows=is_named(config.data))
         replicas.refuse_differences(content, "read the same data")
-        with replicas.strategy.scope():
-            model = build_model(config, dataset)
+        return setup_with(config, replicas, dataset, content)
+
+
+def setup_with(
+    config: TrainConfig, replicas: Replicas, dataset: Dataset, content: Mapping[str, Any] | None = None
+) -> TrainingSetup:
+    """Builds the model for a dataset that is loaded, after `set_precision_and_seed`."""
+    with replicas.strategy.scope():
+        model = build_model(config, dataset)
     per_step = ModelInterface.of(model).batches_per_step
     schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
-    return TrainingSetup(config, replicas, dataset, model, schedule, content)
+    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}))
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
     """Sets the precision of new layers, the seed of their initial weights, and restarts the count of layer names.
 
-    `config.deterministic` applies to the whole process: https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    `config.deterministic` and `config.tf32` apply to the whole process:
+    https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_tensor_float_32_execution
     """
     reset_layer_names()
     keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     seed_initializers(config.seed)
+    tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()

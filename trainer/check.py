@@ -1,19 +1,29 @@
 """Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
 
 It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses.
+With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision, and measures these GPUs
+(docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result.
 """
 
+import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 from trainer.command import quiet_start, run_command
-from trainer.config.overrides import resolve
+from trainer.config.flags import Parser, whole
+from trainer.config.overrides import Command, resolve
 from trainer.config.train_config import TrainConfig
+from trainer.distribution.gpu_environment import set_gpu_environment
 from trainer.errors import DONE, USER_MUST_CHANGE
-from trainer.log import log, set_verbose
+from trainer.log import log, on_vertex, set_verbose
+from trainer.reporting.job_directory import open_job_dir
+from trainer.reporting.run_files import write_json
+from trainer.storage.run_layout import GPU_CHECK
+from trainer.storage.staging import cache_home
 
 STEPS = 5
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
@@ -25,10 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _check(given), "starts from scratch")
 
 
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
+    """Returns the check's own flags, and the settings. Raises UserError for a mistake, SystemExit(0) for --help."""
+    own = Parser(prog="python -m trainer.check", add_help=False)
+    own.add_boolean("on_gpus", "check all GPUs of this machine")
+    own.add_argument("--seconds", type=whole(0, 600), default=3, help="for which --on_gpus measures each speed")
+    found, settings = own.parse_known_args(arguments)
+    return found, resolve(settings)
+
+
 def _check(given: Sequence[str]) -> int:
-    request = resolve(given)
+    own, request = parse(given)
     set_verbose(request.verbose)
     config = request.config
+    if own.on_gpus:
+        return _check_gpus(config, own.seconds)
     config.rows_per_replica(2)
     with quiet_start():
         import tensorflow as tf
@@ -42,6 +63,27 @@ def _check(given: Sequence[str]) -> int:
     for problem in problems:
         log.error("%s", problem)
     return USER_MUST_CHANGE
+
+
+def _check_gpus(config: TrainConfig, seconds: float) -> int:
+    """Checks the devices of this machine; the result goes to the job directory, or to the current folder."""
+    job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
+    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    with quiet_start():
+        from trainer.gpu_check.on_gpus import check_on_gpus
+
+    def write(content: Mapping[str, Any]) -> str:
+        if job_dir is None:
+            write_json(Path(GPU_CHECK), content)
+            return GPU_CHECK
+        job_dir.write(GPU_CHECK, content)
+        job_dir.mirror.finish()
+        return job_dir.mirror.where(job_dir.root / GPU_CHECK)
+
+    with closing(job_dir.mirror) if job_dir else nullcontext():
+        if job_dir:
+            job_dir.mirror.begin(job_dir.logs)
+        return check_on_gpus(config, write, seconds)
 
 
 def compare(config: TrainConfig) -> list[str]:

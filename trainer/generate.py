@@ -31,8 +31,11 @@ def _generate(arguments: Sequence[str] | None) -> int:
     make_writable(out.parent, "out")  # before the model is loaded
     model = fetch_model(options.model, "model")
     with quiet_start():
+        import tensorflow as tf
+
         from trainer.data import images
 
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # the same images on every device
     generate, latent_dim, dtype = load_generator(model)
     pictures = in_batches(generate, images.noise(options.seed, options.count, latent_dim, dtype))
     write_whole(out, images.encode_png(images.grid(pictures)))

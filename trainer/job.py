@@ -63,7 +63,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         if cluster.is_chief:
             refuse_changed_data(config, job_dir, "files", files)
         replicas = _connected(config, cluster, peers)
-        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}")
+        by = f", summed by {replicas.collectives}" if cluster.several else ""
+        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
         result.rollbacks = replicas.from_chief(result.rollbacks)
         while True:
             try:
@@ -222,7 +223,10 @@ def _train_and_export(job: TrainingRun) -> int:
     progress, job_dir = job.progress, job.job_dir
     if job.is_chief and job.pending:
         drop_stats_after(job_dir.root, progress.step - 1)  # the pending hooks report this step again
-    reporter = Reporter(job.config, job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest)
+    reporter = Reporter(
+        job.config, job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest,
+        job.setup.replicas.devices,
+    )  # fmt: skip
     try:
         job.write_result("running", reporter)
         with failures_of_reading(), stop_on_signals() as stop:

@@ -13,8 +13,8 @@ from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
-from deploy.spec.job_spec import Job, JobOptions, render, request_on, training
-from deploy.spec.tier import load_tier
+from deploy.spec.job_spec import CHECK_S, Job, JobOptions, render, request_on, training
+from deploy.spec.tier import load_tier, one_machine
 from deploy.vertex.api import ApiError
 from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
@@ -25,6 +25,7 @@ from deploy.vertex.session import SESSION, Session
 from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
 from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
+from trainer.storage.run_layout import GPU_CHECK
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 
@@ -39,13 +40,17 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_job_flags(own)
     add_backend(own)
     own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
+    own.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
     own.add_boolean("detach", "do not follow the job once it is submitted")
     own.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
     own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
     own.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
                      "job is cancelled, and the next of --regions and --fallback tried")  # fmt: skip
     asked, overrides = parse(own, arguments)
+    overrides = _settings_of_check(overrides) if asked.check else overrides
     options = read_options(asked, overrides)
+    if asked.check:
+        options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
     jobs = _candidates(asked, overrides, options)
     for job in jobs:
@@ -57,6 +62,12 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return _submit(jobs, record, asked, session)
 
 
+def _settings_of_check(overrides: Overrides) -> Overrides:
+    """Returns the settings of a check: by default those of a small recipe whose data are in the package."""
+    given = overrides.values.keys() & {"recipe", "model"}
+    return overrides if given else overrides.replace(recipe="wgan_gp_digits")
+
+
 def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     if asked.detach and (asked.regions or asked.fallback):
@@ -65,6 +76,7 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
     jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
         tier = load_tier(name, asked.prices)
+        tier = one_machine(tier, CHECK_S) if asked.check else tier
         with sent_to_the_cloud():
             request = request_on(tier, overrides)  # mistakes in the command come before those of the account
         for region in asked.regions.split(","):
@@ -88,6 +100,8 @@ def describe(job: Job) -> Iterator[str]:
     tier = job.tier
     yield f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
     yield training(job.config)
+    if job.checks:
+        yield f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
     yield f"writes to {job.output}"
     yield from (package.about for package in job.packages if package.about)
     yield price_and_limit(tier)

@@ -25,6 +25,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 from trainer.storage import output_address
 
+CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
 START_S = 600  # starting the machines and pulling the image take some minutes
 
 
@@ -44,6 +45,7 @@ class JobOptions:
     max_cost: float | None = None
     max_wait_s: float | None = None
     disable_retries: bool = False
+    check: bool = False  # check the GPUs of the tier instead of training
 
     @property
     def folder(self) -> str:
@@ -80,6 +82,7 @@ class Job:
     spec: Mapping[str, Any]
     packages: tuple[Package, ...]
     warnings: tuple[str, ...]
+    checks: bool = False  # the tier's GPUs, and trains nothing
 
 
 def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
@@ -114,6 +117,8 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
             task = _task(spec["workerPoolSpecs"][pool.index], options.image)
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
+            if options.check:
+                _run_check(task)
             if "pythonModule" in task and not task.get("packageUris"):
                 where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
                 check_module(where, module, module, packages, runs=True)
@@ -123,7 +128,16 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
-    return Job(name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)))
+    return Job(name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)), options.check)
+
+
+def _run_check(task: dict[str, Any]) -> None:
+    """Makes the task of a worker pool run the check of its GPUs."""
+    task["args"].append("--on_gpus")
+    if "pythonModule" in task:
+        task["pythonModule"] = CHECK
+    else:
+        task["command"] = ["python", "-m", CHECK]
 
 
 def training(config: TrainConfig) -> str:

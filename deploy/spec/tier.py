@@ -86,6 +86,17 @@ class Tier(TierFacts):
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
 
+def one_machine(tier: Tier, timeout_s: int) -> Tier:
+    """Returns the tier with its chief alone, for `timeout_s` at most, whose failure is not retried."""
+    (chief,), spec = tier.pools[:1], dict(tier.spec)
+    before = spec.get("scheduling", {})
+    timeout = f"{int(min(timeout_s, tier.timeout_s))}s"
+    spec["scheduling"] = {**before, "timeout": timeout, "disableRetries": True}
+    spec["workerPoolSpecs"] = list(spec["workerPoolSpecs"])[:1]
+    price = chief.price.under(tier.strategy)
+    return dataclasses.replace(tier, spec=spec, pools=(chief,), workers=1, price_per_hour=price)
+
+
 def load_tier(name: str, price_file: str = "") -> Tier:
     """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)

@@ -38,6 +38,8 @@ def reduced(command: Command) -> list[str]:
     more = [*SMALL, *OFFLINE.get(recipe, [])]
     if command.subject == "deploy estimate":
         return _with(words, [*more, "--short_steps=20"])
+    if "--on_gpus" in words:
+        return _with(words, [*more, "--seconds=0"])
     if command.subject == "trainer.check" or any(word.startswith("--kill=") for word in words):
         return _with(words, more)
     if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice

@@ -32,7 +32,8 @@ TRAINER: dict[str, set[str]] = {
     "training_run": {*_BASE, "config", "distribution", "data", "reporting", "training", "build", "rehearsal"},
     "job": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "training", "export", "build",
             "training_run", "user_mistakes"},
-    "check": {*_BASE, "config", "distribution", "data", "models", "build"},
+    "gpu_check": {*_BASE, "config", "distribution", "data", "models", "reporting", "training", "build"},
+    "check": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "build", "gpu_check"},
     "generate": {*_BASE, "storage", "config", "data", "reporting"},
     "task": {*_BASE, "storage", "config", "distribution", "reporting", "job"},
 }  # fmt: skip

@@ -46,13 +46,27 @@ def test_a_run_on_two_replicas_prints_its_decisions_and_nothing_else(tmp_path: P
 
 
 def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
-    metrics = tmp_path / "hypertune" / "output.metrics"
+    """Runs with an NVIDIA driver in sight: what is set for GPUs is one of the lines, and kept."""
+    metrics, tool = tmp_path / "hypertune" / "output.metrics", tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.touch(0o755)
     done = run(
-        *SMALL, "--tuning_metric=critic_loss",
+        *SMALL, "--tuning_metric=critic_loss", f"--cache_dir={tmp_path}/cache",
         CLOUD_ML_JOB_ID="1", AIP_MODEL_DIR=f"{tmp_path}/base/model/", CLOUD_ML_HP_METRIC_FILE=str(metrics),
+        PATH=f"{tool.parent}:{os.environ['PATH']}", CUDA_CACHE_MAXSIZE="7",
     )  # fmt: skip
     assert done.returncode == 0
-    assert {json.loads(line)["severity"] for line in done.stdout.splitlines()} == {"INFO"}
+    logged = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["severity"] for line in logged} == {"INFO"}
+    variables = {
+        "TF_GPU_THREAD_MODE": "gpu_private", "CUDA_CACHE_PATH": f"{tmp_path}/cache/cuda", "CUDA_CACHE_MAXSIZE": "7",
+    }  # fmt: skip
+    shown = ", ".join(f"{name}={value}" for name, value in variables.items())
+    assert logged[0]["message"] == f"GPU settings: {shown} (a variable that you set stays as it is)"
+    assert json.loads((tmp_path / "base" / "run.json").read_text())["gpu_environment"] == variables
+    (peak,) = json.loads((tmp_path / "base" / "result.json").read_text())["peak_device_memory_gib"]
+    report = json.loads((tmp_path / "base" / "stats.jsonl").read_text().splitlines()[0])
+    assert 0 < report["peak_device_memory_gib"][0] <= peak
     assert (tmp_path / "base" / "model" / "model.keras").is_file()
     assert json.loads(metrics.read_text())["global_step"] == "6"
 

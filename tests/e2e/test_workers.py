@@ -105,6 +105,7 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     assert metrics[0].get("val_accuracy") == metrics[1].get("val_accuracy")
     run = read(several / "run.json")
     assert (run["cluster"]["workers"], run["strategy"]) == (count, "MultiWorkerMirroredStrategy")
+    assert run["collectives"] == "ring"
     assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
 
 

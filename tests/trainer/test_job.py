@@ -20,11 +20,13 @@ from tests.support import largest_difference, prepared, refused, run_steps, smal
 from tests.support import run_job as run
 from trainer import job
 from trainer.config.metric_names import STEP_METRICS
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
 from trainer.reporting.reporter import Reporter
 from trainer.training.checkpoint import whole_checkpoints
-from trainer.training.error_lines import is_out_of_memory
+from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
 
 
 def test_an_unwritable_result_leaves_no_bar_behind(small_config: Make, monkeypatch: Patch) -> None:
@@ -52,6 +54,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     described = read(folder / "run.json")
     assert described["batch"] == "global batch 8 = 2 replicas x 4"
     assert (described["devices"], described["gpus"]) == (["CPU:0", "CPU:1"], [])
+    assert (described["strategy"], described["collectives"]) == ("MirroredStrategy", "ring")
     assert described["config"]["steps"] == 6
     assert described["command"] == "python -m trainer.task '--x=a b'"
     assert described["versions"]["tensorflow"] == tf.__version__
@@ -171,8 +174,8 @@ def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> 
 def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
     folder = run(small_config())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"contains another run \(seed: 0 before, 1 now\)"):
-        run(small_config("--seed=1"))
+    with pytest.raises(UserError, match=r"another run \(seed: 0 before, 1 now; tf32: True before, False now\)"):
+        run(small_config("--seed=1", "--tf32=false"))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -199,6 +202,20 @@ def test_out_of_memory_is_known_by_its_text_too() -> None:
     for cause, found in (("OOM when allocating tensor", True), ("something else", False)):
         assert is_out_of_memory(tf.errors.InternalError(None, None, f"Collective ops is aborted by: {cause}")) is found
     assert is_out_of_memory(MemoryError())
+
+
+@pytest.mark.parametrize(("cards", "precision"), [
+    ([], "mixed_bfloat16"), ([(8, 9), (9, 0)], "mixed_bfloat16"), ([(7, 5)], "mixed_float16"),
+    ([(8, 0), (7, 0)], "mixed_float16"), ([None], "mixed_bfloat16"),
+])  # fmt: skip
+def test_out_of_memory_names_a_precision_that_the_card_has(cards: list[Any], precision: str) -> None:
+    assert half_precision([{"compute_capability": card} if card else {} for card in cards]) == precision
+
+
+def test_out_of_memory_does_not_name_a_precision_in_use() -> None:
+    for precision, advice in (("mixed_float16", "image_size"), ("float32", "try --precision=mixed_bfloat16")):
+        config = TrainConfig(precision=precision)
+        assert str(out_of_memory(config, make_replicas(config))).endswith(advice)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

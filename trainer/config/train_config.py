@@ -111,7 +111,11 @@ class TrainConfig:
         "tf.distribute strategy; auto chooses it by the devices and TF_CONFIG",
         choices=("auto", "one_device", "mirrored", "multi_worker"),
     )
-    communication: str = _devices("auto", "how several workers sum gradients", choices=("auto", "ring", "nccl"))
+    communication: str = _devices(
+        "auto",
+        "how several workers sum gradients; auto and nccl: by NCCL on GPUs, else by ring",
+        choices=("auto", "ring", "nccl"),
+    )
     worker_timeout_seconds: int = _devices(
         600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
     )
@@ -128,6 +132,9 @@ class TrainConfig:
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(
         "float32", "arithmetic of the layers", choices=("float32", "mixed_bfloat16", "mixed_float16", "float64")
+    )
+    tf32: bool = _devices(
+        True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
     jit_compile: bool = _devices(
         False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models"

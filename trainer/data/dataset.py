@@ -107,7 +107,8 @@ class Arrays:
         return self.labels is not None
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        return tuple(tf.gather(part, rows) for part in self._tensors)
+        with on_host():
+            return tuple(tf.gather(part, rows) for part in self._tensors)
 
     @cached_property
     def _tensors(self) -> tuple[Any, ...]:
@@ -134,7 +135,8 @@ class NestedArrays:
                     raise UserError(f"{name} holds NaN, first in row {row:,}: remove or fill these rows")
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: tf.gather(part, rows), self._tensors)
+        with on_host():
+            parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: tf.gather(part, rows), self._tensors)
         return parts
 
     @cached_property
@@ -154,16 +156,22 @@ class Subset:
         return len(self.rows)
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        return self.examples.gather(tf.gather(self._chosen, rows))
+        with on_host():
+            return self.examples.gather(tf.gather(self._chosen, rows))
 
     @cached_property
     def _chosen(self) -> Any:
         return shared_tensors(self.rows)
 
 
+def on_host() -> Any:
+    """Returns a context in which TensorFlow gathers in the host's memory: a GPU would first copy the whole data set."""
+    return tf.device("CPU:0")
+
+
 def shared_tensors(arrays: Nest) -> Nest:
     """Returns `arrays` as tensors on the host, outside of any graph, so that all graphs share them."""
-    with tf.init_scope(), tf.device("CPU:0"):
+    with tf.init_scope(), on_host():
         return tf.nest.map_structure(tf.constant, arrays)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,6 +34,7 @@ class Replicas:
     rows: int  # of each global batch, per replica
     global_batch_size: int
     cluster: Cluster = ONE_MACHINE
+    collectives: str | None = None  # how replicas sum: nccl or ring; None for one replica
     before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
@@ -118,13 +120,24 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
+    # On one machine, TensorFlow itself chooses as `auto` does.
+    collectives = collective_implementation(config.communication if cluster.several else "auto", devices)
     if cluster.several:
-        strategy = _multi_worker(config, cluster, devices)
+        strategy = _multi_worker(cluster, devices, collectives)
     elif len(devices) > 1 or config.strategy == "mirrored":
         strategy = tf.distribute.MirroredStrategy(list(devices))
     else:
         strategy = tf.distribute.get_strategy()
-    return Replicas(strategy, devices, rows, config.global_batch_size, cluster)
+    summed = collectives if len(devices) * cluster.workers > 1 else None
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed)
+
+
+def collective_implementation(communication: str, devices: Sequence[str]) -> str:
+    """Returns how replicas on such devices sum: `nccl` on GPUs, unless the ring is asked for; else `ring`.
+
+    TensorFlow's own AUTO is the ring, over gRPC through the hosts, between workers with GPUs too.
+    """
+    return "nccl" if devices[0].startswith("GPU") and communication != "ring" else "ring"
 
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
@@ -132,8 +145,8 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     _check_cluster(config, cluster)
     gpus = tf.config.get_visible_devices("GPU")
     _check_expected(config.expect_devices, len(gpus) or simulated_devices())
-    devices = _gpus(config.replicas, gpus) if gpus else _cpus(config.replicas or simulated_devices() or 1)
-    return devices[:1] if config.strategy == "one_device" else devices
+    wanted = 1 if config.strategy == "one_device" else config.replicas
+    return _gpus(wanted, gpus) if gpus else _cpus(wanted or simulated_devices() or 1)
 
 
 def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
@@ -161,9 +174,9 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         return {"GPU": self._gpus} if self._gpus else {}
 
 
-def _multi_worker(config: TrainConfig, cluster: Cluster, devices: Sequence[str]) -> Any:
+def _multi_worker(cluster: Cluster, devices: Sequence[str], collectives: str) -> Any:
     kinds = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[config.communication.upper()])
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[collectives.upper()])
     gpus = len(devices) if devices[0].startswith("GPU") else 0
     with cpu_devices_per_worker(0 if gpus else len(devices)):
         return tf.distribute.MultiWorkerMirroredStrategy(_Resolver(cluster, gpus), options)
@@ -189,12 +202,12 @@ def _gpus(wanted: int, gpus: list[Any]) -> tuple[str, ...]:
         raise UserError(
             f"replicas={wanted}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
         )
-    for gpu in gpus:
-        try:
+    used = gpus[: wanted or len(gpus)]
+    with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
+        tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
+        for gpu in used:
             tf.config.experimental.set_memory_growth(gpu, True)
-        except RuntimeError:  # TensorFlow has started already: it can no longer be changed
-            break
-    return tuple(f"GPU:{index}" for index in range(wanted or len(gpus)))
+    return tuple(f"GPU:{index}" for index in range(len(used)))
 
 
 def _cpus(wanted: int) -> tuple[str, ...]:

@@ -15,7 +15,9 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
     parts.append(f"{entry['memory_gib']:.2f} GiB")
     for gpu in entry["gpus"]:
-        parts.append(f"GPU {gpu['memory_gib']:.1f} GiB {gpu['utilization_percent']:.0f} %")
+        memory, used = gpu["memory_gib"], gpu["utilization_percent"]
+        known = ["" if memory is None else f" {memory:.1f} GiB", "" if used is None else f" {used:.0f} %"]
+        parts += ["GPU" + "".join(known)] if any(known) else []
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)

@@ -13,7 +13,7 @@ from trainer.log import log
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
-from trainer.reporting.resources import Gpus, memory_gib
+from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 from trainer.reporting.run_files import Result, Scalars, StatsEntry, drop_stats_after
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
@@ -26,7 +26,8 @@ SAMPLES = 64
 class Reporter:
     """Counts every call to the device; reports at report steps and at epoch ends.
 
-    `job_dir` is None on a worker that is not the chief: it counts the same, and reports nothing.
+    `job_dir` is None on a worker that is not the chief: it counts the same, and reports nothing. `devices`: this
+    worker's, as `GPU:0`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Reporter:
         job_dir: JobDir | None,
         progress: Progress,
         latest_checkpoint: Callable[[], str | None],
+        devices: Sequence[str] = (),
     ) -> None:
         self._job_dir, self._seed = job_dir, config.seed
         self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
@@ -43,7 +45,8 @@ class Reporter:
         self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
         self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
         self._latest_checkpoint = latest_checkpoint
-        self._gpus = Gpus() if job_dir else None
+        self._devices = devices
+        self._gpus = Gpus(sum(name.startswith("GPU") for name in devices)) if job_dir else None
         self._bar = Bar(progress) if job_dir else None
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
@@ -154,17 +157,21 @@ class Reporter:
             self._tensorboard.image(progress.step, "samples", picture)
 
     def summary(self) -> Result:
-        """Returns epoch seconds and final scalars for result.json."""
+        """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
         measured = cast(dict[str, Scalars], by_kind(self._measured))
         final: dict[str, Any] = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
         if self._fid_features:
             final["fid_features"] = self._fid_features
-        return {"epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds], "final": final}
+        peak = peak_device_memory_gib(self._devices)
+        epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
+        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}
 
     def close(self) -> None:
         """Closes the bar and the event files."""
         if self._bar:
             self._bar.close()
+        if self._gpus:
+            self._gpus.close()
         if self._tensorboard:
             self._tensorboard.close()
 
@@ -180,6 +187,7 @@ class Reporter:
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
             "gpus": self._gpus.read() if self._gpus else [],
+            "peak_device_memory_gib": peak_device_memory_gib(self._devices),
         }
 
     def _tune(self, progress: Progress, found: Scalars) -> None:

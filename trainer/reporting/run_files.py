@@ -25,8 +25,10 @@ class RunInfo(TypedDict, total=False):
     cluster: dict[str, Any]  # workers, addresses, replicas, rows_per_replica
     devices: list[str]  # of each worker
     gpus: list[str]  # models of the chief's GPUs
+    gpu_environment: dict[str, str]  # variables that TensorFlow and CUDA read at their start
     simulated: bool  # logical CPU devices stand for accelerators
     strategy: str
+    collectives: str | None  # how replicas sum: nccl or ring; null for one replica
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
     depends_on_replicas: list[str]
     total_steps: int
@@ -49,7 +51,8 @@ class StatsEntry(TypedDict, total=False):
     losses: Scalars
     metrics: Scalars
     memory_gib: float
-    gpus: list[dict[str, float]]
+    gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
+    peak_device_memory_gib: list[float]  # as TensorFlow counts it, of each device of the chief; [] if it does not
     features: str  # of a quality measurement, as `samples`
     samples: int
 
@@ -72,6 +75,7 @@ class Result(TypedDict, total=False):
     wall_seconds: float
     saving_seconds: float
     peak_memory_gib: float
+    peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl
     restarts: int
     steps_repeated: int
     rollbacks: int

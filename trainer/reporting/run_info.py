@@ -17,6 +17,7 @@ import tensorflow as tf
 import trainer
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule
+from trainer.distribution.gpu_environment import gpu_environment
 from trainer.distribution.strategy import Replicas, simulated_devices
 from trainer.reporting.run_files import RunInfo
 
@@ -38,8 +39,10 @@ def run_info(
         },
         "devices": list(replicas.devices),  # of each worker
         "gpus": _gpu_names()[: replicas.local],  # of this worker
+        "gpu_environment": gpu_environment(),
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "collectives": replicas.collectives,
         "data": {
             "examples": schedule.examples,
             "examples_per_step": schedule.examples_per_step,

@@ -3,6 +3,7 @@
 RUN_INFO = "run.json"
 STATS = "stats.jsonl"
 RESULT = "result.json"
+GPU_CHECK = "gpu_check.json"  # of `trainer.check --on_gpus`
 RUN_FILES = (RUN_INFO, STATS, RESULT)
 LEASE = "lease.json"  # in a bucket only, while a run writes
 SKIPPED_IMAGES = "skipped_images.txt"

@@ -124,7 +124,7 @@ class Checkpoints:
     def _refuse_not_finite(self, step: int, values: Mapping[str, Any]) -> None:
         """Refuses a state with NaN, so that the checkpoint before stays the newest."""
         for name, value in values.items():
-            if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
+            if not np.isfinite(value).all():
                 error = NotFinite.at(step, name)
                 # Only the chief checks, so the other workers would not roll back with it.
                 raise UserError(str(error)) if self._replicas.cluster.several else error

@@ -1,5 +1,8 @@
 """Turns failures of a run into the one line that the log and result.json report."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
@@ -17,10 +20,23 @@ def is_out_of_memory(error: Exception) -> bool:
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     """Returns the error with what to lower."""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
+    more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     return UserError(
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: lower global_batch_size or "
-        f"image_size{more}, or try --precision=mixed_bfloat16"
+        f"image_size{more}"
     )
+
+
+def half_precision(details: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """Returns the 16-bit precision that all visible GPUs compute fast; bfloat16 without GPUs.
+
+    details: of each GPU, as tf.config.experimental.get_device_details returns them. Cards below compute capability 8.0
+    (P100, V100, T4) have no bfloat16: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
+    """
+    if details is None:
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+    old = any(detail.get("compute_capability", (8, 0)) < (8, 0) for detail in details)
+    return "mixed_float16" if old else "mixed_bfloat16"
 
 
 def one_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Examples
+from trainer.data.dataset import Examples, on_host
 from trainer.data.images import noise, to_uint8
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
@@ -68,7 +68,8 @@ def kernel_distance(one: Features, other: Features) -> float:
 class Extractor:
     """Extracts features of images with a network: `inception`, or a saved classifier's penultimate layer.
 
-    They do not depend on the run's precision: inception computes in float32, a classifier as it was saved.
+    They do not depend on the run's precision: inception computes in float32, a classifier as it was saved, and neither
+    in TensorFloat-32.
     """
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
@@ -113,6 +114,18 @@ def _in_float32() -> Iterator[None]:
     finally:
         keras.config.set_floatx(floatx)
         keras.config.set_dtype_policy(policy)
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Makes float32 products within the block exact to float32, whatever the run's `tf32`."""
+    switch = tf.config.experimental
+    before = switch.tensor_float_32_execution_enabled()
+    switch.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        switch.enable_tensor_float_32_execution(before)
 
 
 def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
@@ -204,7 +217,8 @@ class Fid:
         batch, first = self._replicas.global_batch_size, self._replicas.first_row
 
         def of_all_workers(start: int) -> Features:
-            mine = features_of(tf.constant(start)).numpy()
+            with _without_tf32():
+                mine = features_of(tf.constant(start)).numpy()
             whole = np.zeros((batch, mine.shape[1]))
             whole[first : first + len(mine)] = mine
             return self._replicas.sum_over_workers(whole)
@@ -213,7 +227,8 @@ class Fid:
         return np.concatenate(found)[: self.samples]
 
     def _real_images(self, rows: Any) -> Any:
-        return self._reals.gather(tf.gather(self._rows, rows))[0]
+        with on_host():  # only these images go to the replica's device
+            return self._reals.gather(tf.gather(self._rows, rows))[0]
 
     def _fake_images(self, rows: Any) -> Any:
         return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))

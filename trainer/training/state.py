@@ -114,9 +114,13 @@ def _is_plain(value: Any) -> bool:
     return hasattr(value, "__dict__") and not library and not isinstance(value, (type, keras.Layer))
 
 
-def snapshot(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the current values as tensors that later steps do not change (TensorFlow copies a buffer in use)."""
-    return {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
+def snapshot(variables: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Returns copies of the current values in the host's memory.
+
+    A tensor that still refers to a variable's buffer would make the next step copy the variable on the device, which
+    would then hold the whole state twice until the checkpoint is written.
+    """
+    return {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
 
 
 def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas) -> None:

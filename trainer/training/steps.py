@@ -30,6 +30,7 @@ class StepRunner:
         augment: Callable[[Any, StepContext], Any] | None = None,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
+        self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
@@ -71,7 +72,7 @@ class StepRunner:
         """Runs one step on this replica's part of `batch`; returns its scalars, in the order of self._names."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         rows = self.replicas.rows
-        context = StepContext(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
+        context = self.context(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
         with in_step(context):
             logs = self.model.train_step(self._augmented(self._rows_of(batch, replica), context))
         self._names = tuple(sorted(logs))

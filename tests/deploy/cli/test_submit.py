@@ -337,3 +337,52 @@ def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) 
     assert main(["submit", "l4x1", "--regions=us-west2", *flags]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("region=us-west2 has no NVIDIA_L4 for training: use")) == ("", 1)
+
+
+@pytest.mark.parametrize(("tier", "flags", "recipe"), [
+    ("l4x1-2workers", [], ["--recipe=wgan_gp_digits"]),
+    ("h100x2", ["--model=mlp", "--seed=1"], ["--model=mlp", "--seed=1"]),
+])  # fmt: skip
+def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
+    tier: str, flags: list[str], recipe: list[str], cloud: Emulator, capsys: Capture
+) -> None:
+    region = "--region=us-central1"
+    assert main(["submit", tier, region, "--bucket=gs://my-bucket", *flags, "--check", "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    (pool,) = spec["workerPoolSpecs"]
+    whole = load_tier(tier)
+    task, expected = pool["pythonPackageSpec"], f"--expect_devices={whole.accelerators}"
+    assert (task["pythonModule"], task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
+    assert (spec["scheduling"]["timeout"], spec["scheduling"]["disableRetries"]) == ("3600s", True)
+    assert whole.price_per_hour
+    usd = whole.price_per_hour / whole.workers
+    (price,) = [line for line in shown.splitlines() if " USD an hour" in line]
+    assert price.startswith(f"# {usd:.2f} USD an hour")
+    assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
+    assert "# trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
+
+
+def test_a_check_in_an_own_image_replaces_its_entry_point(cloud: Emulator, capsys: Capture) -> None:
+    assert main(["submit", "l4x4", "--dry-run", *WHERE, "--check", "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    shown = capsys.readouterr().out
+    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    assert spec["workerPoolSpecs"][0]["containerSpec"] == {
+        "imageUri": "us-docker.pkg.dev/p/r/x:1", "command": ["python", "-m", "trainer.check"],
+        "args": ["--recipe=wgan_gp_digits", "--expect_devices=4", "--on_gpus"],
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_submitted_check_ends_with_its_verdict(
+    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path, capsys: Capture
+) -> None:
+    """Runs the check for real, on logical CPU devices, from the submitted spec alone."""
+    output = tmp_path / "output"
+    cloud.run = lambda google, job: train_here(google, job, output, {})
+    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
+    assert submit.main(["cpu", *SDK, "--check", "--replicas=1"], session) == 0
+    assert "all agree; the numbers are in " in capsys.readouterr().out
+    assert json.loads((output / "gpu_check.json").read_text())["agrees"] is True
+    (job,) = cloud.jobs.values()
+    assert job["displayName"].startswith("check-mlp-cpu-")

@@ -9,7 +9,15 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches, row_order
-from trainer.data.dataset import Arrays, Dataset, failures_of_reading, gathered, image_spec
+from trainer.data.dataset import (
+    Arrays,
+    Dataset,
+    NestedArrays,
+    Subset,
+    failures_of_reading,
+    gathered,
+    image_spec,
+)
 from trainer.data.digits import load
 from trainer.data.sources import load_dataset
 from trainer.distribution.cluster import Cluster
@@ -38,6 +46,16 @@ def test_an_epoch_is_a_permutation_cut_into_steps() -> None:
     first, second = (np.concatenate(order(schedule, start, 5)).ravel() for start in (0, 5))
     assert len(set(first)) == len(set(second)) == 100
     assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("examples", [
+    numbered(8), NestedArrays({"a": np.arange(8)}), Subset(numbered(8), np.arange(8, dtype=np.int32)),
+], ids=lambda examples: type(examples).__name__)  # fmt: skip
+def test_rows_are_gathered_in_the_hosts_memory(examples: Any) -> None:
+    """A second logical device stands for a GPU, to which TensorFlow would first copy all examples."""
+    with tf.device("CPU:1"):
+        found = tf.nest.flatten(examples.gather(tf.constant([3, 5])))
+    assert {part.device[-5:] for part in found} == {"CPU:0"}
 
 
 def test_another_seed_is_another_order() -> None:

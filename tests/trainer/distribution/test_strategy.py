@@ -1,11 +1,14 @@
 """Tests how the devices of this machine become replicas, and the sentence about the batch."""
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
 from tests.support import fresh_collectives, refused
 from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import ONE_MACHINE, local_devices, make_replicas
+from trainer.distribution.cluster import Cluster
+from trainer.distribution.strategy import ONE_MACHINE, collective_implementation, local_devices, make_replicas
 
 
 @pytest.mark.parametrize(("config", "sentence", "mirrored"), [
@@ -36,6 +39,18 @@ def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
 
 
+@pytest.mark.parametrize(("config", "used"), [
+    (TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1),
+])  # fmt: skip
+def test_gpus_beyond_the_replicas_are_hidden(config: TrainConfig, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, calls = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)], []
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *given: calls.append(given))
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *given: calls.append(given))
+    assert local_devices(config, ONE_MACHINE) == tuple(f"GPU:{i}" for i in range(used))
+    assert calls == [(gpus[:used], "GPU"), *((gpu, True) for gpu in gpus[:used])]
+
+
 @pytest.mark.parametrize(("config", "line"), [
     (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
     (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
@@ -45,3 +60,25 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
     tf.config.list_logical_devices()
     with refused(line):
         make_replicas(config)
+
+
+@pytest.mark.parametrize(("communication", "device", "expected"), [
+    ("auto", "GPU:0", "nccl"),
+    ("nccl", "GPU:0", "nccl"),
+    ("ring", "GPU:0", "ring"),
+    ("auto", "CPU:0", "ring"),
+    ("nccl", "CPU:0", "ring"),  # a rehearsal of a job for GPUs
+    ("ring", "CPU:0", "ring"),
+])  # fmt: skip
+def test_workers_with_gpus_sum_by_nccl(
+    communication: str, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks at what the strategy is given: a real one of several workers needs a process each."""
+    assert collective_implementation(communication, (device, device)) == expected
+    given: list[Any] = []
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda *args: given.extend(args))
+    monkeypatch.setattr("trainer.distribution.strategy.local_devices", lambda *_: (device,))
+    replicas = make_replicas(TrainConfig(communication=communication), Cluster(("host0:1", "host1:1")))
+    resolver, options = given
+    assert (options.implementation.name.lower(), replicas.collectives) == (expected, expected)
+    assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})

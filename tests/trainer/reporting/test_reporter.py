@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,8 @@ def test_a_status_line_is_complete() -> None:
         "step 500/1,000  epoch 12.5  loss 2  accuracy 0.5  1,280 images/s  0.5 s/step  1.00 GiB  GPU 3.0 GiB 87 %  "
         "4:10 left"
     )
+    entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [dict.fromkeys(entry["gpus"][0])] * 2
+    assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in console.status_line(entry, progress)
 
 
 @pytest.mark.parametrize("name", ["critic_loss", "loss[0]", "[/loss]"])
@@ -144,21 +149,38 @@ def test_losses_and_metrics_are_grouped() -> None:
 def test_nvidia_smi_is_read() -> None:
     assert parse_nvidia_smi("2048, 87\n1024, [N/A]\nsome other line\n") == [
         {"memory_gib": 2.0, "utilization_percent": 87.0},
-        {"memory_gib": 1.0, "utilization_percent": 0.0},
+        {"memory_gib": 1.0, "utilization_percent": None},
     ]
 
 
-@pytest.mark.parametrize(("ends", "gib"), [("", [2.0]), ("; exit 9", [])])
-def test_the_tool_is_run_only_once_in_a_while(
-    ends: str, gib: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho called >> {tmp_path}/calls\necho '2048, 87'{ends}\n")
+def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holds the tool back until the first report is out; it is then asked for the GPUs of this process only."""
+    answers, tool = tmp_path / "answers", tmp_path / "nvidia-smi"
+    os.mkfifo(answers)
+    tool.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9, 9"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    gpus = Gpus()
-    assert [each["memory_gib"] for _ in range(3) for each in gpus.read()] == 3 * gib
-    assert (tmp_path / "calls").read_text() == "called\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    gpus = Gpus(1)
+    assert gpus.read() == []
+    answer = os.open(answers, os.O_RDWR)  # which never waits for a reader
+    os.write(answer, b"2048, 87\n")
+    until = time.monotonic() + 20
+    while not gpus.read() and time.monotonic() < until:
+        time.sleep(0.01)
+    gpus.close()
+    os.close(answer)
+    assert gpus.read() == [{"memory_gib": 2.0, "utilization_percent": 87.0}]
+    assert (tmp_path / "calls").read_text() == "--id=2,3\n"
+
+
+def test_without_gpus_nvidia_smi_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = threading.active_count()
+    tool = tmp_path / "nvidia-smi"
+    tool.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Gpus(0).read() == []
+    assert threading.active_count() == before
 
 
 def test_memory_is_measured() -> None:

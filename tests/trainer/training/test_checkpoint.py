@@ -22,7 +22,7 @@ from trainer.errors import NotFinite, UserError
 from trainer.log import log
 from trainer.training import checkpoint
 from trainer.training.checkpoint import Checkpoints, Damaged, has_pending_hooks, read_checkpoint, whole_checkpoints
-from trainer.training.state import refuse_unbuilt_optimizers, variables_of
+from trainer.training.state import refuse_unbuilt_optimizers, snapshot, variables_of
 
 Make = Callable[..., TrainConfig]
 FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
@@ -45,6 +45,19 @@ def checkpoints_of(model: keras.Model, folder: Path, keep: int = 3) -> Checkpoin
 def fill(model: keras.Model, value: float) -> None:
     for variable in model.trainable_variables:
         variable.assign(tf.fill(variable.shape, value))
+
+
+def test_a_snapshot_does_not_hold_the_state_twice_on_the_device() -> None:
+    """Counts what TensorFlow's allocator holds at most while a snapshot is kept and the next step updates in place."""
+    mib, state = 2**20, tf.Variable(tf.zeros((4 * 2**20,)))  # 16 MiB
+    gradient = tf.ones(state.shape)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    kept = snapshot({"weight": state})
+    tf.raw_ops.ResourceApplyGradientDescent(var=state.handle, alpha=1.0, delta=gradient)
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    assert (kept["weight"].max(), state.numpy().max()) == (0.0, -1.0)
+    assert peak - before < mib
 
 
 def save(checkpoints: Checkpoints, model: keras.Model, *steps: int, **state: Any) -> None:

@@ -176,6 +176,18 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
     assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+def test_features_are_never_computed_in_tf32(features: Path, tmp_path: Path, tf32: bool) -> None:
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled
+    set_precision_and_seed(config := small(f"--tf32={tf32}"))
+    assert enabled() is tf32
+    model, reals = SimpleNamespace(latent_dim=16), load_dataset(config).train
+    fid = Fid(model, on(1), Extractor(str(features), "none"), reals, 20, 0, tmp_path / "none.npz")
+    seen = []
+    fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)))
+    assert (seen, enabled()) == ([False, False], tf32)
+
+
 def test_real_images_are_nearer_to_real_images_than_noise_is(features: Path) -> None:
     extract = Extractor(str(features), "none")
     reals, _ = load_dataset(small()).train.gather(tf.range(400))

@@ -1,0 +1,100 @@
+"""Runs the check of GPUs on logical CPU devices; only NCCL and real cards are missing."""
+
+import re
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.fixtures import Capture, Log, Patch
+from tests.support import fresh_collectives, refused, small
+from trainer import check as command
+from trainer.distribution.strategy import make_replicas
+from trainer.gpu_check import on_gpus
+from trainer.gpu_check.on_gpus import Row, check_on_gpus, variants
+from trainer.gpu_check.rates import all_reduces, copies, empty_step
+from trainer.gpu_check.variants import Variant
+from trainer.log import start_logging
+
+MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
+
+
+def checked(*flags: str) -> tuple[int, dict[str, Any]]:
+    """Returns the exit code and the content of gpu_check.json."""
+    fresh_collectives()
+    start_logging()
+    written: list[dict[str, Any]] = []
+    code = check_on_gpus(small(*flags), lambda content: written.append(content) or "here", seconds=0)
+    return code, written[0]
+
+
+@pytest.mark.slow
+def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
+    code, found = checked(*MLP)
+    shown = capsys.readouterr().out
+    assert (code, found["agrees"], found["problems"]) == (0, True, []), shown
+    assert [(row["name"], row["devices"]) for row in found["rows"]] == [
+        ("float32", 1), ("float32", 2), ("float32, TF32", 1), ("float32, TF32", 2),
+        ("mixed_bfloat16", 1), ("mixed_bfloat16", 2), ("mixed_float16", 1), ("mixed_float16", 2),
+    ]  # fmt: skip
+    for row in found["rows"]:
+        assert row["difference"]["weights"] > 0 or row["name"].startswith("float32")
+        assert row["speed"]["steps_per_second"] > 0
+        assert row["speed"]["peak_device_memory_gib"][0] > 0
+    alone = found["rows"][0]
+    assert 0 < found["rows"][1]["difference"]["weights"] <= 3 * found["control"]["weights"]
+    assert found["float32_of_cpu"]["weights"] == alone["difference"]["weights"]
+    assert found["left_out"] == ["XLA: --jit_compile changes nothing in mlp"]
+    assert [one["bytes"] for one in found["all_reduces"]] == sorted({one["bytes"] for one in found["all_reduces"]})
+    assert "mixed_float16" in shown
+    assert shown.endswith("all agree; the numbers are in here\n")
+
+
+def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(on_gpus, "variants", lambda config, count: ([Variant("float32", count)], []))
+    code, found = checked("--model=tests.models:mean_loss", "--replicas=2")
+    assert (code, found["agrees"]) == (2, False)
+    assert [bool(row["problem"]) for row in found["rows"]] == [False, True]
+    assert re.search("error: float32 on 2: .*losses differ by", capsys.readouterr().err)
+
+
+def test_a_variant_that_fails_is_a_line_and_the_others_run(caplog: Log) -> None:
+    def fails(variant: Variant) -> Any:
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    row = on_gpus._row(Variant("float32", 2), fails, None, None, None)  # type: ignore[arg-type]
+    assert row == Row("float32", 2, problem=row.problem)
+    assert "OOM when allocating" in row.problem
+
+
+def test_what_is_compared_depends_on_model_card_and_count(monkeypatch: Patch) -> None:
+    found, left_out = variants(small(), 1)
+    assert [one.name for one in found] == ["float32, TF32", "float32, XLA", "mixed_bfloat16", "mixed_float16"]
+    assert left_out == ["several devices: there is one"]
+    monkeypatch.setattr(on_gpus, "half_precision", lambda: "mixed_float16")
+    found, left_out = variants(small("--model=cnn", "--image_size=24"), 4)
+    assert [(one.name, one.devices) for one in found] == [
+        ("float32", 4), ("float32, TF32", 1), ("float32, TF32", 4), ("mixed_float16", 1), ("mixed_float16", 4),
+    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in left_out] == ["XLA", "mixed_bfloat16"]
+
+
+def test_rates_are_measured() -> None:
+    fresh_collectives()
+    replicas = make_replicas(small("--replicas=2"))
+    found, kind = all_reduces(replicas, 0, sizes=(1024, 4096))
+    assert [(one.bytes, one.seconds > 0) for one in found] == [(1024, True), (4096, True)]
+    assert found[0].bus_bytes_per_second == pytest.approx(1024 / found[0].seconds)
+    assert kind != "none"
+    assert empty_step(replicas, 0) > 0
+    assert min(copies("CPU:0")) > 0
+
+
+def test_the_flags_of_the_check() -> None:
+    own, request = command.parse(["--on-gpus", "--seconds", "7", "--model", "mlp", "--replicas=2"])
+    assert (own.on_gpus, own.seconds, request.config.model, request.config.replicas) == (True, 7, "mlp", 2)
+    assert command.parse(["--model=mlp"])[0].on_gpus is False
+    with refused("unknown flag --on_gpu"):
+        command.parse(["--on_gpu"])
+    with refused("'-1' is not a whole number from 0 to 600"):
+        command.parse(["--on_gpus", "--seconds=-1"])

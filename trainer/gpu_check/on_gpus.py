@@ -1,0 +1,212 @@
+"""Runs the same steps on all devices of this machine in every variant, compares them and measures them."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.build import set_precision_and_seed
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.data.sources import load_dataset
+from trainer.distribution.cluster import Cluster
+from trainer.distribution.gpu_environment import gpu_environment
+from trainer.distribution.strategy import Replicas, local_devices
+from trainer.errors import DONE, USER_MUST_CHANGE
+from trainer.gpu_check.bands import (
+    BANDS,
+    Difference,
+    Trained,
+    banded_difference,
+    difference,
+    float32_difference,
+    largest,
+)
+from trainer.gpu_check.check_table import table
+from trainer.gpu_check.rates import AllReduce, all_reduces, copies, empty_step
+from trainer.gpu_check.variants import Speed, State, Variant, replicas_on, run_reordered, run_variant
+from trainer.log import log
+from trainer.reporting.run_info import versions
+from trainer.training.error_lines import half_precision, one_line
+
+REFERENCE = "float64 on the CPU"
+CONTROLS = (7, 8)  # seeds of the orders of rows
+XLA_MODELS = ("dcgan", "wgan_gp")  # whose gradients --jit_compile compiles
+
+Run = Callable[..., tuple[Trained, Speed | None]]
+
+
+@dataclass
+class Row:
+    """Holds one line of the table: a variant, how far it is from `against`, and what it costs."""
+
+    name: str
+    devices: int
+    against: str = ""
+    difference: Difference | None = None
+    speed: Speed | None = None
+    problem: str = ""
+
+
+@dataclass
+class GpuCheck:
+    """Holds everything that the check found."""
+
+    model: str
+    data: str
+    batch: str
+    devices: tuple[str, ...]
+    gpus: list[str]  # models; empty on CPUs
+    control: Difference  # what the order of the rows alone changes in float32
+    float32_of_cpu: Difference  # from float64
+    rows: list[Row] = field(default_factory=list)
+    all_reduces: list[AllReduce] = field(default_factory=list)
+    collective: str = ""
+    host_to_device_bytes_per_second: float = 0.0
+    device_to_host_bytes_per_second: float = 0.0
+    empty_step_seconds: float = 0.0
+    left_out: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        """Returns whether everything that is judged is in its band."""
+        return not self.problems and not any(row.problem for row in self.rows)
+
+    def content(self) -> dict[str, Any]:
+        """Returns the content of gpu_check.json."""
+        ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        about = {"agrees": self.agrees, "versions": versions(), "gpu_environment": gpu_environment(), "ended": ended}
+        return {**about, **dataclasses.asdict(self)}
+
+
+def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], seconds: float) -> int:
+    """Checks all devices, prints one table, passes the result to `write`, returns the exit code.
+
+    seconds: for which each speed is measured. On a machine without GPUs two logical CPU devices are checked.
+    """
+    devices = _devices(config)
+    set_precision_and_seed(dataclasses.replace(config, precision="float32"))
+    dataset = load_dataset(config)
+    with closing(dataset), _no_retracing_warnings():
+        check = _checked(config, dataset, devices, seconds)
+    for line in table(check):
+        log.info(line)
+    where = write(check.content())
+    for problem in [
+        *(f"{row.name} on {row.devices}: {row.problem}" for row in check.rows if row.problem),
+        *check.problems,
+    ]:
+        log.error("%s", problem)
+    if check.agrees:
+        log.info(f"all agree; the numbers are in {where}")
+    return DONE if check.agrees else USER_MUST_CHANGE
+
+
+def variants(config: TrainConfig, count: int) -> tuple[list[Variant], list[str]]:
+    """Returns what is compared with float32 on one of `count` devices, and what is left out, with the reason."""
+    left_out = []
+    kinds = [Variant("float32", 1), Variant("float32, TF32", 1, tf32=True)]
+    if config.model in XLA_MODELS:
+        kinds.append(Variant("float32, XLA", 1, jit_compile=True))
+    else:
+        left_out.append(f"XLA: --jit_compile changes nothing in {config.model}")
+    if half_precision() == "mixed_bfloat16":
+        kinds.append(Variant("mixed_bfloat16", 1, precision="mixed_bfloat16"))
+    else:
+        left_out.append("mixed_bfloat16: a GPU here is below compute capability 8.0")
+    kinds.append(Variant("mixed_float16", 1, precision="mixed_float16"))
+    if count == 1:
+        left_out.append("several devices: there is one")
+    both = [dataclasses.replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]
+    return both[1:], left_out  # without float32 on one device, with which the others are compared
+
+
+def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], seconds: float) -> GpuCheck:
+    strategies = {1: tf.distribute.get_strategy()}
+    if len(devices) > 1:
+        strategies[len(devices)] = tf.distribute.MirroredStrategy(list(devices))
+    replicas = {count: replicas_on(devices[:count], config, strategy) for count, strategy in strategies.items()}
+    cpu = replicas_on(["CPU:0"], config, tf.distribute.OneDeviceStrategy("CPU:0"))
+    whole, start = replicas[len(devices)], State()
+
+    def run(variant: Variant, on: Replicas, spend: float | None) -> tuple[Trained, Speed | None]:
+        log.info(f"{variant.name} on {', '.join(on.devices)} …")
+        return run_variant(variant, config, dataset, on, start, spend)
+
+    base = Variant("float32", 1)
+    alone, speed = run(base, replicas[1], seconds)
+    reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu, None)
+    on_cpu = run(base, cpu, None)[0] if devices[0] != "CPU:0" else alone
+    orders = [run_reordered(base, config, dataset, replicas[1], start, seed) for seed in CONTROLS]
+    control = largest([difference(order, alone) for order in orders])
+    of_cpu = difference(on_cpu, reference)
+    check = GpuCheck(config.model, config.data, whole.sentence(), devices, _gpu_names(), control, of_cpu)
+    found = float32_difference(alone, reference, largest([control, of_cpu]))
+    check.rows.append(Row(base.name, 1, REFERENCE, found, speed, found.problem))
+    others, check.left_out = variants(config, len(devices))
+    for variant in others:
+        check.rows.append(_row(variant, lambda one: run(one, replicas[one.devices], seconds), alone, reference, check))
+    _measure_rates(check, whole, seconds)
+    return check
+
+
+def _row(variant: Variant, run: Run, alone: Trained, reference: Trained, check: GpuCheck) -> Row:
+    """Runs one variant; one that fails is a line of the table, and the others still run."""
+    row = Row(variant.name, variant.devices)
+    try:
+        trained, row.speed = run(variant)
+    except Exception as error:
+        row.problem = one_line(error)
+        log.debug("the whole traceback:", exc_info=error)
+        return row
+    band = BANDS.get("tf32" if variant.tf32 else variant.precision)
+    if band:
+        row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
+    else:
+        row.against, row.difference = "float32 on one", float32_difference(trained, alone, check.control)
+    row.problem = row.difference.problem
+    return row
+
+
+def _measure_rates(check: GpuCheck, replicas: Replicas, seconds: float) -> None:
+    spend = seconds / 10
+    check.empty_step_seconds = empty_step(replicas, spend)
+    check.host_to_device_bytes_per_second, check.device_to_host_bytes_per_second = copies(replicas.devices[0])
+    if replicas.count > 1:
+        check.all_reduces, check.collective = all_reduces(replicas, spend)
+        if replicas.devices[0].startswith("GPU") and "nccl" not in check.collective.lower():
+            check.problems.append(
+                f"gradients are summed by {check.collective}, not by NCCL: GPUs then wait for the host"
+            )
+
+
+def _devices(config: TrainConfig) -> tuple[str, ...]:
+    """Returns this machine's GPUs, or logical CPU devices, and starts TensorFlow with all of them."""
+    simulated = 0 if tf.config.get_visible_devices("GPU") else 2
+    every = dataclasses.replace(config, replicas=config.replicas or simulated, strategy="auto")
+    devices = local_devices(every, Cluster())
+    config.rows_per_replica(len(devices))
+    tf.config.list_logical_devices()
+    return devices
+
+
+@contextmanager
+def _no_retracing_warnings() -> Iterator[None]:
+    """Hides TensorFlow's warnings within the block: it takes the steps of all variants for one function."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _gpu_names() -> list[str]:
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [str(detail.get("device_name", "unknown")) for detail in details]

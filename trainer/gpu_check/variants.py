@@ -1,0 +1,175 @@
+"""Trains a few steps of one model in one variant: on some devices, in some precision, and measures it."""
+
+import dataclasses
+import gc
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.build import TrainingSetup, set_precision_and_seed, setup_with
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset, failures_of_reading
+from trainer.distribution.step import StepContext
+from trainer.distribution.strategy import Replicas
+from trainer.gpu_check.bands import Trained, Weights
+from trainer.models.layers import refresh_normalization
+from trainer.reporting.progress import is_loss
+from trainer.reporting.resources import peak_device_memory_gib
+from trainer.training.state import WEIGHTS, put_back, snapshot, variables_of
+from trainer.training.steps import StepRunner
+
+STEPS = 5  # of the comparison
+
+State = dict[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Describes how the same steps are computed: the name in the table, and the settings that make the variant."""
+
+    name: str
+    devices: int
+    precision: str = "float32"
+    tf32: bool = False
+    jit_compile: bool = False
+
+    def config(self, base: TrainConfig) -> TrainConfig:
+        """Returns the settings of the variant."""
+        changed = {name: getattr(self, name) for name in ("precision", "tf32", "jit_compile")}
+        return dataclasses.replace(base, replicas=self.devices, strategy="auto", expect_devices=0, **changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Holds what a variant costs. A snapshot is the copy of the state to the host that a checkpoint begins with."""
+
+    first_call_seconds: float  # traces, compiles and runs the steps of the comparison
+    steps_per_second: float
+    peak_device_memory_gib: Sequence[float]
+    state_bytes: int
+    snapshot_seconds: float
+
+
+def replicas_on(devices: Sequence[str], config: TrainConfig, strategy: Any) -> Replicas:
+    """Returns `devices` of this machine as replicas; raises UserError if the batch does not divide."""
+    return Replicas(strategy, tuple(devices), config.rows_per_replica(len(devices)), config.global_batch_size)
+
+
+def run_variant(
+    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: State, seconds: float | None
+) -> tuple[Trained, Speed | None]:
+    """Returns what the first steps compute and, unless `seconds` is None, what a step costs, measured for that long.
+
+    `start`: the initial weights; {} fills it with those of this variant.
+    """
+    for device in replicas.devices:
+        with suppress(ValueError):  # this device's allocator keeps no statistics
+            tf.config.experimental.reset_memory_stats(device)
+    setup = _setup(variant.config(base), dataset, replicas, start)
+    runner, rows = setup.step_runner(), setup.rows_from(0)
+    began = time.monotonic()
+    trained = _train_first_steps(runner, rows)
+    first = time.monotonic() - began
+    speed = None if seconds is None else _speed(runner, rows, first, seconds)
+    del setup, runner, rows
+    gc.collect()  # a traced function and its model refer to each other
+    return trained, speed
+
+
+def run_reordered(
+    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: State, seed: int
+) -> Trained:
+    """Returns what the first steps compute if the rows of each global batch, and all draws, stand in another order.
+
+    Only on one replica: the order spans the global batch.
+    """
+    order = np.random.default_rng(seed).permutation(replicas.global_batch_size)
+
+    class Reordered(StepContext):
+        def draw(self, *given: Any, **named: Any) -> Any:
+            return tf.gather(super().draw(*given, **named), order)
+
+    setup = _setup(variant.config(base), dataset, replicas, start)
+    runner = setup.step_runner()
+    runner.context = Reordered
+    return _train_first_steps(runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order))))
+
+
+def _setup(config: TrainConfig, dataset: Dataset, replicas: Replicas, start: State) -> TrainingSetup:
+    """Builds the model with the weights `start`: initial weights are drawn in the precision, and would be others."""
+    set_precision_and_seed(config)
+    setup = setup_with(config, replicas, dataset)
+    weights = {name: one for name, one in variables_of(setup.model).items() if name.startswith(WEIGHTS)}
+    if start:
+        put_back(weights, start, replicas)
+        refresh_normalization(setup.model)
+    else:
+        start |= snapshot(weights)
+    return setup
+
+
+def _train_first_steps(runner: StepRunner, rows: Any) -> Trained:
+    before = _values(runner.model)
+    with failures_of_reading():
+        logs = runner(rows, 0, STEPS)
+    losses = {name: value for name, value in logs.means().items() if is_loss(name)}
+    return Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
+
+
+def _in_order(parts: Any, order: npt.NDArray[Any]) -> Any:
+    """Returns (replicas, batches, rows, …) with other rows; a nest of parts keeps its structure."""
+    return tf.nest.map_structure(lambda part: tf.gather(part, order, axis=2), parts)
+
+
+def _values(model: keras.Model) -> Weights:
+    groups = {"trained": model.trainable_weights, "others": model.non_trainable_weights}
+    return {name: [_array(variable) for variable in weights] for name, weights in groups.items()}
+
+
+def _array(variable: Any) -> npt.NDArray[np.float64]:
+    return np.asarray(tf.convert_to_tensor(variable)).astype(np.float64)
+
+
+def _gradient_norm(model: keras.Model, before: Weights) -> float:
+    """Returns the root mean square norm of the gradients since the start.
+
+    Adam's second moments are their mean squares: v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
+    """
+    parts = tf.train.TrackableView(model).descendants()
+    squares = [
+        _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
+        for adam in parts
+        if isinstance(adam, keras.optimizers.Adam)
+        for moment in adam.variables
+        if moment.name.endswith("velocity")
+    ]
+    changes = [
+        np.square(after - start).sum()
+        for after, start in zip(_values(model)["trained"], before["trained"], strict=True)
+    ]
+    return float(np.sqrt(sum(squares or changes)))
+
+
+def _speed(runner: StepRunner, rows: Any, first: float, seconds: float) -> Speed:
+    """Measures steps in calls that are long enough for the time of a call itself not to matter."""
+    step, count, spent = STEPS, 1, list[float]()
+    with failures_of_reading():
+        until = time.monotonic() + seconds
+        while not spent or time.monotonic() < until:
+            began = time.monotonic()
+            runner(rows, step, count)
+            step += count
+            spent.append((time.monotonic() - began) / count)
+            count = max(1, min(2 * count, int(seconds / 3 / spent[-1])))
+    peak = peak_device_memory_gib(runner.replicas.devices)
+    began = time.monotonic()
+    state = snapshot(variables_of(runner.model))
+    copied = time.monotonic() - began
+    size = sum(value.nbytes for value in state.values())
+    return Speed(first, 1.0 / float(np.median(spent)), peak, size, copied)
