@@ -41,7 +41,7 @@ class Operation:
 
 def step_graph(setup: TrainingSetup) -> Any:
     """Traces the tf.function over steps that the loop calls; returns its graph."""
-    step, count = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+    step, count = tf.constant(0, tf.int64), tf.constant(1)
     return setup.step_runner()._run.get_concrete_function(setup.rows_from(0), step, count).graph
 
 

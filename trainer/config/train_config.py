@@ -111,7 +111,11 @@ class TrainConfig:
         "tf.distribute strategy; auto chooses it by the devices and TF_CONFIG",
         choices=("auto", "one_device", "mirrored", "multi_worker"),
     )
-    communication: str = _devices("auto", "how several workers sum gradients; auto and nccl: by NCCL on GPUs, else by ring", choices=("auto", "ring", "nccl"))
+    communication: str = _devices(
+        "auto",
+        "how several workers sum gradients; auto and nccl: by NCCL on GPUs, else by ring",
+        choices=("auto", "ring", "nccl"),
+    )
     worker_timeout_seconds: int = _devices(
         600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
     )
