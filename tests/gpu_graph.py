@@ -9,7 +9,6 @@ of convolutions and fused kernels are the business of later passes, which add no
 strategy has placed by rules that are only approximated here: on the GPU if it has the kernel.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -186,9 +185,6 @@ def _named(node: Node) -> str:
     return f"{node.op} {node.name}"
 
 
-def table(rows: dict[str, dict[str, int]]) -> Iterator[str]:
-    """Yields the lines of a table for docs/scaling.md."""
-    yield "| one step, on each of two replicas | operations | all-reduces | updates |"
-    yield "|---|--:|--:|--:|"
-    for name, counted in rows.items():
-        yield f"| `{name}` | {' | '.join(f'{value:,}' for value in counted.values())} |"
+def row(name: str, counted: dict[str, int]) -> str:
+    """Returns the row of the table in docs/scaling.md."""
+    return f"| `{name}` | {' | '.join(f'{value:,}' for value in counted.values())} |"

@@ -69,7 +69,7 @@ class StepContext:
         """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
         self.refuse_xla(stream)
         key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
-        with tf.device("CPU:0"):  # a GPU's kernels read the seed on the host
+        with tf.device("CPU:0"):  # where some of a GPU's kernels read it
             return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
     def refuse_xla(self, stream: str) -> None:
