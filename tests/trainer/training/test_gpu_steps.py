@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,13 @@ MORE_FLAGS = {"efficientnet_photos": FROM_SCRATCH}  # the weights of a recipe ar
 QUICK = ("mlp_mnist", "cnn_fashion")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - set(QUICK))]
 
-# Copies from a device to the host that have to be: a part of `producer -> consumer`, and why.
-ALLOWED: dict[str, str] = {}
+# Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
+ALLOWED = {
+    "mixed_float16": {
+        r"All \S+ -> Switch": "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates",
+        r"Equal \S+ -> Switch": "whether 2,000 updates were made decides whether it doubles the scale",
+    },
+}
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -46,9 +52,10 @@ def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
     return GpuStep(optimised(traced_steps(setup_of(*flags))))
 
 
-def check(step: GpuStep) -> None:
+def check(step: GpuStep, allowed: Iterable[str] = ()) -> None:
     assert len(step.loop) > 100
-    assert [wait for wait in step.waits() if not any(known in wait for known in ALLOWED)] == []
+    assert [wait for wait in step.waits() if not any(re.match(pattern, wait) for pattern in allowed)] == []
+    assert all(any(re.match(pattern, wait) for wait in step.waits()) for pattern in allowed)
     assert step.without_kernel() == []
 
 
@@ -74,13 +81,15 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
 @pytest.mark.parametrize("flags", [
     ("--replicas=1", "--augment=flip,crop"),
     ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
+    ("--replicas=1", "--precision=mixed_float16"),
     ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
     ("--replicas=1", "--model=dcgan"),
 ])  # fmt: skip
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""
     own = f"--model={__name__}:classifier"
-    check(step_on_gpus(monkeypatch, own, "--data=digits", "--image_size=16", "--width=8", *flags))
+    allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
+    check(step_on_gpus(monkeypatch, own, "--data=digits", "--image_size=16", "--width=8", *flags), allowed)
 
 
 def loop_over(body: Any, counter: Any = tf.int32) -> GpuStep:
