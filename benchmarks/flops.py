@@ -39,10 +39,15 @@ class Operation:
     reduced_bytes: int = 0  # summed over replicas
 
 
+def traced_steps(setup: TrainingSetup) -> Any:
+    """Traces the tf.function over steps that the loop calls; returns its ConcreteFunction."""
+    step, count = tf.constant(0, tf.int64), tf.constant(1)
+    return setup.step_runner()._run.get_concrete_function(setup.rows_from(0), step, count)
+
+
 def step_graph(setup: TrainingSetup) -> Any:
-    """Traces the tf.function over steps that the loop calls; returns its graph."""
-    step, count = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-    return setup.step_runner()._run.get_concrete_function(setup.rows_from(0), step, count).graph
+    """Returns the graph of `traced_steps`."""
+    return traced_steps(setup).graph
 
 
 def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: int = 1) -> Iterator[Operation]:

@@ -24,6 +24,7 @@ PRIVATE_NAMES = (
     "keras.src.utils.naming.reset_uids",
     "keras.src.random.seed_generator.python_random",
     "keras.src.backend.tensorflow.random",
+    "keras.src.backend.tensorflow.numpy.signbit",
     "keras.layers.Layer._flatten_layers",
     "keras.Model._symbolic_build",
     "keras.optimizers.Optimizer._all_reduce_sum_gradients",
@@ -93,6 +94,28 @@ def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]],
             raise Missing("keras.src.backend.tensorflow.random")
         if not hasattr(found, "__wrapped__"):
             setattr(module, name, functools.wraps(found)(around(found)))
+
+
+@functools.cache
+def compare_signs_on_device() -> None:
+    """Makes Keras's argmax, and so its accuracies, stay on a GPU, from the first call on in this process.
+
+    Keras compares the sign bit as int32, which a GPU's kernels do on the host: with `metrics=["accuracy"]` the logits
+    are copied there in each step. As uint32 the same bits are compared on the device. Fallback: Keras's own.
+    """
+    try:
+        original = _private("keras.src.backend.tensorflow.numpy.signbit", 0.0)
+    except Missing as error:
+        warn_once(f"{error}; until then the host waits for the GPU in each step that measures an accuracy")
+        return
+
+    @functools.wraps(original)
+    def signbit(x: Any) -> Any:
+        if not isinstance(x, tf.Tensor) or not x.dtype.is_floating:
+            return original(x)
+        return tf.bitcast(tf.cast(x, tf.float32), tf.uint32) >= 2**31
+
+    pkgutil.resolve_name("keras.src.backend.tensorflow.numpy").signbit = signbit
 
 
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:

@@ -76,7 +76,7 @@ def test_private_names_are_used_in_compat_alone() -> None:
     used = {file.relative_to(ROOT).as_posix(): list(private_names(file.read_text(encoding="utf-8"))) for file in FILES}
     lasts = {name.rpartition(".")[2] for name in used.pop("trainer/compat.py") if not name.endswith("Extended")}
     assert {file: names for file, names in used.items() if names} == {}
-    modules = {"seed_generator", "loss", "collective_all_reduce_strategy"}
+    modules = {"seed_generator", "loss", "collective_all_reduce_strategy", "numpy"}
     assert lasts - modules == {name.rpartition(".")[2] for name in compat.PRIVATE_NAMES}
 
 
@@ -241,6 +241,22 @@ def test_without_them_public_names_of_keras_do_the_same(monkeypatch: Patch, warn
     assert keras.layers.Dense(1).name == "dense"
     names = [record.message.partition(" is missing")[0] for record in warnings.records]
     assert names == ["keras.src.random.seed_generator.python_random"] * 2
+
+
+def test_sign_bits_are_those_of_keras(monkeypatch: Patch, warnings: Log) -> None:
+    module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
+    ours = module.signbit
+    compat.compare_signs_on_device.__wrapped__()
+    assert module.signbit is not ours
+    monkeypatch.setattr(module, "signbit", ours)  # in the end
+    theirs = inspect.unwrap(ours)
+    values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
+    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
+        x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
+        np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
+    remove(monkeypatch, "keras.src.backend.tensorflow.numpy.signbit")
+    compat.compare_signs_on_device.__wrapped__()
+    assert "signbit is missing or has changed in TensorFlow" in warnings.text
 
 
 @pytest.mark.parametrize("last", ["_get_variable_index", "_momentums", "_velocities"])

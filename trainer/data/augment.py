@@ -27,8 +27,10 @@ def crop(images: Any, step: StepContext) -> Any:
     drawn = step.uniform((2,), stream="augment/crop")
     padded = tf.pad(images, [(0, 0), (margins[0],) * 2, (margins[1],) * 2, (0, 0)], mode="REFLECT")
     for axis, (size, margin) in enumerate(zip((height, width), margins, strict=True)):
-        offsets = tf.cast(tf.floor(drawn[:, axis] * (2 * margin + 1)), tf.int32)
-        padded = tf.gather(padded, offsets[:, None] + tf.range(size), axis=1 + axis, batch_dims=1)
+        # Not int32, which a GPU's kernels compute with on the host.
+        offsets = tf.cast(tf.floor(drawn[:, axis] * (2 * margin + 1)), tf.int64)
+        pixels = offsets[:, None] + tf.range(size, dtype=tf.int64)
+        padded = tf.gather(padded, pixels, axis=1 + axis, batch_dims=1)
     return padded
 
 

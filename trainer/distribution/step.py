@@ -69,7 +69,8 @@ class StepContext:
         """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
         self.refuse_xla(stream)
         key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
-        return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
+        with tf.device("CPU:0"):  # where some of a GPU's kernels read it
+            return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
     def refuse_xla(self, stream: str) -> None:
         """Raises UserError in a function that XLA compiles: its kernels give other numbers for the same seed."""

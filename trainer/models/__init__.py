@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from trainer.compat import build_compiled
+from trainer.compat import build_compiled, compare_signs_on_device
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.config.user_code import load_function
 from trainer.data.dataset import Dataset, first_rows, targets_in_memory
@@ -20,6 +20,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
     Its layers draw and normalise for the global batch.
     """
+    compare_signs_on_device()
     model = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"))(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(

@@ -40,7 +40,9 @@ class StepRunner:
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
         self.model.reset_metrics()
-        steps = self._run(iterator, tf.constant(first_step, tf.int64), tf.constant(count, tf.int64))
+        with tf.device("CPU:0"):
+            begin = tf.constant(first_step, tf.int64)
+        steps = self._run(iterator, begin, tf.constant(count))
         values = self.replicas.sum_over_workers(steps.numpy())  # once a call, not once a step
         counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results)
@@ -58,14 +60,21 @@ class StepRunner:
         return {name: float(value) for name, value in found.items()}
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
+        """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars) float64.
+
+        On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
+        pinned to the host, would make the host wait for the device in every step.
+        """
         strategy = self.replicas.strategy
-        rows = tf.TensorArray(tf.float64, size=tf.cast(count, tf.int32), element_shape=(None,))
+        rows = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
         for i in tf.range(count):
             batch = next(iterator)
+            with tf.device("CPU:0"):
+                step = first_step + tf.cast(i, tf.int64)
             with losses_reduced_by(reduce_over_replicas):  # around the threads of all replicas
-                on_each = strategy.run(self._step, args=(batch, first_step + i))
+                on_each = strategy.run(self._step, args=(batch, step))
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
-            rows = rows.write(tf.cast(i, tf.int32), total)
+            rows = rows.write(i, total)
         return rows.stack()
 
     def _replica_step(self, batch: Any, step: Any) -> Any:

@@ -1,0 +1,136 @@
+"""Tests, from TensorFlow's registry of kernels, that the host need not wait for a GPU within the loop over steps."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from benchmarks.flops import traced_steps
+from benchmarks.trainer_loop import setup_of
+from tests.fixtures import Capture, Patch
+from tests.gpu_graph import GpuStep, optimised, row
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+
+PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
+RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes/*.yaml")}
+FROM_SCRATCH = ("--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0")
+MORE_FLAGS = {"efficientnet_photos": FROM_SCRATCH}  # the weights of a recipe are a download
+QUICK = ("mlp_mnist", "cnn_fashion")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - set(QUICK))]
+
+# Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
+ALLOWED = {
+    "mixed_float16": {
+        r"All \S+ -> Switch": "whether gradients overflowed decides, on the host, whether LossScaleOptimizer updates",
+        r"Equal \S+ -> Switch": "whether 2,000 updates were made decides whether it doubles the scale",
+    },
+}
+
+
+def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Returns what most users would write."""
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input(dataset.image_shape), layers.Rescaling(1 / 255), layers.Conv2D(4, 3, activation="relu"),
+        layers.BatchNormalization(), layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.5), layers.Dense(10),
+    ])  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss=loss, metrics=["accuracy"])
+    return model
+
+
+def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
+    """Returns the loop over steps that the flags describe; CPU:1 and CPU:2 stand for the GPUs of two replicas."""
+    monkeypatch.setattr("trainer.distribution.strategy._cpus", lambda count: [f"CPU:{i + 1}" for i in range(count)])
+    monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
+    return GpuStep(optimised(traced_steps(setup_of(*flags))))
+
+
+def check(step: GpuStep, allowed: Iterable[str] = ()) -> None:
+    assert len(step.loop) > 100
+    assert [wait for wait in step.waits() if not any(re.match(pattern, wait) for pattern in allowed)] == []
+    assert all(any(re.match(pattern, wait) for wait in step.waits()) for pattern in allowed)
+    assert step.without_kernel() == []
+
+
+@pytest.mark.parametrize("recipe", [*QUICK, *SLOW])
+def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
+    recipe: str, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """Counts on each of two replicas. docs/scaling.md has the budget: the page's row, and 5 % more operations."""
+    width = () if recipe == "efficientnet_photos" else ("--width=8",)  # which changes no count
+    step = step_on_gpus(
+        monkeypatch, f"--recipe={recipe}", "--data=digits", "--replicas=2", *width, *MORE_FLAGS.get(recipe, ())
+    )
+    check(step)
+    found = step.counts(0)
+    with capsys.disabled():
+        print(f"\n{row(recipe, found)}")
+    (line,) = re.findall(rf"^\| `{recipe}` \| ([\d,]+) \| (\d+) \| (\d+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    operations, all_reduces, updates = (int(number.replace(",", "")) for number in line)
+    assert found["operations"] <= 1.05 * operations
+    assert (found["all-reduces"], found["updates"]) == (all_reduces, updates)
+
+
+@pytest.mark.parametrize("flags", [
+    ("--replicas=1", "--augment=flip,crop"),
+    ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
+    ("--replicas=1", "--precision=mixed_float16"),
+    ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
+    ("--replicas=1", "--model=dcgan"),
+])  # fmt: skip
+def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
+    """A user's compiled classifier, and GANs."""
+    own = f"--model={__name__}:classifier"
+    allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
+    check(step_on_gpus(monkeypatch, own, "--data=digits", "--image_size=16", "--width=8", *flags), allowed)
+
+
+def loop_over(body: Any, counter: Any = tf.int32) -> GpuStep:
+    """Returns a loop that applies `body` to numbers on a device."""
+
+    def run(count: Any, values: Any) -> Any:
+        for _ in tf.range(count):
+            with tf.device("CPU:1"):
+                values = tf.autograph.experimental.do_not_convert(body)(values)
+        return values
+
+    arguments = (tf.TensorSpec([], counter), tf.TensorSpec([8], tf.float32))
+    return GpuStep(optimised(tf.function(run).get_concrete_function(*arguments)))
+
+
+def signbit(values: Any) -> Any:
+    """Returns what Keras's argmax computes with, without our change."""
+    keras_own = inspect.unwrap(keras.src.backend.tensorflow.numpy.signbit)
+    return values + tf.cast(keras_own(values), tf.float32)
+
+
+def shifted(values: Any) -> Any:
+    """Gathers by offsets that were computed as int32."""
+    return tf.gather(values, tf.cast(values[:1], tf.int32) + tf.range(8))
+
+
+def drawn(values: Any) -> Any:
+    """Draws with a seed that a device holds."""
+    return tf.random.stateless_gamma((8,), seed=tf.cast(values[:2], tf.int64), alpha=1.0)
+
+
+def test_known_waits_are_found() -> None:
+    """Plants those that were in this package, and an operation that no GPU has."""
+    assert (loop_over(tf.square).waits(), loop_over(tf.square).without_kernel()) == ([], [])
+    planted = {
+        r"Less \S+ -> LoopCond": loop_over(tf.square, tf.int64),
+        r"BitwiseAnd \S+ -> Less": loop_over(signbit),
+        r"Cast \S+ -> AddV2": loop_over(shifted),
+        r"Cast \S+ -> StatelessRandomGetKeyCounter": loop_over(drawn),
+    }
+    for pattern, step in planted.items():
+        assert any(re.match(pattern, wait) for wait in step.waits()), (pattern, step.waits())
+    lacking = loop_over(lambda values: values + tf.raw_ops.NthElement(input=values, n=2))
+    assert [name.split()[0] for name in lacking.without_kernel()] == ["NthElement"]
