@@ -123,7 +123,7 @@ def _load(config: TrainConfig) -> Dataset:
         assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):
-        return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data", ("config",)))
+        return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data", ("config",), config))
     kind, path = kind_and_path(data, config.cache_dir)
     with naming(path, parse(split_kind(data)[1], "data")):
         return KINDS[kind](config, path)
