@@ -124,14 +124,17 @@ def refuse_missing(settings: type[TrainConfig], given: Mapping[str, Any]) -> Non
             raise UserError(f"{field.name} is missing, one of the {field.metadata['group']}: use --{field.name}=VALUE")
 
 
+def taken_by(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    """Returns which of FUNCTIONS take a field as their setting; none for a setting of the trainer."""
+    return tuple(field.metadata.get(_FUNCTIONS, ()))
+
+
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings that a resumed run must share, by name.
 
     A setting that only functions take that may change, as callbacks, may change too.
     """
     may_change = {
-        field.name
-        for field in dataclasses.fields(config)
-        if {*field.metadata.get(_FUNCTIONS, (field.name,))} <= MAY_CHANGE
+        field.name for field in dataclasses.fields(config) if {*(taken_by(field) or (field.name,))} <= MAY_CHANGE
     }
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in may_change}
