@@ -53,7 +53,7 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int]:
         model = _rebuilt(run, config, dataset, weights, replicas)
         if why := why_not_evaluated(model):
             raise UserError(f"{run.name} has nothing to evaluate: {why}")
-        log.info(f"evaluates {weights} on {replicas.sentence()}")
+        _announce(run, "evaluates", weights, replicas)
         found = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit)
         with _fitting(run, dataset):
             values = found()
@@ -75,10 +75,14 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     dataset = load_dataset(config, trains=False)
     with closing(dataset):
         examples = _used_part(run, dataset)
-        log.info(f"predicts by {weights} on {replicas.sentence()}")
+        _announce(run, "predicts by", weights, replicas)
         with _fitting(run, dataset):
             arrays = prediction.predict(network, replicas, examples, config.evaluation_batch, dataset.as_fit)
     return arrays, examples.count
+
+
+def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas) -> None:
+    log.info(f"{verb} {weights}, {run.config.evaluation_batch} rows at a time, on {', '.join(replicas.devices)}")
 
 
 def weights_of(run: RequestedRun) -> Path:

@@ -34,7 +34,10 @@ def predict(
     """
     batches = math.ceil(examples.count / batch_size)
     takers = min(replicas.local, batches)
-    iterators = [iter(batches_in_order(examples, batch_size, takers, index)) for index in range(takers)]
+    if isinstance(examples, InSequence):  # which another reading may give in another order
+        iterators = [iter(batches_in_order(examples, batch_size, 1, 0))] * takers
+    else:
+        iterators = [iter(batches_in_order(examples, batch_size, takers, index)) for index in range(takers)]
 
     def one_batch(parts: tuple[Any, ...]) -> Any:
         x = as_fit(parts[:1])
