@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer.command import quiet_start, run_command
+from trainer.config.flags import Parser
 from trainer.errors import DONE, UserError
 from trainer.log import log, set_verbose
 from trainer.reporting.run_files import write_json
@@ -22,9 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(given: Sequence[str]) -> int:
-    parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
-    parser.add_argument("--out", default="", metavar="FILE", help="a .json file for the values too")
-    run = read_request(parser, given)
+    run = read_request(_parser(), given)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
     if out and out.suffix != ".json":
@@ -41,6 +40,12 @@ def _evaluate(given: Sequence[str]) -> int:
     if out:
         write_json(out, {"run": run.name, "data": data, "examples": count, "values": values})
     return DONE
+
+
+def _parser() -> Parser:
+    parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
+    parser.add_argument("--out", default="", metavar="FILE", help="a .json file for the values too")
+    return parser
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer.command import quiet_start, run_command
+from trainer.config.flags import Parser
 from trainer.errors import DONE, UserError
 from trainer.log import log, set_verbose
 from trainer.requested_run import make_parser, read_request
@@ -20,9 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: Sequence[str]) -> int:
-    parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
-    parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
-    run = read_request(parser, given)
+    run = read_request(_parser(), given)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out")
     if out.suffix != ".npz":
@@ -37,6 +36,12 @@ def _predict(given: Sequence[str]) -> int:
     shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}")
     return DONE
+
+
+def _parser() -> Parser:
+    parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
+    parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

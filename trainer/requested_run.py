@@ -42,8 +42,8 @@ class RequestedRun:
 
     @property
     def has_other_data(self) -> bool:
-        """Returns whether the command line names data."""
-        return "data" in self.given
+        """Returns whether the command line names data, or gives settings of the function that reads them."""
+        return "data" in self.given or not self.given.keys() <= {*_GIVEN}
 
     @cached_property
     def trained(self) -> TrainConfig:
@@ -58,7 +58,7 @@ class RequestedRun:
         given = dict(self.given)
         replicas = coerce(_FIELDS["replicas"], given.pop("replicas", "0"))
         if self.has_other_data:
-            settings = Overrides({**self._stored, "data": given["data"]}).own.settings
+            settings = Overrides({**self._stored, **given}).own.settings
             known = {field.name for field in dataclasses.fields(settings)}  # not those of the run's data
             stored = {name: value for name, value in self._stored.items() if name in known}
             values = coerce_all(settings, stored, f"{self.name}/{RUN_INFO}")
@@ -102,7 +102,7 @@ def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
     own = Overrides({**mapping(info, "config"), **given, "callbacks": ""}).own
-    fields = [field for field in dataclasses.fields(own.settings) if taken_by(field) == ("data",)]
+    fields = [field for field in dataclasses.fields(own.settings) if "data" in taken_by(field)]
     known = [action.dest.removeprefix(_PREFIX) for action in parser._actions]
     _refuse_flags(parser, fields, known)
     add_setting_flags(parser, fields, prefix=_PREFIX)

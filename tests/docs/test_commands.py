@@ -25,7 +25,7 @@ from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
-from trainer import generate
+from trainer import evaluate, generate, predict
 from trainer.config.overrides import resolve
 from trainer.data import prepare
 
@@ -56,6 +56,11 @@ def parse_settings(command: Command, session: Session) -> None:
 def parse_generate(command: Command, session: Session) -> None:
     """Only parses the flags, because generating needs a trained model."""
     generate._parse(command.arguments)
+
+
+def parse_use_of_a_run(command: Command, session: Session) -> None:
+    """Only parses the flags, because the command needs a trained model."""
+    {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject]._parser().parse_args(command.arguments)
 
 
 def run_prepare(command: Command, session: Session) -> None:
@@ -156,7 +161,8 @@ CUTOFFS = {
 }
 RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings, "trainer.check": parse_settings,
-    "trainer.generate": parse_generate, "trainer.data.prepare": run_prepare,
+    "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
+    "trainer.data.prepare": run_prepare,
     "deploy machines": run_deploy, "deploy render": run_deploy,
     "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
