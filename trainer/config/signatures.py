@@ -9,12 +9,13 @@ import ast
 import dataclasses
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-from trainer.config.fields import KINDS, coerce, setting
+from trainer.config.fields import KINDS, coerce, nearest, setting
 from trainer.errors import UserError, reason
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
@@ -111,7 +112,11 @@ class _Sources:
             what = error.msg if isinstance(error, SyntaxError) else reason(error)
             raise UserError(f"{self._origin}: cannot import {name} ({file}{line}: {what})") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        return _Module(self, name, package, file, tree)
+        return _Module(self, name, package, file, source, tree)
+
+    def missing(self, module: str, name: str, known: Sequence[str]) -> UserError:
+        """Returns the error for a name that a module does not have."""
+        return UserError(f"{self._origin}: {module} has no function {name}{nearest(name, known)}")
 
     def _spec(self, name: str) -> ModuleSpec | None:
         """Returns the spec of a module. importlib.util.find_spec alone would import the packages that contain it."""
@@ -131,8 +136,9 @@ class _Sources:
 class _Module:
     """Holds the syntax tree of a module."""
 
-    def __init__(self, sources: _Sources, name: str, package: str, file: str, tree: ast.Module) -> None:
+    def __init__(self, sources: _Sources, name: str, package: str, file: str, source: str, tree: ast.Module) -> None:
         self._sources, self._name, self._package, self._file, self._tree = sources, name, package, file, tree
+        self._source = source
 
     def place(self, node: ast.AST) -> str:
         """Returns file and line of a node."""
@@ -153,8 +159,13 @@ class _Module:
         return found
 
     def find(self, name: str, steps: int = 0) -> tuple["_Module", ast.AST]:
-        """Returns the definition of a name, and the module where it stands. Raises Unreadable if there is none."""
+        """Returns the definition of a name, and the module where it stands.
+
+        Raises Unreadable if there is none, UserError if the module cannot have such a name.
+        """
         node, there = self.bindings.get(name) or self.bindings.get("*") or (None, "")
+        if node is None and not re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b", self._source):
+            raise self._sources.missing(self._name, name, [*self.bindings])
         if node is None or isinstance(node, ast.Import) or steps > _MOST_STEPS:
             raise Unreadable(f"{self._name} does not define {name} by `def`")
         if isinstance(node, ast.ImportFrom):

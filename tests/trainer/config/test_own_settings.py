@@ -141,6 +141,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("def build(c, d, *, a: 'int[' = 1): pass", "its setting a is of type 'int[': use bool"),
     ("def build(c, d, *, my_lambda: int = 3): pass",
      "model=mine.nets:build and data=mine.data:load both have a setting my_lambda, as int = 3 and as float = 0.3: "),
+    ("def biuld(c, d): pass", "model=mine.nets:build: mine.nets has no function build; did you mean 'biuld'?"),
+    ("from .data import build", "model=mine.nets:build: mine.data has no function build; did you"),
     ("def build(c, d, *, a=1:\n  pass", "model=mine.nets:build: cannot import mine.nets (mine/nets.py:1: "),
     ("from .other import build", "model=mine.nets:build: cannot import mine.other (mine/other.py:1: invalid"),
 ])  # fmt: skip
@@ -179,7 +181,8 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
 
 @pytest.mark.parametrize("source", [
     "from functools import partial\ndef f(c, d, *, a): pass\nbuild = partial(f, a=3)", "from .nets import build",
-    "import keras as build", "", "from typing import Any as build", "class build(dict): pass", "from .... import build",
+    "import keras as build", "globals()['bu' + 'ild'] = print",
+    "from typing import Any as build", "class build(dict): pass", "from .... import build",
     "def build(c, d, **kwargs): pass", "x" + "+x" * 20_000, "build = build",
 ])  # fmt: skip
 def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str) -> None:
