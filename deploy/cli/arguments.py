@@ -120,8 +120,8 @@ def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
         raise UserError(f"--{both[0]} is a flag of `{own.prog}` and a setting of your own: rename the setting")
     add_setting_flags(own, flags, prefix=_PREFIX, hidden=True)
     found, unknown = own.parse_known_args(arguments)
-    where = "--help lists those of this verb, `python -m trainer.task --help` those of the training"
-    refuse_unknown(unknown, [*of_verb, *(field.name for field in flags)], settings.hint, where)
+    listed = "those of this verb, `python -m trainer.task --help` those of the training"
+    refuse_unknown(unknown, [*of_verb, *(field.name for field in flags)], settings.hint, listed)
     texts = {key.removeprefix(_PREFIX): value for key, value in vars(found).items() if key.startswith(_PREFIX)}
     if texts.pop("print_config", "false") != "false":
         raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")

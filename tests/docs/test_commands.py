@@ -26,7 +26,7 @@ from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
 from trainer import evaluate, generate, predict
-from trainer.config.overrides import resolve
+from trainer.config.overrides import own_settings, resolve
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -59,8 +59,11 @@ def parse_generate(command: Command, session: Session) -> None:
 
 
 def parse_use_of_a_run(command: Command, session: Session) -> None:
-    """Only parses the flags, because the command needs a trained model."""
-    {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject]._parser().parse_args(command.arguments)
+    """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
+    parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject]._parser()
+    own = vars(own_settings(command.arguments).settings())
+    _, unknown = parser.parse_known_args(command.arguments)
+    assert [flag for flag in unknown if flag.removeprefix("--").partition("=")[0] not in own] == []
 
 
 def run_prepare(command: Command, session: Session) -> None:

@@ -80,18 +80,18 @@ def refuse_unknown(
     arguments: Sequence[str],
     known: Sequence[str],
     hint: Callable[[str], str] = lambda name: "",
-    where: str = "--help lists them all",
+    listed: str = "them all",
 ) -> None:
     """Raises UserError for the first argument that is not a flag, or whose name is not in `known`.
 
-    The error says where all flags are listed, and what `hint` says of the unknown name.
+    listed: which flags --help lists; hint: returns what else to say of the unknown name.
     """
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
         if not argument.startswith("--"):
             raise UserError(f"{argument!r} is not a flag: write --name=value")
         if name not in known:
-            raise UserError(f"unknown flag --{name}{nearest(name, known)} {where}{hint(name)}")
+            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists {listed}{hint(name)}")
 
 
 def _boolean(text: str) -> bool:

@@ -269,10 +269,10 @@ def test_settings_of_callbacks_alone_may_change(mine: Path, tmp_path: Path) -> N
     stop += "    class Stop(keras.callbacks.Callback):\n        def on_train_batch_end(self, batch, logs=None):\n"
     stop += "            self.model.stop_training = batch >= after\n    return [Stop()]\n"
     write(tmp_path, __init__="", stops=stop)
-    flags = [*RUN, f"--job_dir={tmp_path / 'run'}", "--callbacks=mine.stops:stop", "--steps_per_loop=1", "--steps=9"]
-    stats = run_job(resolve([*flags, "--after=1"]).config) / "stats.jsonl"
+    flags = [*RUN, f"--job_dir={tmp_path / 'run'}", "--callbacks=mine.stops:stop", "--steps_per_loop=1"]
+    stats = run_job(resolve([*flags, "--steps=1"]).config) / "stats.jsonl"
     assert [json.loads(line)["step"] for line in stats.read_text().splitlines()][-1] == 1
-    run_job(resolve([*flags, "--after=2"]).config)
+    run_job(resolve([*flags, "--steps=9", "--after=2"]).config)
     assert [json.loads(line)["step"] for line in stats.read_text().splitlines()][-1] == 2
     with refused("contains another run (my_lambda: 0.3 before, 0.4 now)"):
         open_job_dir(resolve([*flags, "--my_lambda=0.4"]).config)
