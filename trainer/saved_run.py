@@ -20,7 +20,7 @@ from trainer.config.user_code import load_function
 from trainer.data.dataset import Dataset, Examples, InSequence, failures_of_reading, first_rows
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
-from trainer.errors import UserError, reason
+from trainer.errors import UserError
 from trainer.export import load_template, load_template_weights
 from trainer.interface import ModelInterface
 from trainer.log import log
@@ -32,7 +32,7 @@ from trainer.storage.run_layout import CHECKPOINTS, MODEL, step_name
 from trainer.training import prediction
 from trainer.training.checkpoint import Damaged, load_weights, read_checkpoint, whole_checkpoints
 from trainer.training.evaluation import Evaluation, why_not_evaluated
-from trainer.user_mistakes import as_user_mistake
+from trainer.user_mistakes import as_user_mistake, message_of
 
 write_npz = prediction.write_npz
 
@@ -222,5 +222,5 @@ def _fitting(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
     except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
         raise as_user_mistake(error) or UserError(
             f"data={run.config.data}: an example is {dataset.shape}, which does not fit the model of {run.name}: "
-            f"{reason(error)}"
+            f"{message_of(error)}"
         ) from error
