@@ -48,9 +48,7 @@ class RequestedRun:
     @cached_property
     def trained(self) -> TrainConfig:
         """Returns the settings of the run, but for those of training alone. Raises UserError if they are damaged."""
-        stored = self._stored
-        values = coerce_all(Overrides(stored).own.settings, stored, f"{self.name}/{RUN_INFO}")
-        return _resolved(values, {})
+        return _resolved(self._values({}), {})
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -58,11 +56,7 @@ class RequestedRun:
         given = dict(self.given)
         replicas = coerce(_FIELDS["replicas"], given.pop("replicas", "0"))
         if self.has_other_data:
-            settings = Overrides({**self._stored, **given}).own.settings
-            known = {field.name for field in dataclasses.fields(settings)}  # not those of the run's data
-            stored = {name: value for name, value in self._stored.items() if name in known}
-            values = coerce_all(settings, stored, f"{self.name}/{RUN_INFO}")
-            config = _resolved(values, {"evaluation_fraction": "0", "stream": "false", **given})
+            config = _resolved(self._values(given), {"evaluation_fraction": "0", "stream": "false", **given})
         else:
             config = _resolved(vars(self.trained), given)
         return dataclasses.replace(config, replicas=replicas)  # a batch of training need not divide over them
@@ -71,9 +65,17 @@ class RequestedRun:
         """Names the run's address in place of its local copy in errors within the block."""
         return naming(self.folder, parse(self.name, "run"))
 
-    @property
-    def _stored(self) -> dict[str, Any]:
-        return {**mapping(self.info, "config"), "callbacks": ""}
+    def _values(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the run's settings that its functions, or those of `given`, have. Raises UserError for damaged ones.
+
+        Those of its callbacks and of other data are left out; nothing else may be unknown.
+        """
+        stored = _without_callbacks(mapping(self.info, "config"))
+        settings = Overrides({**stored, **given}).own.settings
+        if given or mapping(self.info, "config").get("callbacks"):
+            known = {field.name for field in dataclasses.fields(settings)}
+            stored = {name: value for name, value in stored.items() if name in known}
+        return coerce_all(settings, stored, f"{self.name}/{RUN_INFO}")
 
 
 def make_parser(prog: str, description: str) -> Parser:
@@ -101,7 +103,7 @@ def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:
         raise UserError(
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
-    own = Overrides({**mapping(info, "config"), **given, "callbacks": ""}).own
+    own = Overrides({**_without_callbacks(mapping(info, "config")), **given}).own
     fields = [field for field in dataclasses.fields(own.settings) if "data" in taken_by(field)]
     known = [action.dest.removeprefix(_PREFIX) for action in parser._actions]
     _refuse_flags(parser, fields, known)
@@ -109,6 +111,11 @@ def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:
     options, unknown = parser.parse_known_args(arguments)
     refuse_unknown(unknown, [*known, *(field.name for field in fields)], own.hint)
     return RequestedRun(options.run, folder, dict(info), _settings(options), options)
+
+
+def _without_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings without the names of callbacks and recipe, which may not exist here."""
+    return {**config, "callbacks": "", "recipe": ""}
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:

@@ -318,6 +318,13 @@ def test_a_damaged_run_is_one_line(
     assert str(copied) in shown or "own_data" in shown
 
 
+def test_callbacks_and_recipe_of_the_run_are_not_needed(copied: Path, tmp_path: Path) -> None:
+    values = evaluated(copied, tmp_path)
+    change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3)
+    assert evaluated(copied, tmp_path) == values
+    assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
+
+
 def test_code_that_changed_does_not_hinder_predictions(copied: Path, tmp_path: Path) -> None:
     other_code(copied)
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
