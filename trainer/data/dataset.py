@@ -54,14 +54,6 @@ class InSequence(ABC):
     @cached_property
     def head(self) -> tuple[Nest, ...]:
         """Returns the parts of the first rows, at most _HEAD, as arrays; they are read once."""
-        return self._read_head()
-
-    def is_repeatable(self) -> bool:
-        """Returns whether another reading begins with the same rows as `head`; a shuffle may draw anew each time."""
-        one, other = tf.nest.flatten(self.head), tf.nest.flatten(self._read_head())
-        return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True))
-
-    def _read_head(self) -> tuple[Nest, ...]:
         parts = next(iter(self.batches(_HEAD, drop_remainder=False)))
         found: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
         return found

@@ -73,19 +73,13 @@ class Evaluation:
 
     @cached_property
     def _takers(self) -> int:
-        """Returns how many replicas take batches: one, if their parts would not add up to the whole."""
+        """Returns how many replicas take batches: one, if the variables of a metric do not add up over batches."""
         if self.replicas.count == 1 or self._batches == 1:
             return 1
-        reason = self.replicas.from_chief(self._why_alone() if self.replicas.cluster.is_chief else None)
-        if reason:
-            log.info(f"evaluates on one replica: {reason}")
-        return 1 if reason else self.replicas.count
-
-    def _why_alone(self) -> str:
-        """Returns why batches cannot be shared out; empty if they can."""
-        if isinstance(self.examples, InSequence) and not self.examples.is_repeatable():
-            return "each reading of its data has another order"
-        return "" if self._adds_up() else "the variables of a metric do not add up over batches"
+        adds_up = self.replicas.from_chief(self._adds_up() if self.replicas.cluster.is_chief else None)
+        if not adds_up:
+            log.info("evaluates on one replica: the variables of a metric do not add up over batches")
+        return self.replicas.count if adds_up else 1
 
     def _adds_up(self) -> bool:
         """Returns whether two batches give the same state one after the other as added up."""
