@@ -2,11 +2,10 @@
     --epochs=3 --evaluation_fraction=0.2 --job_dir=runs/text
 
 Tells spam from other messages by a small transformer. The messages are a file of lines `ham<TAB>text` and
-`spam<TAB>text`: `MESSAGES=FILE python -m …`. Without it, 2,000 messages are generated, too easy: val_accuracy becomes
+`spam<TAB>text`: add --messages=FILE. Without it, 2,000 messages are generated, too easy: val_accuracy becomes
 1.0. On the 5,574 of https://archive.ics.uci.edu/dataset/228/sms+spam+collection it becomes 0.98.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ WORDS, LENGTH = 5000, 40  # size of the vocabulary, and words of a message that 
 COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize cash now claim text urgent"
 
 
-def data(config: TrainConfig) -> Any:
+def data(config: TrainConfig, *, messages: str = "") -> Any:
     """Returns (x, y): word numbers (messages, LENGTH), 0 where a message is shorter, and 1 for spam (messages,)."""
-    file = os.environ.get("MESSAGES")
-    lines = Path(file).read_text(encoding="utf-8").split("\n") if file else generated()
+    lines = Path(messages).read_text(encoding="utf-8").split("\n") if messages else generated()
     labels, texts = zip(*(line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))), strict=True)
     words = keras.layers.TextVectorization(WORDS, output_sequence_length=LENGTH)
     words.adapt(list(texts))

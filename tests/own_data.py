@@ -1,7 +1,7 @@
 """Data of every kind that a function of the user's may return, and models for them, named by dotted path."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -33,6 +33,12 @@ def pair(config: TrainConfig) -> Any:
 
 def weighted_pair(config: TrainConfig) -> Any:
     return _table(), _table(21, seed=1)
+
+
+def more(config: TrainConfig, *, rows: int = 11, columns: int = 4, parts: Literal[1, 2, 3] = 2) -> Any:
+    """Returns rows that no run was trained on: x, (x, y) or (x, y, sample_weight)."""
+    x, y, weight = _table(rows, seed=7)
+    return (x[:, :columns], y, weight)[:parts] if parts > 1 else x[:, :columns]
 
 
 class Rows:

@@ -5,13 +5,14 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from examples import table, text
 from tests.docs.commands import Command, commands
 from tests.docs.sources import ROOT
 from tests.support import largest_difference, real_data, run_job, run_steps, weights
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
+from trainer.data.sources import load_dataset
 from trainer.interface import ModelInterface
 from trainer.reporting.run_files import read_stats
 
@@ -67,15 +68,12 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
     )
 
 
-@pytest.mark.parametrize(("example", "variable", "file", "rows"), [
-    (table, "TABLE_CSV", "wine-quality/winequality-red.csv", 1599),
-    (text, "MESSAGES", "sms-spam/SMSSpamCollection", 5574),
+@pytest.mark.parametrize(("name", "flag", "file", "rows"), [
+    ("table", "csv", "wine-quality/winequality-red.csv", 1599),
+    ("text", "messages", "sms-spam/SMSSpamCollection", 5574),
 ])  # fmt: skip
-def test_an_example_reads_a_real_file(
-    example: object, variable: str, file: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, str(real_data(file)))
-    name = example.__name__.partition(".")[2]
-    x, y = example.data(settings(name))
+def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int) -> None:
+    data = load_dataset(settings(name, f"--{flag}={real_data(file)}", "--evaluation_fraction=0")).train
+    (x, y) = data.gather(tf.range(data.count))
     assert len(x) == len(y) == rows
     assert np.isfinite(x).all()

@@ -52,28 +52,34 @@ def _saving_classes_of_the_user() -> Iterator[None]:
         ) from error
 
 
-def load_template_weights(model: keras.Model, path: Path) -> None:
+def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> None:
     """Sets the weights of the model's networks from saved template models; call it under the strategy's scope.
 
     `path`: the model.keras that `export` wrote; a GAN's other networks are read from the files beside it, if they
-    exist, and its generator starts as its average. Raises UserError if the weights do not fit.
+    exist, and its generator starts as its average. Raises UserError, calling the file `origin`, if they do not fit.
     """
+    origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
-    weights = _weights_of(path)
+    weights = _weights_of(path, origin)
     if _shapes(weights) != _shapes(templates["model"].weights):
-        raise UserError(f"initial_model={path}: its weights do not fit this model: use the settings of its run")
+        raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
-        own = _weights_of(beside) if name != "model" and beside.exists() else weights
+        own = _weights_of(beside, origin) if name != "model" and beside.exists() else weights
         if _shapes(own) == _shapes(network.weights):
             network.set_weights(own)
 
 
-def _weights_of(path: Path) -> list[Any]:
+def load_template(path: Path, origin: str) -> keras.Model:
+    """Returns the model in a file that `export` wrote. Raises UserError, calling it `origin`, for another file."""
     try:
-        return list(keras.models.load_model(path, compile=False, safe_mode=True).get_weights())
+        return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises many types for a file that is not a model
-        raise UserError(f"initial_model={path}: cannot be loaded as a model.keras: {reason(error)}") from error
+        raise UserError(f"{origin}: cannot be loaded as a model.keras: {reason(error)}") from error
+
+
+def _weights_of(path: Path, origin: str) -> list[Any]:
+    return list(load_template(path, origin).get_weights())
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -53,8 +53,9 @@ def as_user_mistake(error: BaseException) -> UserError | None:
     if found is None:
         return None
     place, cause = found
+    text = message_of(cause)
     return UserError(
-        f"{place}: {_message(cause)}; this is in your own code: change it there (--verbose prints the whole traceback)"
+        f"{place}: {text}; this is in your own code: change it there (--verbose prints the whole traceback)"
     )
 
 
@@ -116,7 +117,7 @@ def _short(file: str) -> str:
     return path.removeprefix(os.getcwd() + os.sep)
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Returns the type and the text of an exception on one line, without the frames in it."""
     text = without_colours(str(error))
     if isinstance(error, SyntaxError):

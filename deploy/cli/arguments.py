@@ -11,10 +11,10 @@ from typing import Any
 
 from deploy.spec.sources import MOST_MB
 from trainer.config import TrainConfig
-from trainer.config.fields import nearest
-from trainer.config.flags import Parser, add_setting_flags, underscored, whole
-from trainer.config.overrides import FLAGS, Overrides
+from trainer.config.flags import Parser, add_setting_flags, refuse_unknown, underscored, whole
+from trainer.config.overrides import Overrides, flags_of, own_settings
 from trainer.errors import UserError
+from trainer.storage import expanded
 
 
 class VerbParser(Parser):
@@ -113,21 +113,29 @@ _PREFIX = "setting "  # no flag has a blank in its name
 
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
     """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
-    names = [*(action.dest for action in own._actions), *(field.name for field in FLAGS)]
-    add_setting_flags(own, FLAGS, prefix=_PREFIX, hidden=True)
+    first, of_verb = _folder_of_package(own, arguments), [action.dest for action in own._actions]
+    settings = own_settings(arguments, first)
+    flags = flags_of(settings.settings)
+    if both := [field.name for field in flags if field.name in of_verb]:
+        raise UserError(f"--{both[0]} is a flag of `{own.prog}` and a setting of your own: rename the setting")
+    add_setting_flags(own, flags, prefix=_PREFIX, hidden=True)
     found, unknown = own.parse_known_args(arguments)
-    for argument in unknown:
-        name = argument[2:].partition("=")[0]
-        if not argument.startswith("--"):
-            raise UserError(f"{argument!r} is not a flag: write --name=value")
-        raise UserError(
-            f"unknown flag --{name}{nearest(name, names)} --help lists those of "
-            "this verb, `python -m trainer.task --help` those of the training"
-        )
+    listed = "those of this verb, `python -m trainer.task --help` those of the training"
+    refuse_unknown(unknown, [*of_verb, *(field.name for field in flags)], settings.hint, listed)
     texts = {key.removeprefix(_PREFIX): value for key, value in vars(found).items() if key.startswith(_PREFIX)}
     if texts.pop("print_config", "false") != "false":
         raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")
     if texts.pop("verbose", "false") != "false":
         raise UserError("--verbose is a flag of one run on this machine: use it with `python -m trainer.task`")
     given = {key: value for key, value in vars(found).items() if not key.startswith(_PREFIX)}
-    return argparse.Namespace(**given), Overrides.read(texts)
+    return argparse.Namespace(**given), Overrides.read(texts, first)
+
+
+def _folder_of_package(own: Parser, arguments: Sequence[str]) -> str:
+    """Returns the folder that contains --package, where the job's functions are; empty without that flag."""
+    if not any(action.dest == "package" for action in own._actions):
+        return ""
+    alone = Parser(prog=own.prog, add_help=False)
+    add_flags(alone, "package")
+    package = alone.parse_known_args(arguments)[0].package
+    return str(expanded(package).resolve().parent) if package else ""

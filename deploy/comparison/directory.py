@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON
-from trainer.config.fields import as_text
-from trainer.config.overrides import Overrides
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.reporting.run_files import read_json, read_result
 from trainer.storage import make_writable, write_whole
@@ -54,8 +52,7 @@ def _identity(request: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in request["tiers"]}
         parts = [flag.removeprefix("--").partition("=") for flag in request["flags"]]
-        given = Overrides.read({name: value if equals else "true" for name, equals, value in parts})
-        flags = {name: as_text(value) for name, value in given.values.items()}
+        flags = {name: value if equals else "true" for name, equals, value in parts}
         common = {"on": request["on"], "scaling": request["scaling"], "tiers": ", ".join(tiers)}
     except (KeyError, TypeError, AttributeError, UserError):
         return None

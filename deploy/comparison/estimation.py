@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from deploy.report.collection import Collection
 from deploy.report.run_reader import Run
@@ -13,7 +13,8 @@ from deploy.report.summary import TierSummary, summarize
 from deploy.report.table import counted_devices, figures
 from deploy.report.timing import timed
 from deploy.spec.tier import TierFacts
-from trainer.config.train_config import MAY_CHANGE, TrainConfig
+from trainer.config.own_settings import fixed_settings
+from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 
 
@@ -129,8 +130,8 @@ def _first(runs: Iterable[Run]) -> Run:
 
 
 def _same_training(run: Run, config: TrainConfig) -> None:
-    differing = [key for key, value in asdict(config).items() if key not in MAY_CHANGE and key in run.config
-                 and run.config[key] != value]  # fmt: skip
+    fixed = fixed_settings(config).items()
+    differing = [key for key, value in fixed if key in run.config and run.config[key] != value]
     if differing:
         key = differing[0]
         raise UserError(

@@ -11,7 +11,8 @@ from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.machine_table import load_machines
 from deploy.spec.packages import TRAINER, Package
 from deploy.spec.tier import Tier
-from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
+from trainer.config.own_settings import is_dotted
+from trainer.config.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.errors import UnknownData, UserError
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -96,7 +97,7 @@ def _check_reachable(field: str, value: str, packages: Sequence[Package]) -> Non
     address = value[value.find("gs:/") :]
     if address.startswith("gs:/"):
         checked_address(field, address)
-    elif _dotted(value):
+    elif is_dotted(value):
         _check_shipped(field, value, packages)
     elif not value.split(":")[-1].startswith("/gcs/"):
         raise UserError(f"{field}={value}: {_unreachable(field, value)}")
@@ -123,7 +124,7 @@ def sent_to_the_cloud() -> Iterator[None]:
 
 
 def _check_shipped(field: str, value: str, packages: Sequence[Package]) -> None:
-    if _dotted(value):
+    if is_dotted(value):
         check_module(field, value, value.split(":")[0], packages)
 
 
@@ -140,11 +141,6 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
         raise UserError(
             f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
         )
-
-
-def _dotted(value: str) -> bool:
-    """Returns whether the value is a package.module:function, not a kind:path."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value) is not None and value.split(":")[0] not in DATA_KINDS
 
 
 def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:

@@ -95,7 +95,7 @@ def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
         )
     pool = tier.spec["workerPoolSpecs"][0]
     arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
-    in_file = Overrides.parse(arguments) if arguments else Overrides()
+    in_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
     config = in_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
     check_devices(tier, config)
     return TrainingRequest(tier, overrides, config)
@@ -182,7 +182,7 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
 def _arguments(overrides: Overrides) -> list[str]:
     """Returns the flags for the job's machines, where the output is elsewhere and a recipe's file does not exist."""
     if overrides.names_recipe_file:
-        overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values})
+        overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
     return overrides.without("job_dir", "expect_devices").arguments()
 
 

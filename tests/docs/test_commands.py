@@ -25,8 +25,8 @@ from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
-from trainer import check, generate
-from trainer.config.overrides import resolve
+from trainer import check, evaluate, generate, predict
+from trainer.config.overrides import own_settings, resolve
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -61,6 +61,14 @@ def parse_check(command: Command, session: Session) -> None:
 def parse_generate(command: Command, session: Session) -> None:
     """Only parses the flags, because generating needs a trained model."""
     generate._parse(command.arguments)
+
+
+def parse_use_of_a_run(command: Command, session: Session) -> None:
+    """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
+    parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject]._parser()
+    own = vars(own_settings(command.arguments).settings())
+    _, unknown = parser.parse_known_args(command.arguments)
+    assert [flag for flag in unknown if flag.removeprefix("--").partition("=")[0] not in own] == []
 
 
 def run_prepare(command: Command, session: Session) -> None:
@@ -161,7 +169,8 @@ CUTOFFS = {
 }
 RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings, "trainer.check": parse_check,
-    "trainer.generate": parse_generate, "trainer.data.prepare": run_prepare,
+    "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
+    "trainer.data.prepare": run_prepare,
     "deploy machines": run_deploy, "deploy render": run_deploy,
     "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,

@@ -22,8 +22,9 @@ OFFLINE = {
     "efficientnet_photos": ["--image_size=32", "--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"],
     "wgan_gp_photos": ["--image_size=16"],
 }
-LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "deploy local", "deploy compare",
-         "deploy report", "deploy estimate", "deploy machines")  # fmt: skip
+LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "trainer.evaluate",
+         "trainer.predict", "deploy local", "deploy compare", "deploy report", "deploy estimate",
+         "deploy machines")  # fmt: skip
 FIRST = ("trainer.data.prepare", "trainer.task")  # a page may use a run before the command that makes it
 
 
@@ -33,7 +34,8 @@ def reduced(command: Command) -> list[str]:
     recipe = next((word.partition("=")[2] for word in words if word.startswith("--recipe=")), "")
     if command.subject == "trainer.data.prepare":
         return [word.replace("--image_size=64", "--image_size=16") for word in words]
-    if command.subject in ("trainer.generate", "deploy report", "deploy machines") or "--help" in words:
+    as_it_is = ("trainer.generate", "trainer.evaluate", "trainer.predict", "deploy report", "deploy machines")
+    if command.subject in as_it_is or "--help" in words:
         return words
     more = [*SMALL, *OFFLINE.get(recipe, [])]
     if command.subject == "deploy estimate":

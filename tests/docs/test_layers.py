@@ -30,11 +30,16 @@ TRAINER: dict[str, set[str]] = {
     "build": {*_BASE, "config", "distribution", "data", "models", "training"},
     "rehearsal": {*_BASE, "config", "data", "training", "export", "build", "user_mistakes"},
     "training_run": {*_BASE, "config", "distribution", "data", "reporting", "training", "build", "rehearsal"},
+    "requested_run": {*_BASE, "storage", "config", "reporting"},
+    "saved_run": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "training", "export",
+                  "build", "requested_run", "user_mistakes"},
     "job": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "training", "export", "build",
             "training_run", "user_mistakes"},
     "gpu_check": {*_BASE, "config", "distribution", "data", "models", "reporting", "training", "build"},
     "check": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "build", "gpu_check"},
     "generate": {*_BASE, "storage", "config", "data", "reporting"},
+    "evaluate": {*_BASE, "storage", "config", "reporting", "requested_run", "saved_run"},
+    "predict": {*_BASE, "storage", "config", "requested_run", "saved_run"},
     "task": {*_BASE, "storage", "config", "distribution", "reporting", "job"},
 }  # fmt: skip
 DEPLOY: dict[str, set[str]] = {

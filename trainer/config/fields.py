@@ -17,7 +17,7 @@ from trainer.errors import UserError
 BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False),
 }  # fmt: skip
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -29,7 +29,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: tuple[Any, ...] = (),
     group: str = "",
 ) -> Any:
     """Returns a dataclass field with meaning, unit and limits in its metadata; `above` is an exclusive minimum."""
@@ -54,14 +54,17 @@ def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
 
 
 def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit."""
+    """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit.
+
+    The text `none` is None where the field allows that.
+    """
     kind, optional = value_type(field)
-    if value is None and optional:
+    if optional and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     try:
         result = _convert(kind, value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{field.name}={value!r} must be {_KINDS[kind]}") from None
+        raise UserError(f"{field.name}={value!r} must be {KINDS[kind]}") from None
     if kind is int and abs(result) >= 2**31:
         raise UserError(f"{field.name}={value} must be below {2**31:,}")
     _check_limits(field, result)
@@ -83,8 +86,8 @@ def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, A
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a flag takes it: true, 0.0001, text."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Returns a value as a flag takes it: true, none, 0.0001, text."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _convert(kind: type, value: Any) -> Any:
@@ -117,8 +120,10 @@ def _whole_number(value: str | int | float) -> int:
 def _check_limits(field: dataclasses.Field[Any], value: Any) -> None:
     rules = field.metadata
     if rules["choices"] and value not in rules["choices"]:
-        hint = nearest(str(value), rules["choices"])
-        raise UserError(f"{field.name}={value} must be one of {', '.join(rules['choices'])}{hint}")
+        choices = [as_text(choice) for choice in rules["choices"]]
+        raise UserError(
+            f"{field.name}={as_text(value)} must be one of {', '.join(choices)}{nearest(str(value), choices)}"
+        )
     unit = f" {rules['unit']}" if rules["unit"] not in ("", field.name) else ""
     if rules["minimum"] is not None and value < rules["minimum"]:
         raise UserError(f"{field.name}={value} must be at least {rules['minimum']}{unit}")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from trainer.config.fields import BOOLEAN_WORDS, nearest, value_type
+from trainer.config.fields import BOOLEAN_WORDS, as_text, nearest, value_type
 from trainer.errors import UserError
 
 Field = dataclasses.Field[Any]
@@ -76,14 +76,22 @@ def underscored(argument: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
-def refuse_unknown(arguments: Sequence[str], known: Sequence[str]) -> None:
-    """Raises UserError for the first argument that is not a flag, or whose name is not in `known`."""
+def refuse_unknown(
+    arguments: Sequence[str],
+    known: Sequence[str],
+    hint: Callable[[str], str] = lambda name: "",
+    listed: str = "them all",
+) -> None:
+    """Raises UserError for the first argument that is not a flag, or whose name is not in `known`.
+
+    listed: which flags --help lists; hint: returns what else to say of the unknown name.
+    """
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
         if not argument.startswith("--"):
             raise UserError(f"{argument!r} is not a flag: write --name=value")
         if name not in known:
-            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists them all")
+            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists {listed}{hint(name)}")
 
 
 def _boolean(text: str) -> bool:
@@ -117,12 +125,12 @@ def _help(field: Field) -> str:
     rules = field.metadata
     parts = [rules["meaning"]]
     if rules["choices"]:
-        parts.append(f"one of {', '.join(rules['choices'])}")
+        parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
     limits = {"minimum": "at least", "above": "above", "maximum": "at most"}
     parts += [f"{word} {rules[key]:.10g}" for key, word in limits.items() if rules[key] is not None]
     if rules["unit"]:
         parts.append(f"in {rules['unit']}")
-    default = "none" if field.default in (None, "") else field.default
-    if isinstance(default, bool):
-        default = str(default).lower()
-    return f"{'; '.join(parts)} (default: {default})".replace("%", "%%")
+    default = f"default: {as_text(field.default) or 'none'}"
+    if field.default is dataclasses.MISSING:
+        default = "required"
+    return f"{'; '.join(parts)} ({default})".replace("%", "%%")

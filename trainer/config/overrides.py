@@ -15,6 +15,7 @@ import yaml
 
 from trainer.config.fields import as_text, coerce, coerce_all, nearest, setting
 from trainer.config.flags import VERBOSE, Parser, add_setting_flags, refuse_unknown
+from trainer.config.own_settings import FUNCTIONS, OwnSettings, refuse_missing
 from trainer.config.rules import check
 from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig
 from trainer.config.yaml_file import read_yaml
@@ -26,27 +27,32 @@ LENGTHS = ("steps", "epochs")  # either of them replaces the other of a recipe
 
 @dataclasses.dataclass(frozen=True)
 class Overrides:
-    """Holds the settings that a command line gives: typed values, each within its own limits, in their order."""
+    """Holds the settings that a command line gives: typed values, each within its own limits, in their order.
+
+    `first`: a folder where the user's own functions are looked for first; see `OwnSettings`.
+    """
 
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first: str = ""
 
     @classmethod
-    def read(cls, texts: Mapping[str, str]) -> "Overrides":
+    def read(cls, texts: Mapping[str, str], first: str = "") -> "Overrides":
         """Returns the overrides of the texts of flags. Raises UserError for a text that does not fit its field."""
-        return cls(coerce_all(TrainConfig, texts, "flags"))
+        given = cls(texts, first)
+        return given.replace(**coerce_all(given.own.settings, texts, "flags"))
 
     @classmethod
-    def parse(cls, arguments: Sequence[str]) -> "Overrides":
+    def parse(cls, arguments: Sequence[str], first: str = "") -> "Overrides":
         """Returns the overrides of a command line. Raises UserError for a mistake in it."""
-        return cls.read(parse_flags(arguments))
+        return cls.read(parse_flags(arguments, first), first)
 
     def replace(self, **values: Any) -> "Overrides":
         """Returns the overrides with other values of these settings."""
-        return Overrides({**self.values, **values})
+        return Overrides({**self.values, **values}, self.first)
 
     def without(self, *names: str) -> "Overrides":
         """Returns the overrides without these settings."""
-        return Overrides({name: value for name, value in self.values.items() if name not in names})
+        return Overrides({name: value for name, value in self.values.items() if name not in names}, self.first)
 
     @property
     def names_recipe_file(self) -> bool:
@@ -55,8 +61,14 @@ class Overrides:
         return recipe.endswith((".yaml", ".yml")) or "/" in recipe
 
     @cached_property
-    def recipe(self) -> dict[str, Any]:
-        """Returns the settings of the recipe, but for those that the flags replace; {} without a recipe."""
+    def own(self) -> OwnSettings:
+        """Returns the settings of the user's functions that the flags or the recipe name."""
+        named = {**self._in_recipe, **self.values}
+        return OwnSettings({name: named[name] for name in FUNCTIONS if name in named}, self.first)
+
+    @cached_property
+    def _in_recipe(self) -> dict[str, Any]:
+        """Returns the content of the recipe's file; {} without a recipe."""
         name = self.values.get("recipe", "")
         if not name:
             return {}
@@ -70,15 +82,25 @@ class Overrides:
             ) from None
         if "recipe" in content:
             raise UserError(f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})")
-        settings = coerce_all(TrainConfig, content, f"recipe={name}")
-        _check_length(settings, f"recipe={name}")
-        replaced = {*self.values, *(LENGTHS if self.values.keys() & {*LENGTHS} else ())}
+        return content
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """Returns the settings of the recipe, but for those that the flags replace; {} without a recipe."""
+        origin = f"recipe={self.values.get('recipe', '')}"
+        settings = coerce_all(self.own.settings, self._in_recipe, origin)
+        _check_length(settings, origin)
+        lengths = LENGTHS if any(self.values.get(name) is not None for name in LENGTHS) else ()
+        replaced = {*self.values, *lengths}
         return {name: value for name, value in settings.items() if name not in replaced}
 
     def resolve(self) -> TrainConfig:
         """Returns flags over recipe over defaults. Raises UserError if settings contradict each other."""
         _check_length(self.values, "flags")
-        config = TrainConfig(**{**self.recipe, **self.values})
+        settings = self.own.settings
+        given = {**self.recipe, **coerce_all(settings, self.values, "flags")}  # of the functions named in the end
+        refuse_missing(settings, given)
+        config = settings(**given)
         if config.steps is None and config.epochs is None:
             config = dataclasses.replace(config, epochs=1)
         check(config)
@@ -86,7 +108,7 @@ class Overrides:
 
     def arguments(self) -> list[str]:
         """Returns the overrides as arguments of a command."""
-        return [f"--{name}={as_text(value)}" for name, value in self.values.items() if value is not None]
+        return [f"--{name}={as_text(value)}" for name, value in self.values.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +121,11 @@ class Command:
 
 
 _, *_OF_COMMAND = dataclasses.fields(Command)
-FLAGS = (*dataclasses.fields(TrainConfig), *_OF_COMMAND)
+
+
+def flags_of(settings: type[TrainConfig]) -> tuple[dataclasses.Field[Any], ...]:
+    """Returns every flag of a command line of the trainer with these settings."""
+    return (*dataclasses.fields(settings), *_OF_COMMAND)
 
 
 def resolve(arguments: Sequence[str]) -> Command:
@@ -109,8 +135,22 @@ def resolve(arguments: Sequence[str]) -> Command:
     return Command(Overrides.read(texts).resolve(), **flags)
 
 
-def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+def own_settings(arguments: Sequence[str], first: str = "") -> OwnSettings:
+    """Returns the settings of the user's functions that a command line names, in a recipe or by flags.
+
+    They must be known before the other flags can be parsed. Raises UserError if one of them is not possible.
+    """
+    parser = Parser(add_help=False)
+    named = [field for field in dataclasses.fields(TrainConfig) if field.name in ("recipe", *FUNCTIONS)]
+    add_setting_flags(parser, named)
+    found, _ = parser.parse_known_args(arguments)
+    return Overrides(vars(found), first).own
+
+
+def parse_flags(arguments: Sequence[str], first: str = "") -> dict[str, str]:
     """Returns the text of each flag given. Raises UserError for an unknown one, SystemExit(0) for --help."""
+    own = own_settings(arguments, first)
+    flags = flags_of(own.settings)
     parser = Parser(
         prog="python -m trainer.task",
         usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
@@ -122,17 +162,20 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,  # description and epilog have their own lines
     )
-    add_setting_flags(parser, FLAGS)
+    add_setting_flags(parser, flags)
     found, unknown = parser.parse_known_args(arguments)
-    refuse_unknown(unknown, [*(field.name for field in FLAGS), "help"])
+    refuse_unknown(unknown, [*(field.name for field in flags), "help"], own.hint)
     return vars(found)
 
 
 def to_yaml(config: TrainConfig) -> str:
     """Returns the settings as a recipe for the same run."""
-    settings = dataclasses.asdict(config)
-    del settings["recipe"]
-    return yaml.safe_dump({key: value for key, value in settings.items() if value is not None}, sort_keys=False)
+    settings = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name != "recipe" and (getattr(config, field.name) is not None or field.default is not None)
+    }
+    return yaml.safe_dump(settings, sort_keys=False)
 
 
 def recipe_names() -> list[str]:

@@ -24,8 +24,10 @@ _KINDS = (
 _COMPARED_ROWS = 16  # as many as the head of data in sequence
 
 
-def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any]) -> Dataset:
+def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, trains: bool = True) -> Dataset:
     """Returns the dataset of what the function in `config.data` returns. Raises UserError if that is no data.
+
+    `trains`: it will be trained on, so that batches must be those of the run; else every row is kept.
 
     Images for a built-in model are resized and converted as those of any source; all other data stay as they are.
     Raises UserError, too, if two readings of the first examples differ.
@@ -40,7 +42,8 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any]) -> 
         if len(parts) == 4:
             return arrays_dataset(config, *parts)
     origin = f"data={config.data}"
-    training = _examples(config, train, origin, trains=True)
+    trains = trains or evaluation is not None  # then the first part is not what another command uses
+    training = _examples(config, train, origin, trains=trains)
     held = None if evaluation is None else _examples(config, evaluation, origin, trains=False)
     if held is None and config.evaluation_fraction:
         training, held = _split(config, training)
@@ -51,7 +54,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any]) -> 
         )
     # A tf.data.Dataset may shuffle anew at each reading of the same object, so it is made twice.
     again = _pair(function(config))[0] if isinstance(training, InSequence) else None
-    _check_repeatable(config, training, None if again is None else _examples(config, again, origin, trains=True))
+    _check_repeatable(config, training, None if again is None else _examples(config, again, origin, trains=trains))
     dataset = Dataset(config.data, training, held)
     if held is not None:
         _check_alike(dataset, held)

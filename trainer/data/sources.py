@@ -28,10 +28,13 @@ KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
 assert set(KINDS) == set(DATA_KINDS)
 
 
-def load_dataset(config: TrainConfig) -> Dataset:
-    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the settings."""
+def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
+    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the settings.
+
+    `trains`: it will be trained on: a global batch of rows is needed, and batches are whole.
+    """
     try:
-        dataset = _load(config)
+        dataset = _load(config, trains=trains)
     except MemoryError:
         raise UserError(
             f"data={config.data}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
@@ -41,11 +44,11 @@ def load_dataset(config: TrainConfig) -> Dataset:
             raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
     with closed_on_failure(dataset.close):
-        _check(config, dataset)
+        _check(config, dataset, trains=trains)
         return _with_classes(config, dataset)
 
 
-def _check(config: TrainConfig, dataset: Dataset) -> None:
+def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
     expected = (config.image_size, config.image_size, config.channels)
     for part in filter(None, (dataset.train, dataset.evaluation)):
         shape = getattr(part, "image_shape", expected)
@@ -54,7 +57,7 @@ def _check(config: TrainConfig, dataset: Dataset) -> None:
                 f"data={config.data}: images are {shape}, but the settings require {expected}: change "
                 "image_size or channels, or prepare the data again"
             )
-    if dataset.train.count < config.global_batch_size:
+    if trains and dataset.train.count < config.global_batch_size:
         raise UserError(
             f"data={config.data}: {dataset.train.count} examples are fewer than global_batch_size="
             f"{config.global_batch_size}: use at most {dataset.train.count}"
@@ -116,14 +119,15 @@ def beside_data(data: str, otherwise: Path) -> Path:
     return folder if os.access(folder, os.W_OK) else otherwise
 
 
-def _load(config: TrainConfig) -> Dataset:
+def _load(config: TrainConfig, *, trains: bool) -> Dataset:
     data = config.data
     if config.stream:
         address = parse(split_kind(data)[1], "data")
         assert address is not None, "trainer.config.rules requires an address"
         return streaming.load(config, address)
     if is_named(data):
-        return own_dataset(config, load_function(DATA_SOURCES.get(data, data), "data", ("config",)))
+        function = load_function(DATA_SOURCES.get(data, data), "data", ("config",), config)
+        return own_dataset(config, function, trains=trains)
     kind, path = kind_and_path(data, config.cache_dir)
     with naming(path, parse(split_kind(data)[1], "data")):
         return KINDS[kind](config, path)

@@ -21,7 +21,8 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     Its layers draw and normalise for the global batch.
     """
     compare_signs_on_device()
-    model = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"))(config, dataset)
+    build = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"), config)
+    model = build(config, dataset)
     if not isinstance(model, keras.Model):
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.train_config import MAY_CHANGE, TrainConfig
+from trainer.config.own_settings import fixed_settings
+from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 from trainer.reporting.run_files import Result, StatsEntry, append_stats, number, read_result, read_run_info, write_json
 from trainer.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
@@ -146,8 +147,8 @@ def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
     before = info.get("config")
     if not isinstance(before, dict) or not job_dir.mirror.holds(job_dir.checkpoints):
         return  # no checkpoint exists yet: the user may still correct the settings
-    now = dataclasses.asdict(config)
-    differing = [key for key in now if key not in MAY_CHANGE and key in before and before[key] != now[key]]
+    now = fixed_settings(config)
+    differing = [key for key in now if key in before and before[key] != now[key]]
     if differing:
         shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
         raise UserError(

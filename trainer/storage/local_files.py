@@ -6,7 +6,7 @@ import glob
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -75,17 +75,20 @@ def writing(path: Path) -> Iterator[None]:
         raise cannot_write(path, reason) from error
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> None:
     """Writes a file atomically: a reader sees the old content or the new, never a part. Raises UserError as `writing`.
 
-    Several processes may write the same file; the last one wins. Surrogate escapes in text become the bytes of the
-    file name that they stand for.
+    content: text, bytes, or a function that writes to the path that it is given. Several processes may write the same
+    file; the last one wins. Surrogate escapes in text become the bytes of the file name that they stand for.
     """
     prefix = f".{path.name}.{os.uname().nodename}-"
     part = path.with_name(f"{prefix}{os.getpid()}.part")
     with writing(path):
         try:
-            part.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+            if callable(content):
+                content(part)
+            else:
+                part.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
             sync(part)
             os.replace(part, path)
         except BaseException:

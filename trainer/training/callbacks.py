@@ -71,7 +71,7 @@ def rises(model: keras.Model, monitor: str, setting: str) -> bool:
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping."""
     path = config.callbacks
-    found: Any = load_function(path, "callbacks", ())() if path else []
+    found: Any = load_function(path, "callbacks", (), config)() if path else []
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {found!r}")
     return [*found, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]

@@ -201,20 +201,23 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 
-def load_weights(model: keras.Model, path: Path, replicas: Replicas) -> None:
-    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it."""
+def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str = "") -> None:
+    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below it.
+
+    Raises UserError, calling the checkpoint `origin`, if it is damaged or does not fit.
+    """
+    origin = origin or f"initial_checkpoint={path}"
     candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / CHECKPOINTS))]
     whole = next((one for one in candidates if (one / MANIFEST).is_file()), None)
     if whole is None:
-        line = "no checkpoint found: use a job directory, or one of its step-… folders"
-        raise UserError(f"initial_checkpoint={path}: {line}")
+        raise UserError(f"{origin}: no checkpoint found: use a job directory, or one of its step-… folders")
     try:
         _, values = read_checkpoint(whole)
     except Damaged as error:
-        raise UserError(f"initial_checkpoint={path}: damaged ({error}): use another one") from None
+        raise UserError(f"{origin}: damaged ({error}): use another one") from None
     wanted = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
     saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
-    check_fits(wanted, {name: value.shape for name, value in saved.items()}, f"initial_checkpoint={path}")
+    check_fits(wanted, {name: value.shape for name, value in saved.items()}, origin)
     put_back(wanted, saved, replicas)
 
 

@@ -121,17 +121,7 @@ class Evaluation:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def _part(self, of: int, index: int) -> tf.data.Dataset:
-        """Returns every `of`-th batch, from number `index` on."""
-        examples, size = self.examples, self.batch_size
-        if isinstance(examples, InSequence):
-            return examples.batches(size, drop_remainder=False).shard(of, index).prefetch(2)
-
-        def gather(number: Any) -> Any:
-            return examples.gather(tf.range(number * size, tf.minimum((number + 1) * size, examples.count)))
-
-        batches = self._batches
-        numbers = tf.data.Dataset.range(batches, output_type=tf.int32).shard(of, index)
-        return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2)
+        return batches_in_order(self.examples, self.batch_size, of, index)
 
     def _ran(self, iterators: list[Any], states: list[State], counts: list[int]) -> list[State]:
         """Runs `counts` batches, one number a device; returns the new states when the devices are done."""
@@ -179,6 +169,18 @@ class Evaluation:
         return {f"val_{name}": value for name, value in found.items() if not self._logged or name in self._logged}
 
 
+def batches_in_order(examples: Examples | InSequence, size: int, of: int, index: int) -> tf.data.Dataset:
+    """Returns every `of`-th batch of `size` rows, from number `index` on; the last one may be smaller."""
+    if isinstance(examples, InSequence):
+        return examples.batches(size, drop_remainder=False).shard(of, index).prefetch(2)
+
+    def gather(number: Any) -> Any:
+        return examples.gather(tf.range(number * size, tf.minimum((number + 1) * size, examples.count)))
+
+    numbers = tf.data.Dataset.range(math.ceil(examples.count / size), output_type=tf.int32).shard(of, index)
+    return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2)
+
+
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
     """Returns what evaluates `model`; None without evaluation examples, or if the model has no loss to evaluate.
 
@@ -187,13 +189,14 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
     examples = dataset.evaluation
     if examples is None:
         return None
-    if reason := _why_not(model):
+    if reason := why_not_evaluated(model):
         log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
         return None
     return Evaluation(model, replicas, examples, batch_size, dataset.as_fit)
 
 
-def _why_not(model: keras.Model) -> str:
+def why_not_evaluated(model: keras.Model) -> str:
+    """Returns why the model has nothing to evaluate; empty if it has."""
     kind = type(model)
     if kind.test_step is not keras.Model.test_step or kind.compute_loss is not keras.Model.compute_loss:
         return ""

@@ -216,13 +216,17 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", [_DIGITS, "--max_package_mb=0"], "is not a whole number from 1"),
     ("cpu", [_DIGITS, "--package=nothing"], "must be a folder that Python can import"),
     ("cpu", [_DIGITS, "--job_dir=gs://"], "is not a valid bucket name"),
+    ("cpu", ["--model=my_models.gan:biuld", "--data=digits", "--package=my_models"],
+     "model=my_models.gan:biuld: my_models.gan has no function biuld; did you mean 'build'?"),
     ("cpu", ["--model=my_models.nothing:build", "--data=digits", "--package=my_models"],
      "the module my_models.nothing is not in the package my_models"),
 ]  # fmt: skip
 
+_GAN = {"gan.py": "def build(config, dataset): pass\n"}
 # file: (content, the line), in a package my_models
 PACKAGES: dict[str, tuple[str, str]] = {
-    "gan.py": ("def build(:\n", "my_models/gan.py, line 1"),
+    "gan.py": ("def build(:\n", "cannot import my_models.gan (my_models/gan.py:1: invalid syntax)"),
+    "other.py": ("def build(:\n", "my_models/other.py, line 1"),
     "key.pem": ("x", "my_models/key.pem looks like a credential by its name"),
     "inner/id_rsa": ("x", "my_models/inner/id_rsa looks like a credential"),
     "a.json": ('{"type": "service_account"}', "my_models/a.json looks like a service account's key"),
@@ -241,6 +245,6 @@ def spec(name: str) -> str:
 def rows() -> list[Any]:
     """Returns (spec, flags, files of a package, line) for each wrong input."""
     wrong: list[Any] = [(name, "wrong.yaml", [_DIGITS], {}, line) for name, (*_, line) in SPECS.items()]
-    wrong += [("", tier, flags, {"gan.py": ""}, line) for tier, flags, line in FLAGS]
+    wrong += [("", tier, flags, _GAN, line) for tier, flags, line in FLAGS]
     model = ["--model=my_models.gan:build", "--data=digits", "--package=my_models"]
-    return wrong + [("", "cpu", model, {"gan.py": "", file: text}, line) for file, (text, line) in PACKAGES.items()]
+    return wrong + [("", "cpu", model, {**_GAN, file: text}, line) for file, (text, line) in PACKAGES.items()]

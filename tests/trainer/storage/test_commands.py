@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fixtures import Capture
+from tests.support import fresh_collectives, run_job
+from tests.trainer.data.test_own import settings
 from tests.trainer.data.test_sources import levels
 from tests.trainer.storage.conftest import Bucket
+from trainer import evaluate, predict
 
 ROOT = Path(__file__).parents[3]
 SMALL = [
@@ -55,6 +59,32 @@ def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
     assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "result.json").exists()
+
+
+def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: Path, capsys: Capture) -> None:
+    job_dir = run_job(settings("pair", "regression", f"--job_dir={tmp_path / 'run'}", "--tensorboard=false"))
+    for path in (path for path in job_dir.rglob("*") if path.is_file()):
+        bucket.put(f"runs/1/{path.relative_to(job_dir).as_posix()}", path.read_bytes())
+    here = [f"--cache_dir={tmp_path / 'cache'}"]
+    found = []
+    for run, more in ((str(job_dir), []), (bucket.url("runs/1"), here)):
+        fresh_collectives()
+        assert predict.main([run, f"--out={tmp_path / 'x.npz'}", *more]) == 0
+        assert evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
+        with np.load(tmp_path / "x.npz") as arrays:
+            found.append((arrays["predictions"].tolist(), json.loads((tmp_path / "x.json").read_text())["values"]))
+    assert found[0] == found[1]
+    assert not [*(tmp_path / "cache").rglob("saved_model.pb")], "only what is needed is downloaded"
+    capsys.readouterr()
+    bucket.put("runs/1/model/model.keras", b"damaged")
+    for run, line in (
+        (bucket.url("runs/1"), "cannot be loaded as a model.keras"),
+        (bucket.url("no"), "no objects found"),
+    ):
+        assert predict.main([run, *here]) == 2
+        (shown,) = capsys.readouterr().err.splitlines()
+        assert run in shown
+        assert line in shown
 
 
 def test_cloud_storage_is_imported_only_for_its_paths() -> None:

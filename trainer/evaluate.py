@@ -1,0 +1,52 @@
+"""Evaluates the model of a run: `python -m trainer.evaluate RUN [--data=…] [--replicas=2]`.
+
+It gives the numbers of Keras's `model.evaluate` with the loss and the metrics that the run's function compiles, on any
+number of replicas of this machine.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from trainer.command import quiet_start, run_command
+from trainer.config.flags import Parser
+from trainer.errors import DONE, UserError
+from trainer.log import log, set_verbose
+from trainer.reporting.run_files import write_json
+from trainer.requested_run import make_parser, read_request
+from trainer.storage import local_path, make_writable
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluates and prints the values; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _evaluate(given), "starts from scratch")
+
+
+def _evaluate(given: Sequence[str]) -> int:
+    run = read_request(_parser(), given)
+    set_verbose(run.options.verbose)
+    out = local_path(run.options.out, "out") if run.options.out else None
+    if out and out.suffix != ".json":
+        raise UserError(f"out={out}: the values are written as JSON: use a name that ends in .json")
+    if out:
+        make_writable(out.parent, "out")
+    data = run.config.data  # finds mistakes before TensorFlow is loaded
+    with quiet_start():
+        from trainer import saved_run  # imports TensorFlow
+    with run.naming():
+        values, count = saved_run.evaluate(run)
+    shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
+    log.info(f"{run.name} on {count:,} examples of {data}: {shown}")
+    if out:
+        write_json(out, {"run": run.name, "data": data, "examples": count, "values": values})
+    return DONE
+
+
+def _parser() -> Parser:
+    parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
+    parser.add_argument("--out", default="", metavar="FILE", help="a .json file for the values too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

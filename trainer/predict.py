@@ -1,0 +1,48 @@
+"""Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
+
+These are the numbers of Keras's `model.predict`, on any number of replicas of this machine.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from trainer.command import quiet_start, run_command
+from trainer.config.flags import Parser
+from trainer.errors import DONE, UserError
+from trainer.log import log, set_verbose
+from trainer.requested_run import make_parser, read_request
+from trainer.storage import local_path, make_writable, write_whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Predicts and writes the outputs; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _predict(given), "starts from scratch")
+
+
+def _predict(given: Sequence[str]) -> int:
+    run = read_request(_parser(), given)
+    set_verbose(run.options.verbose)
+    out = local_path(run.options.out, "out")
+    if out.suffix != ".npz":
+        raise UserError(f"out={out}: the arrays are written as .npz: use a name that ends in .npz")
+    make_writable(out.parent, "out")
+    data = run.config.data  # finds mistakes before TensorFlow is loaded
+    with quiet_start():
+        from trainer import saved_run  # imports TensorFlow
+    with run.naming():
+        arrays, count = saved_run.predict(run)
+    write_whole(out, lambda path: saved_run.write_npz(path, arrays))
+    shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
+    log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}")
+    return DONE
+
+
+def _parser() -> Parser:
+    parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
+    parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
