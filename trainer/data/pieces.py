@@ -117,7 +117,7 @@ def _tfrecord_source(config: TrainConfig, path: Path, present: _Present) -> Sour
 
 def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
     for start in range(0, part.count, per_shard):
-        rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int32)
+        rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int64)
 
         def get(bad: Bad, rows: Any = rows) -> Arrays:
             return Arrays(*(found.numpy() for found in part.gather(rows)))

@@ -127,10 +127,11 @@ class Evaluation:
             return examples.batches(size, drop_remainder=False).shard(of, index).prefetch(2)
 
         def gather(number: Any) -> Any:
-            return examples.gather(tf.range(number * size, tf.minimum((number + 1) * size, examples.count)))
+            rows = tf.range(number * size, tf.minimum((number + 1) * size, examples.count), dtype=tf.int64)
+            return examples.gather(rows)
 
         batches = self._batches
-        numbers = tf.data.Dataset.range(batches, output_type=tf.int32).shard(of, index)
+        numbers = tf.data.Dataset.range(batches).shard(of, index)
         return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2)
 
     def _ran(self, iterators: list[Any], states: list[State], counts: list[int]) -> list[State]:
