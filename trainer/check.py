@@ -56,9 +56,10 @@ def compare(config: TrainConfig) -> list[str]:
     import numpy as np
 
     (alone, logs, _), (together, logs_of_two, draws) = (_steps(config, replicas) for replicas in (1, 2))
+    # A weight without effect (a bias before batch norm) moves by rounding alone: compare it with Adam's updates.
+    moved = STEPS * _learning_rate(alone, config)
     differences = [
-        # A weight without effect (a bias before batch norm) stays near 0: compare it with the size of an update.
-        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), config.learning_rate))
+        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), moved * np.sqrt(one.size), 1e-30))
         for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
@@ -71,6 +72,13 @@ def compare(config: TrainConfig) -> list[str]:
     ]
     problems += [f"{name} is {a:.6g} on 1 replica and {b:.6g} on 2" for name, (a, b) in uneven.items()]
     return problems + list(_advice(together, {name: b / a for name, (a, b) in uneven.items() if a}, draws))
+
+
+def _learning_rate(model: Any, config: TrainConfig) -> float:
+    from trainer.interface import ModelInterface
+
+    optimizer = ModelInterface.of(model).optimizer
+    return float(optimizer.learning_rate) if optimizer else config.learning_rate
 
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:

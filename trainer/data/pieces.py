@@ -126,6 +126,8 @@ def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
 
 
 def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
-    stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    below = len(str(path)) + 1
+    found = [(str(file)[below:] or ".", file.stat()) for file in files]
+    stats = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard)
     return hashlib.sha256(json.dumps([*settings, stats]).encode()).hexdigest()

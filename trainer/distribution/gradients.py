@@ -34,12 +34,25 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     apply = optimizer.apply
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
-        summed = all_reduce_sum(gradients)
-        apply([each if each is None else each / _replicas() for each in summed] if mean else summed, variables)
+        summed = [_one_slice_a_row(each) for each in all_reduce_sum(gradients)]
+        apply([_divided(each) for each in summed] if mean else summed, variables)
 
     apply_sum.sums_first = True  # type: ignore[attr-defined]
     optimizer.apply = apply_sum
     return optimizer
+
+
+def _one_slice_a_row(gradient: Any) -> Any:
+    """Returns the gradient of an embedding with the slices of each row of it summed; any other gradient unchanged.
+
+    Keras's Adam squares the slices one by one: those of a position, which all rows of a batch share, come as one slice
+    from each replica, and their squares would depend on the number of replicas.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def sums_first(optimizer: Any) -> bool:
@@ -47,9 +60,12 @@ def sums_first(optimizer: Any) -> bool:
     return hasattr(optimizer.apply, "sums_first")
 
 
-def _replicas() -> int:
-    replicas: int = tf.distribute.get_replica_context().num_replicas_in_sync
-    return replicas
+def _divided(gradient: Any) -> Any:
+    """Returns a gradient divided by the number of replicas; None as None."""
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / replicas, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient / replicas
 
 
 def _branch(cond: Any, pred: Any, true_fn: Any, false_fn: Any) -> Any:
