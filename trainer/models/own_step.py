@@ -31,7 +31,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     optimizers = [each for each in _optimizers(model) if not sums_first(each)]
     if not optimizers:
         return
-    if type(model).call is not keras.Model.call and not model.built:
+    if model.compiled and type(model).call is not keras.Model.call:
         with suppress(Exception):  # its call may take something other than data: the train_step tells
             build_compiled(model, dataset.as_fit(_zeros(dataset, 1)))
     given, asked = _traced(model, optimizers, config, dataset)
