@@ -12,7 +12,7 @@ from trainer.errors import UserError, reason
 from trainer.interface import has_class_outputs, symbolic_inputs
 from trainer.log import log
 from trainer.models.layers import make_independent
-from trainer.models.own_step import has_own_step, prepare_own_step
+from trainer.models.own_step import build_if_called, has_own_step, prepare_own_step
 from trainer.user_mistakes import as_user_mistake
 
 
@@ -30,10 +30,12 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         log.warning(f"jit_compile=true: nothing of {config.model} is compiled: it uses Keras's own train_step")
     _refuse_text(model, config, dataset)
     if has_own_step(model):
-        prepare_own_step(model, config, dataset)
+        build_if_called(model, dataset)
     elif model.compiled:
         _build_compiled(model, config, dataset)
     make_independent(model, config)
+    if has_own_step(model):
+        prepare_own_step(model, config, dataset)
     return model
 
 

@@ -22,6 +22,14 @@ def has_own_step(model: keras.Model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
+def build_if_called(model: keras.Model, dataset: Dataset) -> None:
+    """Builds a compiled model, its loss and its metrics, if its `call` takes x; a GAN's may take something else."""
+    if model.compiled and type(model).call is not keras.Model.call:
+        rows = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape), one.dtype), dataset.spec)
+        with suppress(Exception):  # the train_step tells what is wrong
+            build_compiled(model, dataset.as_fit(rows))
+
+
 def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
     """Builds the optimizers on the variables that the train_step gives them, and makes them reduce over replicas first.
 
@@ -31,9 +39,6 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     optimizers = [each for each in _optimizers(model) if not sums_first(each)]
     if not optimizers:
         return
-    if model.compiled and type(model).call is not keras.Model.call:
-        with suppress(Exception):  # its call may take something other than data: the train_step tells
-            build_compiled(model, dataset.as_fit(_zeros(dataset, 1)))
     given, asked = _traced(model, optimizers, config, dataset)
     for optimizer in optimizers:
         if variables := given.get(id(optimizer)):
@@ -54,10 +59,7 @@ def _optimizers(model: keras.Model) -> list[Any]:
 def _traced(
     model: keras.Model, optimizers: Sequence[Any], config: TrainConfig, dataset: Dataset
 ) -> tuple[dict[int, list[Any]], bool]:
-    """Traces one step, which changes nothing; returns each optimizer's variables, and if the step asks for its context.
-
-    Metrics and layers that are built in the step get their variables.
-    """
+    """Traces one step, which changes nothing; returns each optimizer's variables, and if the step asks for its context."""
     given: dict[int, list[Any]] = {}
     rows = config.rows_per_replica(tf.distribute.get_strategy().num_replicas_in_sync)
     interface = ModelInterface.of(model)
@@ -73,7 +75,7 @@ def _traced(
     def step(*parts: Any) -> None:
         nonlocal asked
         context = StepContext(config.seed, tf.constant(0, tf.int64), 0, rows, config.global_batch_size)
-        with keras.StatelessScope(), in_step(context):
+        with in_step(context):
             model.train_step(dataset.as_fit(parts))
         asked = asked or context.uses[ASKED] > 0
 
@@ -94,7 +96,3 @@ def _traced(
         for optimizer in optimizers:
             del optimizer.apply
     return given, asked
-
-
-def _zeros(dataset: Dataset, rows: int) -> Any:
-    return tf.nest.map_structure(lambda one: tf.zeros((rows, *one.shape), one.dtype), dataset.spec)
