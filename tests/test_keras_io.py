@@ -17,9 +17,13 @@ from trainer.reporting.run_files import read_stats
 
 FILES = {path.stem: path for path in sorted(Path(__file__).with_name("keras_io").glob("[!_]*.py"))}
 MOST_GLUE = 15
-SLOW = {"oxford_pets_image_segmentation", "wgan_gp", "dcgan_overriding_train_step"}
+HEAVIEST = "oxford_pets_image_segmentation"
 # What they draw by TensorFlow's own functions is different on each replica.
 DEPENDENT = {"wgan_gp": "tf.random.normal", "dcgan_overriding_train_step": "tf.random.uniform"}
+SLOW = {  # more than ten seconds each
+    HEAVIEST, "conditional_gan", "text_classification_with_transformer",
+    "wide_deep_cross_networks", *DEPENDENT,
+}  # fmt: skip
 GANS = {"conditional_gan", *DEPENDENT}
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in FILES]
 
@@ -63,8 +67,7 @@ def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, mo
 
 
 @pytest.mark.parametrize("name", [
-    "vae", "wide_deep_cross_networks", "timeseries_classification_from_scratch",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in FILES if name != "oxford_pets_image_segmentation"),
+    "vae", *(pytest.param(name, marks=pytest.mark.slow) for name in FILES if name not in ("vae", HEAVIEST))
 ])  # fmt: skip
 def test_a_whole_job_runs_and_saves_its_model(name: str, tmp_path: Path) -> None:
     more = ["--callbacks=tests.keras_io.timeseries_classification_from_scratch:callbacks"] * name.startswith("time")

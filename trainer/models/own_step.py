@@ -59,7 +59,7 @@ def _optimizers(model: keras.Model) -> list[Any]:
 def _traced(
     model: keras.Model, optimizers: Sequence[Any], config: TrainConfig, dataset: Dataset
 ) -> tuple[dict[int, list[Any]], bool]:
-    """Traces one step, which changes nothing; returns each optimizer's variables, and if the step asks for its context."""
+    """Traces one step, without running it; returns each optimizer's variables, and if it asks for its context."""
     given: dict[int, list[Any]] = {}
     rows = config.rows_per_replica(tf.distribute.get_strategy().num_replicas_in_sync)
     interface = ModelInterface.of(model)
