@@ -261,10 +261,13 @@ def losses_reduced_by(reduce: Callable[..., Any], *, divided: bool) -> Iterator[
     ) -> Any:
         return reduce(original, values, sample_weight, mask, reduction, dtype)
 
-    divisions = ("scale_loss_for_distribution", "unscale_loss_for_distribution") if not divided else ()
-    originals = {part: _private(f"keras.src.losses.loss.{part}", 0) for part in divisions}
-    originals["reduce_weighted_values"] = original
-    vars(module).update(dict.fromkeys(divisions, lambda value: value), reduce_weighted_values=reduced)
+    originals = {"reduce_weighted_values": original}
+    if not divided:
+        originals |= {
+            "scale_loss_for_distribution": _private("keras.src.losses.loss.scale_loss_for_distribution", 0),
+            "unscale_loss_for_distribution": _private("keras.src.losses.loss.unscale_loss_for_distribution", 0),
+        }
+    vars(module).update({**dict.fromkeys(originals, lambda value: value), "reduce_weighted_values": reduced})
     try:
         yield
     finally:
