@@ -102,6 +102,17 @@ class ModelInterface:
         )
 
 
+def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a train_step or test_step returned, with the values of a dict in it beside the others, as `fit` does.
+
+    Keras's own container of compiled metrics gives such a dict.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
 def symbolic_inputs(model: keras.Model) -> list[Any]:
     """Returns the symbolic inputs; none for a subclassed model."""
     return getattr(model, "inputs", None) or []

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer.data.dataset import Dataset, Examples, InSequence
 from trainer.distribution.strategy import Replicas
+from trainer.interface import scalars_of
 from trainer.log import log
 from trainer.training.loop import CallSize
 
@@ -159,7 +160,7 @@ class Evaluation:
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
-            logs = self.model.test_step(self._as_fit(parts))
+            logs = scalars_of(self.model.test_step(self._as_fit(parts)))
         self._logged = tuple(logs)
         return [scope.get_current_value(one) for one in variables], logs, rows
 

@@ -12,7 +12,7 @@ from trainer.compat import losses_reduced_by
 from trainer.distribution.losses import reduce_over_replicas, reduce_to_mean
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
-from trainer.interface import ModelInterface
+from trainer.interface import ModelInterface, scalars_of
 from trainer.reporting.progress import Counts, StepLogs
 
 
@@ -85,7 +85,7 @@ class StepRunner:
         rows = self.replicas.rows
         context = StepContext(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
         with in_step(context):
-            logs = self.model.train_step(self._augmented(self._rows_of(batch, replica), context))
+            logs = scalars_of(self.model.train_step(self._augmented(self._rows_of(batch, replica), context)))
         self._names = tuple(sorted(logs))
         parts = self.replicas.count if self._interface.means_of_rows else 1
         return tf.stack([tf.cast(logs[name], tf.float64) / parts for name in self._names])
