@@ -103,7 +103,7 @@ class ModelInterface:
 
 
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a train_step or test_step returned, with the values of a dict in it beside the others, as `fit` does.
+    """Returns what a train_step or test_step returned, with the values of a dict in it beside the others, as `fit`.
 
     Keras's own container of compiled metrics gives such a dict.
     """
