@@ -117,7 +117,9 @@ def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_dev
         use_averages(optimizer, weights)
         found.append(np.concatenate([weight.numpy() for weight in weights]))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
-    np.testing.assert_allclose(found[2], found[0], rtol=2e-5, atol=1e-5)  # Keras rounds the powers of the betas to float32
+    np.testing.assert_allclose(
+        found[2], found[0], rtol=2e-5, atol=1e-5
+    )  # Keras rounds the powers of the betas to float32
 
 
 def test_the_mean_over_replicas_can_be_applied_instead() -> None:
