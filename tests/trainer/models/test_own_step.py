@@ -8,8 +8,6 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.fixtures import Patch
-from tests.keras_io import wgan_gp
 from tests.support import largest_difference, refused, run_steps, weights
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
@@ -121,13 +119,3 @@ def test_a_step_that_calls_keras_own_gives_the_numbers_of_keras_own() -> None:
 def test_a_step_that_fails_is_named_before_training() -> None:
     with refused("too many values to unpack"):
         run_steps(settings("mistaken", 2), 1)
-
-
-@pytest.mark.slow
-def test_the_gan_of_keras_io_with_noise_of_keras_gives_the_numbers_of_one(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(tf.random, "normal", keras.random.normal)
-    name = f"--model={wgan_gp.__name__}:build"
-    own = [name, f"--data={wgan_gp.__name__}:data", "--global_batch_size=4", "--steps=2", "--precision=float64"]
-    (alone, logs), (together, logs_of_two) = (run_steps(resolve([*own, f"--replicas={n}"]).config, 2) for n in (1, 2))
-    assert largest_difference(weights(alone), weights(together), smallest_norm=1e-3) < 1e-9
-    assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-8)
