@@ -28,6 +28,7 @@ def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int =
     )
 
 
+@keras.saving.register_keras_serializable("trainer")
 class FusedAdam(keras.optimizers.Adam):
     """Updates a variable in one operation where Keras's Adam uses ten (Kingma and Ba 2015, arxiv.org/abs/1412.6980).
 
