@@ -171,6 +171,10 @@ def strings(config: TrainConfig) -> Any:
     return np.array(["a", "b"] * 25), np.zeros(50)
 
 
+def text_targets(config: TrainConfig) -> Any:
+    return np.zeros(50), np.array(["a", "b"] * 25)
+
+
 def generator(config: TrainConfig) -> Iterator[Any]:
     yield from zip(*_table(), strict=True)
 

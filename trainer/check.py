@@ -26,6 +26,13 @@ from trainer.storage.run_layout import GPU_CHECK
 from trainer.storage.staging import cache_home
 
 STEPS = 5
+# Operations that draw from TensorFlow's own state.
+_DRAWS = {
+    "RandomStandardNormal": "tf.random.normal", "RandomUniform": "tf.random.uniform",
+    "RandomUniformInt": "tf.random.uniform", "TruncatedNormal": "tf.random.truncated_normal",
+    "RandomGamma": "tf.random.gamma", "RandomPoissonV2": "tf.random.poisson", "RandomShuffle": "tf.random.shuffle",
+    "Multinomial": "tf.random.categorical",
+}  # fmt: skip
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 
@@ -90,10 +97,11 @@ def compare(config: TrainConfig) -> list[str]:
     """Returns what differs between one and two replicas and what to change; an empty list if nothing differs."""
     import numpy as np
 
-    (alone, logs), (together, logs_of_two) = (_steps(config, replicas) for replicas in (1, 2))
+    (alone, logs, _), (together, logs_of_two, draws) = (_steps(config, replicas) for replicas in (1, 2))
+    # A weight without effect (a bias before batch norm) moves by rounding alone: compare it with Adam's updates.
+    moved = STEPS * _learning_rate(alone, config)
     differences = [
-        # A weight without effect (a bias before batch norm) stays near 0: compare it with the size of an update.
-        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), config.learning_rate))
+        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), moved * np.sqrt(one.size), 1e-30))
         for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
@@ -105,11 +113,18 @@ def compare(config: TrainConfig) -> list[str]:
         f"{config.model}: on 2 replicas {worst} differs by {max(differences):.1e} (relative) after {STEPS} steps"
     ]
     problems += [f"{name} is {a:.6g} on 1 replica and {b:.6g} on 2" for name, (a, b) in uneven.items()]
-    return problems + list(_advice(together, {name: b / a for name, (a, b) in uneven.items() if a}))
+    return problems + list(_advice(together, {name: b / a for name, (a, b) in uneven.items() if a}, draws))
 
 
-def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
-    """Returns the model after a few steps, and what they returned."""
+def _learning_rate(model: Any, config: TrainConfig) -> float:
+    from trainer.interface import ModelInterface
+
+    optimizer = ModelInterface.of(model).optimizer
+    return float(optimizer.learning_rate) if optimizer else config.learning_rate
+
+
+def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
+    """Returns the model after a few steps, what they returned, and TensorFlow's random functions in them."""
     from trainer.build import build_setup
     from trainer.data.dataset import failures_of_reading
     from trainer.distribution.strategy import make_replicas
@@ -119,10 +134,11 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any]:
     )
     setup = build_setup(config, make_replicas(config))
     with closing(setup.dataset), failures_of_reading():
-        return setup.model, setup.step_runner()(setup.rows_from(0), 0, STEPS)
+        runner, rows = setup.step_runner(), setup.rows_from(0)
+        return setup.model, runner(rows, 0, STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
 
 
-def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
+def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
     """Yields the likely reasons why the steps of this model depend on replicas."""
     from trainer.models.layers import depends_on_replicas
 
@@ -133,6 +149,11 @@ def _advice(model: Any, ratios: dict[str, float]) -> Iterator[str]:
             "not by the rows of one replica (reduce_mean)"
         )
     reasons = depends_on_replicas(model, replicas=2)
+    if draws:
+        reasons.append(
+            f"the step draws by {', '.join(_DRAWS[each] for each in draws)}, whose numbers are others on each replica: "
+            "use the function of keras.random of that name, or current_step()"
+        )
     yield from reasons
     if not doubled and not reasons:
         yield "means over rows, random numbers and batch statistics must span the global batch: see current_step()"

@@ -32,6 +32,10 @@ PRIVATE_NAMES = (
     "keras.optimizers.Adam._momentums",
     "keras.optimizers.Adam._velocities",
     "keras.src.losses.loss.reduce_weighted_values",
+    "keras.src.losses.loss.scale_loss_for_distribution",
+    "keras.src.losses.loss.unscale_loss_for_distribution",
+    "keras.src.optimizers.base_optimizer.ops",
+    "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value",
     "tensorflow.data.Dataset._inputs",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
@@ -183,6 +187,41 @@ def disable_gradient_sum(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = list
 
 
+def branch_over_replicas(optimizer: keras.optimizers.Optimizer, branch: Callable[..., Any]) -> None:
+    """Makes Keras's optimizers branch by `branch(original, pred, true_fn, false_fn)`, with keras.ops.cond as original.
+
+    Also makes this optimizer replace weights by their averages on all replicas at once. No fallback: Keras itself
+    cannot branch in an update on several replicas.
+    """
+    name = "keras.src.optimizers.base_optimizer.ops"
+    ops = _private(name)
+    if not isinstance(ops, _Ops):
+        if not hasattr(ops, "cond"):
+            raise Missing(name)
+        pkgutil.resolve_name(name.rpartition(".")[0]).ops = _Ops(ops, functools.partial(branch, ops.cond))
+    name = "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value"
+    original = _private(name, [], owner=optimizer)
+
+    def overwrite(variables: Any) -> None:
+        replica = tf.distribute.get_replica_context()
+        if replica is None:
+            original(variables)
+        else:
+            replica.merge_call(lambda strategy: original(variables))
+
+    optimizer._overwrite_model_variables_with_average_value = overwrite
+
+
+class _Ops:
+    """Stands for the module keras.ops, with another `cond`."""
+
+    def __init__(self, ops: Any, cond: Callable[..., Any]) -> None:
+        self._ops, self.cond = ops, cond
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+
 def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, Any] | None:
     """Returns the two moments that Adam keeps for `variable`, for an update in one operation.
 
@@ -223,10 +262,11 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
 
 
 @contextmanager
-def losses_reduced_by(reduce: Callable[..., Any]) -> Iterator[None]:
+def losses_reduced_by(reduce: Callable[..., Any], *, divided: bool) -> Iterator[None]:
     """Makes Keras's losses combine their values by `reduce(original, values, sample_weight, mask, reduction, dtype)`.
 
-    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
+    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument, and
+    Keras divides losses by the number of replicas only if `divided`.
     Fallback: nothing changes, with a warning: losses with the reduction mean_with_sample_weight, or with masks, then
     depend on the number of replicas.
     """
@@ -244,11 +284,17 @@ def losses_reduced_by(reduce: Callable[..., Any]) -> Iterator[None]:
     ) -> Any:
         return reduce(original, values, sample_weight, mask, reduction, dtype)
 
-    module.reduce_weighted_values = reduced
+    originals = {"reduce_weighted_values": original}
+    if not divided:
+        originals |= {
+            "scale_loss_for_distribution": _private("keras.src.losses.loss.scale_loss_for_distribution", 0),
+            "unscale_loss_for_distribution": _private("keras.src.losses.loss.unscale_loss_for_distribution", 0),
+        }
+    vars(module).update({**dict.fromkeys(originals, lambda value: value), "reduce_weighted_values": reduced})
     try:
         yield
     finally:
-        module.reduce_weighted_values = original
+        vars(module).update(originals)
 
 
 @contextmanager

@@ -29,7 +29,9 @@ class Trainable(Protocol):
         (batches_per_step, rows, …).
 
         Scalars must be divided by the GLOBAL batch: they are summed over replicas. For a compiled Keras model, which
-        returns its metrics, these are computed over all replicas instead.
+        returns its metrics, these are computed over all replicas instead. A train_step that never asks `current_step()`
+        and has optimizers of Keras, as one written for `fit`, may take means over the rows that it gets: its gradients
+        and scalars are averaged over replicas.
         """
         ...
 
@@ -75,6 +77,7 @@ class ModelInterface:
 
     batches_per_step: int  # global batches that one step reads; 1
     stacked: bool  # whether the model has `batches_per_step`, which changes `data`
+    means_of_rows: bool  # whether gradients and scalars are means over a replica's rows (set by build_model)
     templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
     serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged
     sampler: Samples | None  # the model, if it has `sample`
@@ -89,6 +92,7 @@ class ModelInterface:
         return cls(
             batches_per_step=getattr(model, "batches_per_step", 1),
             stacked=hasattr(model, "batches_per_step"),
+            means_of_rows=getattr(model, "means_of_rows", False),
             templates=getattr(model, "templates", lambda: {"model": model}),
             serve=getattr(model, "serve", lambda outputs: outputs),
             sampler=model if hasattr(model, "sample") else None,
@@ -96,6 +100,17 @@ class ModelInterface:
             missing_for_fid=missing,
             optimizer=getattr(model, "optimizer", None),
         )
+
+
+def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a train_step or test_step returned, with the values of a dict in it beside the others, as `fit`.
+
+    Keras's own container of compiled metrics gives such a dict.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def symbolic_inputs(model: keras.Model) -> list[Any]:

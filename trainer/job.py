@@ -11,6 +11,7 @@ from trainer.build import TrainingSetup, build_setup
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading
 from trainer.distribution.arithmetic import arithmetic
+from trainer.distribution.averaging import use_averages
 from trainer.distribution.cluster import Cluster, read_cluster
 from trainer.distribution.credentials import secret_of
 from trainer.distribution.meeting import meet
@@ -19,6 +20,7 @@ from trainer.distribution.server_guard import guarded_server
 from trainer.distribution.strategy import Replicas, local_devices, make_replicas
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
 from trainer.export import export, load_template_weights
+from trainer.interface import ModelInterface
 from trainer.log import log
 from trainer.models.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.data_changes import data_files, refuse_changed_data
@@ -235,6 +237,8 @@ def _train_and_export(job: TrainingRun) -> int:
             job.save(reporter, pending=interrupted)
             job.checkpoints.wait()
         if job.is_chief and not interrupted:
+            if optimizer := ModelInterface.of(job.setup.model).optimizer:
+                use_averages(optimizer, job.setup.model.trainable_variables)
             export(job.setup.model, job_dir.model, job.setup.dataset.input_spec)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:

@@ -143,6 +143,10 @@ def small_model() -> keras.Model:
     return model
 
 
+def accumulating() -> Any:
+    return keras.optimizers.SGD(gradient_accumulation_steps=2)
+
+
 def two_devices_per_worker(nothing: None) -> None:
     with compat.cpu_devices_per_worker(2):
         pass
@@ -153,6 +157,7 @@ def two_devices_per_worker(nothing: None) -> None:
     ("_flatten_layers", small_model, compat.all_layers),
     ("_symbolic_build", small_model, lambda model: compat.build_compiled(model, (np.zeros((1, 2)), np.zeros((1, 1))))),
     ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
+    ("_overwrite_model_variables_with_average_value", accumulating, sum_first),
     ("_initialize_local_devices", lambda: None, two_devices_per_worker),
     ("random", lambda: None, lambda nothing: draw_by_row_everywhere()),
 ])  # fmt: skip

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Array, Arrays, Dataset
+from trainer.data.dataset import Array, Arrays, Dataset, Examples, Subset
+from trainer.data.order import Rows
 from trainer.errors import UserError
 
 MOST_BYTES = 16 * 2**30  # the largest size that a file's header may claim
@@ -62,20 +63,23 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
 def _split(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
     """Splits `examples` into a training part and `evaluation_fraction` of them, drawn by the seed, for evaluation."""
 
-    def take(rows: npt.NDArray[Any]) -> Arrays:
+    def rows_of(part: Subset) -> Rows:
+        return np.sort(part.located(np.arange(part.count)))
+
+    def take(rows: Rows) -> Arrays:
         return Arrays(examples.images[rows], None if examples.labels is None else examples.labels[rows])
 
-    kept, held = held_back(config, examples.count)
-    return take(kept), take(held)
+    kept, held = held_back(config, examples)
+    return take(rows_of(kept)), take(rows_of(held))
 
 
-def held_back(config: TrainConfig, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Returns the rows to train on and the `evaluation_fraction` to evaluate, drawn by the seed, in ascending order."""
-    order = np.random.default_rng(config.seed).permutation(count).astype(np.int32)
+def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
+    """Returns the examples to train on and the `evaluation_fraction` to evaluate, drawn by the seed."""
+    count = examples.count
     held = round(count * config.evaluation_fraction)
     if not 0 < held < count:
         raise UserError(f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side empty")
-    return np.sort(order[held:]), np.sort(order[:held])
+    return Subset(examples, config.seed, held, count - held), Subset(examples, config.seed, 0, held)
 
 
 def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:

@@ -19,6 +19,8 @@ from trainer.data.decode import SUFFIXES, BadImage, decode
 from trainer.errors import UserError
 from trainer.log import log
 
+_CHUNK = 16  # images that a thread takes at a time: taking one costs as much as decoding a tiny one
+
 
 @dataclass
 class Bad:
@@ -50,13 +52,16 @@ def decode_many(
 
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # decode rejects or converts whatever Pillow warns about
-        outcomes = list(pool.map(one, range(len(sources))))  # Pillow releases the GIL
+        chunks = [range(first, min(first + _CHUNK, len(sources))) for first in range(0, len(sources), _CHUNK)]
+        found = pool.map(lambda chunk: [one(position) for position in chunk], chunks)  # Pillow releases the GIL
+        outcomes = [outcome for chunk in found for outcome in chunk]
     good = []
     for position, outcome in enumerate(outcomes):
         if isinstance(outcome, BadImage):
             bad.files.append((name_of(position), str(outcome)))
         else:
-            bad.converted.update(outcome)
+            if outcome:
+                bad.converted.update(outcome)
             good.append(position)
     return (images if len(good) == len(images) else images[good]), good
 

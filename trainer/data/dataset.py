@@ -14,10 +14,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.data.nests import Nest, as_arrays, described, read_as_tensors, rows_in, specs_of
+from trainer.data.order import Rows, shuffled
 from trainer.errors import PlatformFault, UserError
 
 Array = npt.NDArray[Any]
 
+HELD_BACK = "held back"  # the name of the order by which rows are split into training and evaluation
 _HEAD = 16  # rows of data in sequence that are looked at before training
 _failures: deque[Exception] = deque(maxlen=8)  # of reading, because TensorFlow passes on the text of errors only
 
@@ -67,8 +69,11 @@ class InSequence(ABC):
 class InOwnOrder(Protocol):
     """Provides examples with an order that the source determines, because it cannot access all of them at any time."""
 
-    def permutation(self, seed: int, number: Any) -> Any:
-        """Returns all row numbers, (count,) int32, in an order that depends on seed and number (an int64 tensor)."""
+    def rows_at(self, seed: int, number: int, positions: Rows) -> Rows:
+        """Returns the rows at these positions of an order that depends on seed and number, which has every row once.
+
+        positions: (n,) from 0 to below `count`. Orders are asked for by ascending numbers.
+        """
         ...
 
 
@@ -146,22 +151,21 @@ class NestedArrays:
 
 @dataclass(frozen=True)
 class Subset:
-    """Provides some rows of other examples."""
+    """Provides `count` rows of other examples: those from position `first` on of an order drawn by the seed."""
 
     examples: Examples
-    rows: npt.NDArray[np.int32]
+    seed: int
+    first: int
+    count: int
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
+    def located(self, rows: Rows) -> Rows:
+        """Returns the rows of `examples`, in the shape of `rows`."""
+        return shuffled(rows.ravel() + self.first, self.examples.count, self.seed, HELD_BACK).reshape(rows.shape)
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with on_host():
-            return self.examples.gather(tf.gather(self._chosen, rows))
-
-    @cached_property
-    def _chosen(self) -> Any:
-        return shared_tensors(self.rows)
+            located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
+            return self.examples.gather(tf.ensure_shape(located, rows.shape))
 
 
 def on_host() -> Any:
@@ -179,7 +183,7 @@ def targets_in_memory(examples: "Examples | InSequence") -> Array | None:
     """Returns y if it is one array of integers in memory, else None."""
     if isinstance(examples, Subset):
         labels = targets_in_memory(examples.examples)
-        return None if labels is None else labels[examples.rows]
+        return None if labels is None else labels[examples.located(np.arange(examples.count))]
     y = getattr(examples, "labels", None)
     if isinstance(examples, NestedArrays) and len(examples.parts) > 1:
         y = examples.parts[1]
@@ -206,7 +210,7 @@ def first_rows(examples: "Examples | InSequence", count: int) -> tuple[Nest, ...
         if isinstance(examples, InSequence):
             found: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part[:count], examples.head)
         else:
-            parts = examples.gather(tf.range(min(count, examples.count)))
+            parts = examples.gather(tf.range(min(count, examples.count), dtype=tf.int64))
             found = tf.nest.map_structure(lambda part: part.numpy(), parts)
     return found
 

@@ -22,9 +22,11 @@ _SUFFIXES = {
     **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
 }  # fmt: skip
 SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+_FORMATS = (*_SUFFIXES,)
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
 _DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_ORIENTATION = 0x0112  # of EXIF
 _BITS_PER_SAMPLE, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # of TIFF 6.0
 
 
@@ -45,7 +47,7 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
 
 
 def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    with Image.open(source, formats=[*_SUFFIXES]) as image:
+    with Image.open(source, formats=_FORMATS) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
@@ -54,16 +56,18 @@ def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8
         image.load()
         converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
         has_key = rawmode == "RGB;16B" and "transparency" in image.info
-        upright = ImageOps.exif_transpose(_with_exact_alpha(image, source) if has_key else image)
-        if upright.size != image.size or image.getexif().get(0x0112, 1) not in (0, 1):
+        upright = _with_exact_alpha(image, source) if has_key else image
+        if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
+            upright = ImageOps.exif_transpose(upright)
             converted.append("orientation")
         plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
         mode = "RGB" if channels == 3 else "L"
         if plain.mode != mode:
             converted.append(f"{_kind(plain.mode)} to {'colour' if channels == 3 else 'grey'}")
             plain = plain.convert(mode)
-        fitted = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
-        return np.asarray(fitted, np.uint8).reshape(size, size, channels), converted
+        if plain.size != (size, size):
+            plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
+        return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
 
 
 def _with_exact_alpha(image: Image.Image, source: Any) -> Image.Image:

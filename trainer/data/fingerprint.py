@@ -152,12 +152,12 @@ def _some_rows(part: Examples | InSequence) -> list[Any]:
     """Returns the arrays of the first and, where rows are read by number, of some keyed rows."""
     if isinstance(part, InSequence):
         return list(tf.nest.flatten(first_rows(part, _FIRST)))
-    size = max(1, sum(array.nbytes for array in _arrays(part, np.zeros(1, np.int32))))
+    size = max(1, sum(array.nbytes for array in _arrays(part, np.zeros(1, np.int64))))
     most = max(_FIRST, min(_MOST_ROWS, _MOST_BYTES // size, getattr(part, "sampled_rows", _MOST_ROWS)))
     rows = np.arange(min(_FIRST, part.count))
     if part.count > len(rows):
         rows = np.unique(np.concatenate([rows, np.random.default_rng(part.count).integers(0, part.count, most)]))
-    return _arrays(part, rows.astype(np.int32))
+    return _arrays(part, rows)
 
 
 def _arrays(part: Examples, rows: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """Reads a folder of image files: class folders or flat, also below train/ and val/ or test/."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 
 def find(path: Path) -> tuple[Folder, Folder | None]:
     """Finds the training and the evaluation files below `path`. Raises UserError if there are none."""
-    below = {child.name.lower(): child for child in _children(path) if child.is_dir()}
+    below = {child.name.lower(): Path(child.path) for child in _children(path) if child.is_dir()}
     train = next((below[name] for name in _TRAIN if name in below), path)
     if train is not path:
         _refuse_classes_beside(train, below)
@@ -97,8 +98,9 @@ def decode_folder(config: TrainConfig, folder: Folder, bad: Bad) -> Arrays | Non
 def _folder(path: Path, class_names: tuple[str, ...] | None) -> Folder:
     """Returns the files of class folders, if there are any with images, or of a flat folder without labels."""
     others: Counter[str] = Counter()
-    flat = [child for child in _children(path) if not child.is_dir() and _is_image(child, others)]
-    kinds = {child: Counter[str]() for child in _children(path) if child.is_dir()}
+    children = _children(path)
+    flat = [Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)]
+    kinds = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
     classes = {child: _images_below(child, kinds[child]) for child in kinds}
     others.update(sum(kinds.values(), Counter()))
     full = [child for child in classes if classes[child]]
@@ -120,14 +122,15 @@ def _folder(path: Path, class_names: tuple[str, ...] | None) -> Folder:
     return Folder([file for files in classes.values() for file in files], labels, names, others)
 
 
-def _children(path: Path) -> list[Path]:
+def _children(path: Path) -> list[os.DirEntry[str]]:
     """Returns the entries of a folder, sorted, without hidden folders and files of operating systems."""
     try:
-        names = sorted(path.iterdir())
+        with os.scandir(path) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"data={path}: cannot be read ({error.strerror})") from None
-    visible = [name for name in names if name.name.lower() not in _SYSTEM_FILES]
-    return [name for name in visible if not (name.name.startswith(".") and name.is_dir())]
+    visible = [entry for entry in found if entry.name.lower() not in _SYSTEM_FILES]
+    return [entry for entry in visible if not (entry.name.startswith(".") and entry.is_dir())]
 
 
 def _images_below(path: Path, others: Counter[str], seen: set[Path] | None = None) -> list[Path]:
@@ -141,24 +144,28 @@ def _images_below(path: Path, others: Counter[str], seen: set[Path] | None = Non
         seen.add(path.resolve())
         for child in _children(path):
             if child.is_dir():
-                found += _images_below(child, others, seen)
+                found += _images_below(Path(child.path), others, seen)
             elif _is_image(child, others):
-                found.append(child)
+                found.append(Path(child.path))
     return found
 
 
-def _is_image(path: Path, others: Counter[str]) -> bool:
+def _is_image(file: os.DirEntry[str], others: Counter[str]) -> bool:
     """Returns whether a file is read; counts it in `others` if not."""
-    readable = path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
+    readable = _suffix(file) in SUFFIXES and file.is_file() and not file.name.startswith(".")
     if not readable:
-        others[_kind(path)] += 1
+        others[_kind(file)] += 1
     return readable
 
 
-def _kind(path: Path) -> str:
+def _suffix(file: os.DirEntry[str]) -> str:
+    return os.path.splitext(file.name)[1].lower()
+
+
+def _kind(file: os.DirEntry[str]) -> str:
     """Returns what a file that is left out is counted as."""
-    if path.name.startswith("."):
+    if file.name.startswith("."):
         return "hidden"
-    if not path.exists():
+    if not os.path.exists(file.path):
         return "broken links"
-    return path.suffix.lower() or "without a suffix"
+    return _suffix(file) or "without a suffix"

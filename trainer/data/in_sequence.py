@@ -27,6 +27,8 @@ class TensorFlowData(InSequence):
         self._source = source.map(_parts)
         elements = self._source.element_spec
         self.spec = tf.nest.map_structure(self._example, elements)
+        if any(one.dtype == tf.string for one in tf.nest.flatten(self.spec[1:])):
+            raise UserError(f"{origin}: the targets or weights of the tf.data.Dataset are text: turn them into numbers")
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
         if self._length == 0:
@@ -50,11 +52,6 @@ class TensorFlowData(InSequence):
             raise UserError(
                 f"{self._origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
                 "number of rows must be fixed: pad them"
-            )
-        if spec.dtype == tf.string:
-            raise UserError(
-                f"{self._origin}: the tf.data.Dataset gives strings: turn text into numbers first, for example with "
-                "keras.layers.TextVectorization in its map()"
             )
         return tf.TensorSpec(shape, spec.dtype)
 

@@ -38,7 +38,10 @@ def as_arrays(value: Nest, name: str) -> Nest:
 
 
 def as_array(value: Any, name: str) -> npt.NDArray[Any]:
-    """Returns one array: floating-point numbers as floatx, integers and booleans as they are, as `fit` passes them."""
+    """Returns one array: floating-point numbers as floatx, all others as they are, as `fit` passes them.
+
+    Text is kept in x alone, as an array of objects.
+    """
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
@@ -47,10 +50,18 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
         return array.astype(keras.config.floatx(), copy=False)
     if array.dtype.kind in "biu":
         return array
+    if name.startswith("x") and _is_text(array):
+        return array.astype(object)  # as TensorFlow holds text
     if array.dtype.kind == "O":
         raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
     hint = ": turn text into numbers first, for example with keras.layers.TextVectorization"
     raise UserError(f"{name} holds {array.dtype}, not numbers{hint if array.dtype.kind in 'SU' else ''}")
+
+
+def _is_text(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "SU" or (
+        array.dtype.kind == "O" and array.size > 0 and all(isinstance(one, (str, bytes)) for one in array.flat)
+    )
 
 
 def rows_in(parts: Sequence[Nest]) -> int:

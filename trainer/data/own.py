@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.data.arrays import arrays_dataset, held_back
-from trainer.data.dataset import Arrays, Dataset, Examples, InSequence, NestedArrays, Subset, first_rows
+from trainer.data.dataset import Arrays, Dataset, Examples, InSequence, NestedArrays, first_rows
 from trainer.data.in_sequence import TensorFlowData
 from trainer.data.nests import described, is_array, specs_of
 from trainer.data.random_access import NumberedBatches, RandomAccess
@@ -144,8 +144,7 @@ def _split(config: TrainConfig, examples: Examples | InSequence) -> tuple[Exampl
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
             "return a pair for training and evaluation"
         )
-    kept, held = held_back(config, examples.count)
-    return Subset(examples, kept), Subset(examples, held)
+    return held_back(config, examples)
 
 
 def _check_alike(dataset: Dataset, held: Examples | InSequence) -> None:

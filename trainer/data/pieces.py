@@ -117,7 +117,7 @@ def _tfrecord_source(config: TrainConfig, path: Path, present: _Present) -> Sour
 
 def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
     for start in range(0, part.count, per_shard):
-        rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int32)
+        rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int64)
 
         def get(bad: Bad, rows: Any = rows) -> Arrays:
             return Arrays(*(found.numpy() for found in part.gather(rows)))
@@ -126,6 +126,8 @@ def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
 
 
 def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
-    stats = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    below = len(str(path)) + 1
+    found = [(str(file)[below:] or ".", file.stat()) for file in files]
+    stats = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard)
     return hashlib.sha256(json.dumps([*settings, stats]).encode()).hexdigest()

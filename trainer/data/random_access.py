@@ -1,6 +1,5 @@
 """Reads a user's examples by number: from an object with `__getitem__`, or from a keras.utils.PyDataset."""
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from trainer.data.dataset import gathered
 from trainer.data.nests import Nest, as_arrays, described, rows_in, specs_of
+from trainer.data.order import shuffled
 from trainer.errors import UserError, reason
 from trainer.user_mistakes import where_raised
 
@@ -126,17 +126,12 @@ class NumberedBatches:
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         return gathered(self._read, rows, self._spec)
 
-    def permutation(self, seed: int, number: Any) -> Any:
-        rows = tf.numpy_function(lambda epoch: self._shuffled(seed, int(epoch)), [number], tf.int32, stateful=True)
-        return tf.ensure_shape(rows, (self.count,))
-
-    def _shuffled(self, seed: int, epoch: int) -> Rows:
-        while self._epochs_ended < epoch:
+    def rows_at(self, seed: int, number: int, positions: Rows) -> Rows:
+        while self._epochs_ended < number:
             self._source.on_epoch_end()
             self._epochs_ended += 1
-        order = np.random.default_rng((seed, epoch)).permutation(math.ceil(self.count / self.batch_size))
-        rows = np.arange(self.count, dtype=np.int32)
-        return np.concatenate([rows[self.batch_size * batch : self.batch_size * (batch + 1)] for batch in order])
+        batches, of_batch = np.divmod(positions, self.batch_size)
+        return shuffled(batches, self.count // self.batch_size, seed, "batches", number) * self.batch_size + of_batch
 
     def _read(self, rows: Rows) -> Nest:
         which, position = np.divmod(rows.ravel(), self.batch_size)

@@ -59,7 +59,7 @@ class ShardRows:
     def gather(self, rows: Any) -> tuple[Any, ...]:
         return gathered(self.read, rows, image_spec(self.image_shape, self.labelled))
 
-    def read(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], ...]:
+    def read(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
         """Returns images and labels of `rows`, in their shape.
 
         Raises PlatformFault if a file cannot be read: a restart may succeed, or report by exit code 2 that it is lost.

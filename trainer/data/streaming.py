@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data import shards, tfrecord
 from trainer.data.arrays import labelled, largest_label, numbered_classes
 from trainer.data.bad_images import Bad, refuse_or_skip
 from trainer.data.dataset import Dataset, Examples, closed_on_failure, gathered, image_spec
+from trainer.data.order import Rows, shuffled
 from trainer.data.streamed_files import Facts, File, Parts, PreparedFile, RecordFile
 from trainer.errors import UserError
 from trainer.log import log
@@ -26,7 +25,6 @@ from trainer.storage.rolling import Rolling
 from trainer.storage.staging import Staged
 
 GROUP = 4
-_STREAM = 0x57EA  # separates these permutations from other random numbers
 
 
 class Streamed:
@@ -37,7 +35,7 @@ class Streamed:
     ) -> None:
         self._files, self._sizes = files, np.array(sizes)
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
-        self._sequence: list[int] = []  # the files in the order of the latest permutation
+        self._sequence: list[int] = []  # the files in the order of the latest pass
         self.image_shape, self.labelled = image_shape, labelled
 
     @property
@@ -47,7 +45,7 @@ class Streamed:
     def gather(self, rows: Any) -> tuple[Any, ...]:
         return gathered(self.read, rows, image_spec(self.image_shape, self.labelled))
 
-    def read(self, rows: npt.NDArray[np.int32]) -> Parts:
+    def read(self, rows: Rows) -> Parts:
         """Returns images and labels of `rows`, in their shape, and starts to download the next group of files."""
         flat = rows.ravel()
         which = np.searchsorted(self._starts, flat, side="right") - 1
@@ -64,17 +62,19 @@ class Streamed:
         shaped = images.reshape(*rows.shape, *self.image_shape)
         return (shaped, labels.reshape(rows.shape)) if self.labelled else (shaped,)
 
-    def permutation(self, seed: int, number: Any) -> Any:
-        rows = tf.numpy_function(lambda epoch: self._shuffled(seed, int(epoch)), [number], tf.int32, stateful=True)
-        return tf.ensure_shape(rows, (self.count,))
-
-    def _shuffled(self, seed: int, number: int) -> npt.NDArray[np.int32]:
-        draw = np.random.default_rng((_STREAM, seed, number))
-        order = draw.permutation(len(self._sizes)).tolist()
-        self._sequence = order
-        rows = [np.arange(self._starts[file], self._starts[file + 1], dtype=np.int32) for file in order]
-        groups = [np.concatenate(rows[first : first + GROUP]) for first in range(0, len(rows), GROUP)]
-        return np.concatenate([draw.permutation(group) for group in groups])
+    def rows_at(self, seed: int, number: int, positions: Rows) -> Rows:
+        files = shuffled(np.arange(len(self._sizes)), len(self._sizes), seed, "files", number)
+        self._sequence = files.tolist()
+        starts = np.concatenate([[0], np.cumsum(self._sizes[files])])  # of each file in this pass
+        groups = np.append(starts[:-1:GROUP], starts[-1])
+        rows, which = np.empty_like(positions), np.searchsorted(groups, positions, side="right") - 1
+        for group in np.unique(which).tolist():
+            places, start, end = which == group, groups[group], groups[group + 1]
+            stream = f"group {group} of files"
+            within = start + shuffled(positions[places] - start, int(end - start), seed, stream, number)
+            file = np.searchsorted(starts, within, side="right") - 1
+            rows[places] = self._starts[files[file]] + within - starts[file]
+        return rows
 
     def _following(self, needed: list[int]) -> list[int]:
         places = [self._sequence.index(file) for file in needed if file in self._sequence]

@@ -24,3 +24,12 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
 
 def _move(average: Any, value: Any, keep: Any) -> Any:
     return average.assign_add((value - average) * tf.cast(1.0 - keep, average.dtype))
+
+
+def use_averages(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
+
+    variables: those that the optimizer was built with. Does nothing for other optimizers.
+    """
+    if getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False) and optimizer.built:
+        optimizer.finalize_variable_values(list(variables))

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.compat import disable_gradient_sum
+from trainer.compat import branch_over_replicas, compiled_by_xla, disable_gradient_sum
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
@@ -21,20 +21,70 @@ def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> A
     return sum_first(optimizer)
 
 
-def sum_first(optimizer: Any) -> Any:
+def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     """Makes `optimizer.apply` sum gradients over replicas before LossScaleOptimizer checks them for overflow.
 
     Keras sums after that check of each replica's own gradients: one replica could skip an update that another makes, or
-    all could apply a sum that overflowed.
+    all could apply a sum that overflowed. `mean`: takes the mean over replicas instead of the sum.
     """
-    disable_gradient_sum(getattr(optimizer, "inner_optimizer", optimizer))
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    disable_gradient_sum(inner)
+    if inner.gradient_accumulation_steps or inner.ema_overwrite_frequency:
+        branch_over_replicas(inner, _branch)
     apply = optimizer.apply
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
-        apply(all_reduce_sum(gradients), variables)
+        summed = [_one_slice_a_row(each) for each in all_reduce_sum(gradients)]
+        apply([_divided(each) for each in summed] if mean else summed, variables)
 
+    apply_sum.sums_first = True  # type: ignore[attr-defined]
     optimizer.apply = apply_sum
     return optimizer
+
+
+def _one_slice_a_row(gradient: Any) -> Any:
+    """Returns the gradient of an embedding with the slices of each row of it summed; any other gradient unchanged.
+
+    Keras's Adam squares the slices one by one: those of a position, which all rows of a batch share, come as one slice
+    from each replica, and their squares would depend on the number of replicas.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def sums_first(optimizer: Any) -> bool:
+    """Returns whether `sum_first` was called for this optimizer."""
+    return hasattr(optimizer.apply, "sums_first")
+
+
+def _divided(gradient: Any) -> Any:
+    """Returns a gradient divided by the number of replicas; None as None."""
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / replicas, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient / replicas
+
+
+def _branch(cond: Any, pred: Any, true_fn: Any, false_fn: Any) -> Any:
+    """Runs one of two functions without results on all replicas, where `pred` is the same on each.
+
+    A replica cannot wait for the others inside a branch of its own, as updates of weights do: all take one together.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1 or compiled_by_xla():
+        return cond(pred, true_fn, false_fn)
+
+    def together(strategy: Any, pred: Any, true_fn: Any, false_fn: Any) -> None:
+        def on_each(branch: Any) -> None:
+            strategy.extended.call_for_each_replica(lambda one: [one(), None][1], args=(branch,))
+
+        first = strategy.experimental_local_results(pred)[0]
+        tf.cond(first, lambda: on_each(true_fn), lambda: on_each(false_fn))
+
+    return replica.merge_call(together, args=(pred, true_fn, false_fn))
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,12 @@ from trainer.distribution.gradients import all_reduce_sum
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
+def reduce_to_mean(original: Callable[..., Any], *given: Any) -> Any:
+    """Returns a value of which the mean over replicas is the loss of the global batch, as `reduce_over_replicas`."""
+    replica = tf.distribute.get_replica_context()
+    return reduce_over_replicas(original, *given) * (replica.num_replicas_in_sync if replica else 1)
+
+
 def reduce_over_replicas(
     original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
 ) -> Any:
@@ -39,5 +45,5 @@ def reduce_over_replicas(
     if not by_weight:
         # Keras 3.12 adds its epsilon to the count of a mask: the mean of one value of 1 tells.
         one = tf.ones((1,), total.dtype)
-        counts += 1.0 / (original(one, None, one, reduction, dtype) * replicas) - 1.0
+        counts += original(one, None, None, reduction, dtype) / original(one, None, one, reduction, dtype) - 1.0
     return tf.math.divide_no_nan(total, counts / tf.cast(repeats, counts.dtype))

@@ -20,6 +20,8 @@ import tensorflow as tf
 from trainer.compat import compiled_by_xla
 from trainer.errors import UserError
 
+ASKED = "current_step"  # in StepContext.uses: how often the model asked for the step
+
 _FLOAT32 = {"dtype": tf.float32, "alg": "philox"}
 NORMAL, UNIFORM = partial(tf.random.stateless_normal, **_FLOAT32), partial(tf.random.stateless_uniform, **_FLOAT32)
 
@@ -94,6 +96,7 @@ def current_step() -> StepContext:
     step = running_step()
     if step is None:
         raise RuntimeError("no step is running: a model that uses current_step() must be trained by trainer's own loop")
+    step.uses[ASKED] += 1
     return step
 
 

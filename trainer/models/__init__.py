@@ -9,9 +9,10 @@ from trainer.config.user_code import load_function
 from trainer.data.dataset import Dataset, first_rows, targets_in_memory
 from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError, reason
-from trainer.interface import has_class_outputs
+from trainer.interface import has_class_outputs, symbolic_inputs
 from trainer.log import log
 from trainer.models.layers import make_independent
+from trainer.models.own_step import build_if_called, has_own_step, prepare_own_step
 from trainer.user_mistakes import as_user_mistake
 
 
@@ -27,11 +28,16 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
-    if config.jit_compile and type(model).train_step is keras.Model.train_step:
+    if config.jit_compile and not has_own_step(model):
         log.warning(f"jit_compile=true: nothing of {config.model} is compiled: it uses Keras's own train_step")
-    if model.compiled:
+    _refuse_text(model, config, dataset)
+    if has_own_step(model):
+        build_if_called(model, dataset)
+    elif model.compiled:
         _build_compiled(model, config, dataset)
     make_independent(model, config)
+    if has_own_step(model):
+        prepare_own_step(model, config, dataset)
     return model
 
 
@@ -47,6 +53,17 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         ) from error
     if model.optimizer:
         sum_first(model.optimizer)
+
+
+def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Raises UserError if x holds text but no symbolic input of the model takes any."""
+    inputs = symbolic_inputs(model)
+    holds_text = any(one.dtype == tf.string for one in tf.nest.flatten(dataset.spec[0]))
+    if holds_text and inputs and not any(one.dtype == "string" for one in inputs):
+        raise UserError(
+            f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
+            "first, for example with keras.layers.TextVectorization, or let the model do it"
+        )
 
 
 def _check_labels(model: keras.Model, dataset: Dataset) -> None:

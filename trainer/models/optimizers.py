@@ -28,6 +28,7 @@ def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int =
     )
 
 
+@keras.saving.register_keras_serializable("trainer")
 class FusedAdam(keras.optimizers.Adam):
     """Updates a variable in one operation where Keras's Adam uses ten (Kingma and Ba 2015, arxiv.org/abs/1412.6980).
 
@@ -35,12 +36,12 @@ class FusedAdam(keras.optimizers.Adam):
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable and its two moments, without `amsgrad`."""
-        moments = adam_moments(self, variable)
+        """Updates a variable and its two moments; with `amsgrad`, as Keras does."""
+        moments = None if self.amsgrad else adam_moments(self, variable)
         if moments is None:
             super().update_step(gradient, variable, learning_rate)
             return
-        updates = tf.cast(self.iterations.value, variable.dtype) + 1
+        updates = tf.cast(keras.ops.convert_to_tensor(self.iterations), variable.dtype) + 1
         beta1, beta2 = (tf.constant(beta, variable.dtype) for beta in (self.beta_1, self.beta_2))
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle, m=moments[0].value.handle, v=moments[1].value.handle,

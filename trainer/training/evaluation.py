@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer.data.dataset import Dataset, Examples, InSequence
 from trainer.distribution.strategy import Replicas
+from trainer.interface import scalars_of
 from trainer.log import log
 from trainer.training.loop import CallSize
 
@@ -148,7 +149,7 @@ class Evaluation:
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
         with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
-            logs = self.model.test_step(self._as_fit(parts))
+            logs = scalars_of(self.model.test_step(self._as_fit(parts)))
         self._logged = tuple(logs)
         return [scope.get_current_value(one) for one in variables], logs, rows
 
@@ -175,9 +176,10 @@ def batches_in_order(examples: Examples | InSequence, size: int, of: int, index:
         return examples.batches(size, drop_remainder=False).shard(of, index).prefetch(2)
 
     def gather(number: Any) -> Any:
-        return examples.gather(tf.range(number * size, tf.minimum((number + 1) * size, examples.count)))
+        rows = tf.range(number * size, tf.minimum((number + 1) * size, examples.count), dtype=tf.int64)
+        return examples.gather(rows)
 
-    numbers = tf.data.Dataset.range(math.ceil(examples.count / size), output_type=tf.int32).shard(of, index)
+    numbers = tf.data.Dataset.range(math.ceil(examples.count / size)).shard(of, index)
     return numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2)
 
 

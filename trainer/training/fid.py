@@ -23,6 +23,7 @@ import tensorflow as tf
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Examples, on_host
 from trainer.data.images import noise, to_uint8
+from trainer.data.order import shuffled
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
 from trainer.interface import Generates, ModelInterface
@@ -178,8 +179,8 @@ class Fid:
         batch = replicas.global_batch_size
         padded = math.ceil(self.samples / batch) * batch
         self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
-        order = np.random.default_rng(seed).permutation(reals.count)[: self.samples]
-        self._rows = tf.constant(np.resize(np.sort(order), padded), tf.int32)
+        chosen = shuffled(np.arange(self.samples), reals.count, seed, "fid")
+        self._rows = tf.constant(np.resize(np.sort(chosen), padded), tf.int64)
         self._generator: Any = None
         self._of_reals = tf.function(partial(self._features, self._real_images), autograph=False)
         self._of_fakes = tf.function(partial(self._features, self._fake_images), autograph=False)

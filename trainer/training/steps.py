@@ -1,6 +1,7 @@
 """Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -8,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.compat import losses_reduced_by
-from trainer.distribution.losses import reduce_over_replicas
+from trainer.distribution.losses import reduce_over_replicas, reduce_to_mean
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
-from trainer.interface import ModelInterface
+from trainer.interface import ModelInterface, scalars_of
 from trainer.reporting.progress import Counts, StepLogs
 
 
@@ -47,6 +48,13 @@ class StepRunner:
         counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results)
 
+    def operations(self, iterator: Any) -> set[str]:
+        """Returns the types of all operations of a step."""
+        number = tf.constant(0, tf.int64)
+        graph = self._run.get_concrete_function(iterator, number, number).graph.as_graph_def()
+        functions = [node for function in graph.library.function for node in function.node_def]
+        return {node.op for node in [*graph.node, *functions]}
+
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
@@ -71,11 +79,15 @@ class StepRunner:
             batch = next(iterator)
             with tf.device("CPU:0"):
                 step = first_step + tf.cast(i, tf.int64)
-            with losses_reduced_by(reduce_over_replicas):  # around the threads of all replicas
+            with self._losses_reduced():  # around the threads of all replicas
                 on_each = strategy.run(self._step, args=(batch, step))
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
             rows = rows.write(i, total)
         return rows.stack()
+
+    def _losses_reduced(self) -> AbstractContextManager[None]:
+        means = self._interface.means_of_rows
+        return losses_reduced_by(reduce_to_mean if means else reduce_over_replicas, divided=not means)
 
     def _replica_step(self, batch: Any, step: Any) -> Any:
         """Runs one step on this replica's part of `batch`; returns its scalars, in the order of self._names."""
@@ -83,9 +95,10 @@ class StepRunner:
         rows = self.replicas.rows
         context = self.context(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
         with in_step(context):
-            logs = self.model.train_step(self._augmented(self._rows_of(batch, replica), context))
+            logs = scalars_of(self.model.train_step(self._augmented(self._rows_of(batch, replica), context)))
         self._names = tuple(sorted(logs))
-        return tf.stack([tf.cast(logs[name], tf.float64) for name in self._names])
+        parts = self.replicas.count if self._interface.means_of_rows else 1
+        return tf.stack([tf.cast(logs[name], tf.float64) / parts for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
         """Returns the `data` of trainer.interface.Trainable."""

@@ -85,7 +85,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("uneven", "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
     ("ragged_list", "x holds Python objects, or rows of several lengths"),
     ("nan_targets", "y holds NaN, first in row 5"),
-    ("strings", "x holds <U1, not numbers: turn text into numbers first"),
+    ("text_targets", "y holds <U1, not numbers: turn text into numbers first"),
     ("generator", "it returned a generator, which can be read only once"),
     ("moody_rows", "two readings of its first examples differ"),
     ("unseeded", "two readings of its first examples differ"),
@@ -97,6 +97,11 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
 def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
     with refused(line):
         loaded(settings(data))
+
+
+def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
+    with refused("x holds text, but no input of the model has dtype='string': turn text into numbers first"):
+        run_steps(settings("strings"), 1)
 
 
 def test_rows_of_another_shape_are_refused_when_they_are_read() -> None:

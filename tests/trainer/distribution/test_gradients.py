@@ -1,5 +1,7 @@
 """Tests that gradients are summed once with every optimizer, and that replicas agree on overflow."""
 
+import unittest
+import warnings
 from functools import partial
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tests.support import fresh_collectives
-from trainer.distribution.gradients import sum_and_build
+from trainer.distribution.averaging import use_averages
+from trainer.distribution.gradients import sum_and_build, sum_first
+from trainer.models.layers import normalize_in_place
 from trainer.models.optimizers import FusedAdam
 
 
@@ -69,3 +73,95 @@ def test_the_fused_adam_equals_that_of_keras(replicas: int, dtype: str) -> None:
         states.append([variable.numpy() for variable in [*optimizer.variables, *weights]])
     for one, other in zip(*states, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5)  # Keras rounds the powers of the betas to float32
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "accumulation": {"gradient_accumulation_steps": 3, "clipnorm": 0.5},
+    "averages": {"use_ema": True, "ema_overwrite_frequency": 3, "ema_momentum": 0.7},
+    "averages_at_the_end": {"use_ema": True, "ema_momentum": 0.7},
+    "accumulated_averages": {"gradient_accumulation_steps": 2, "use_ema": True, "ema_overwrite_frequency": 2},
+    "clipping": {"global_clipnorm": 0.3},
+    "clipped_values": {"clipvalue": 0.2},
+    "weight_decay": {"weight_decay": 0.1, "gradient_accumulation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(options: str, scaled: bool) -> None:
+    """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with Adam."""
+    found = []
+    for replicas, kind in ((1, keras.optimizers.Adam), (2, keras.optimizers.Adam), (2, FusedAdam)):
+        strategy = make_strategy(replicas)
+        with strategy.scope():
+            weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)]
+            optimizer = kind(0.1, **OPTIONS[options])
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+            optimizer.build(weights)
+            if replicas > 1:
+                sum_first(optimizer)
+
+        def on_replica(step: Any, optimizer: Any, weights: Any, replicas: int) -> None:
+            share = 1.0
+            if replicas > 1:
+                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+                share = tf.cast(replica + 1, tf.float64) / 3.0
+            gradients = [(tf.sin(3.0 * weight.value) + 0.1 * step) * share for weight in weights]
+            optimizer.apply([optimizer.scale_loss(each) for each in gradients], weights)
+
+        given = {"optimizer": optimizer, "weights": weights, "replicas": replicas}
+        run = tf.function(lambda step: strategy.run(on_replica, (step,), given))  # noqa: B023
+        for step in range(7):
+            run(tf.constant(step, tf.float64))
+        use_averages(optimizer, weights)
+        found.append(np.concatenate([weight.numpy() for weight in weights]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+    np.testing.assert_allclose(
+        found[2], found[0], rtol=2e-5, atol=1e-5
+    )  # Keras rounds the powers of the betas to float32
+
+
+def test_the_mean_over_replicas_can_be_applied_instead() -> None:
+    strategy = make_strategy(2)
+    with strategy.scope():
+        weight = keras.Variable(np.ones(2, np.float32))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+        sum_first(optimizer, mean=True)
+
+    def on_replica() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        optimizer.apply([tf.fill((2,), tf.cast(replica, tf.float32))], [weight])
+
+    tf.function(lambda: strategy.run(on_replica))()
+    assert weight.numpy().tolist() == [0.5, 0.5]
+
+
+def fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras.src.optimizers.adam_test.Adam", FusedAdam)
+
+
+def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = keras.layers.BatchNormalization.__init__
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        normalize_in_place(self, synchronized=False)
+
+    monkeypatch.setattr(keras.layers.BatchNormalization, "__init__", changed)
+
+
+@pytest.mark.parametrize(("module", "put"), [
+    ("keras.src.optimizers.adam_test", fused_adam),
+    ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
+])  # fmt: skip
+def test_keras_own_tests_pass_with_our_parts_in_place(module: str, put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that we put in place."""
+    tests = pytest.importorskip(module)
+    put(monkeypatch)
+    suite, result = unittest.defaultTestLoader.loadTestsFromModule(tests), unittest.TestResult()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        suite.run(result)
+    assert result.testsRun >= 8
+    assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []

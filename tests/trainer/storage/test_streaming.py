@@ -93,7 +93,7 @@ def test_the_order_is_of_seed_and_step(both: tuple[Path, str], tmp_path: Path) -
 
 def test_examples_of_a_group_of_files_are_mixed(both: tuple[Path, str], tmp_path: Path) -> None:
     part = streamed(both[1], tmp_path / "cache")
-    files = part._shuffled(0, 0) // 2
+    files = part.rows_at(0, 0, np.arange(20)) // 2
     groups = [files[start : start + 2 * GROUP] for start in range(0, 20, 2 * GROUP)]
     assert [len(set(group)) for group in groups] == [4, 4, 2]
     assert not set(groups[0]) & set(groups[1])
@@ -103,7 +103,7 @@ def test_examples_of_a_group_of_files_are_mixed(both: tuple[Path, str], tmp_path
 def test_each_file_is_fetched_once_an_epoch(both: tuple[Path, str], proxy: Proxy, tmp_path: Path) -> None:
     part = streamed(both[1], tmp_path / "cache")
     before = proxy.count("GET", "alt=media")
-    for rows in part._shuffled(0, 0).reshape(5, 4):
+    for rows in part.rows_at(0, 0, np.arange(20)).reshape(5, 4):
         part.read(rows)
     assert proxy.count("GET", "alt=media") - before <= 10
 

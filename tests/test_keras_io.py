@@ -1,0 +1,79 @@
+"""Tests that the published examples of keras.io train on two replicas with the numbers of one, or why they cannot."""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.sources import ROOT
+from tests.fixtures import Patch
+from tests.support import fresh_collectives, run_job
+from trainer import check
+from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.reporting.run_files import read_stats
+
+FILES = {path.stem: path for path in sorted(Path(__file__).with_name("keras_io").glob("[!_]*.py"))}
+MOST_GLUE = 15
+HEAVIEST = "oxford_pets_image_segmentation"
+# What they draw by TensorFlow's own functions is different on each replica.
+DEPENDENT = {"wgan_gp": "tf.random.normal", "dcgan_overriding_train_step": "tf.random.uniform"}
+SLOW = {  # more than ten seconds each
+    HEAVIEST, "conditional_gan", "text_classification_with_transformer",
+    "wide_deep_cross_networks", *DEPENDENT,
+}  # fmt: skip
+GANS = {"conditional_gan", *DEPENDENT}
+ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in FILES]
+
+
+def settings(name: str, *more: str) -> TrainConfig:
+    """Returns the settings of an example's few steps of a small batch."""
+    module = f"tests.keras_io.{name}"
+    flags = [f"--model={module}:build", f"--data={module}:data", "--global_batch_size=4", "--steps=2"]
+    return resolve([*flags, *getattr(importlib.import_module(module), "FLAGS", ()), *more]).config
+
+
+def glue(name: str) -> int:
+    """Returns the number of lines below `# Glue` that are not empty."""
+    return sum(1 for line in FILES[name].read_text(encoding="utf-8").split("\n# Glue\n")[1].splitlines() if line)
+
+
+def test_there_are_twelve_with_little_glue_and_the_page_says_how_much() -> None:
+    page = (ROOT / "docs" / "keras_io.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\w+)\]\(.*?\) \| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert [(name, int(lines)) for name, lines, _ in rows] == [(name, glue(name)) for name in FILES]
+    assert len(FILES) == 12
+    assert max(glue(name) for name in FILES) <= MOST_GLUE
+    assert {name for name, _, result in rows if "same numbers" not in result} == DEPENDENT.keys()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
+    steps = check._steps
+
+    def afresh(*given: Any) -> Any:
+        fresh_collectives()
+        return steps(*given)
+
+    monkeypatch.setattr(check, "_steps", afresh)
+    monkeypatch.setattr(check, "STEPS", 2)
+    problems = check.compare(settings(name))
+    assert bool(problems) is (name in DEPENDENT)
+    assert all("twice as large" not in line for line in problems)
+    if problems:
+        assert f"the step draws by {DEPENDENT[name]}" in problems[-1]
+
+
+@pytest.mark.parametrize("name", [
+    "vae", *(pytest.param(name, marks=pytest.mark.slow) for name in FILES if name not in ("vae", HEAVIEST))
+])  # fmt: skip
+def test_a_whole_job_runs_and_saves_its_model(name: str, tmp_path: Path) -> None:
+    more = ["--callbacks=tests.keras_io.timeseries_classification_from_scratch:callbacks"] * name.startswith("time")
+    job_dir = run_job(settings(name, f"--job_dir={tmp_path}", "--replicas=2", *more))
+    (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
+    assert entry["step"] == 2
+    assert ("d_loss" if name in GANS else "loss") in entry["losses"]
+    assert (job_dir / "model" / "saved_model").is_dir()
+    assert (job_dir / "model" / "discriminator.keras").is_file() is (name in GANS)

@@ -1,0 +1,136 @@
+"""Tests that orders of rows are uniform, as far as chi-square tests over many keys can tell, at any number of rows."""
+
+import math
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import refused
+from tests.trainer.data.test_batches import part_of
+from trainer.config.train_config import TrainConfig
+from trainer.data.arrays import arrays_dataset, held_back
+from trainer.data.batches import Schedule, batches
+from trainer.data.dataset import Examples, Subset
+from trainer.data.order import shuffled
+from trainer.distribution.cluster import Cluster
+
+LARGE = 10**9
+
+
+def orders(rows: int, keys: int, first: int = 0) -> Any:
+    """Returns the orders of `keys` passes, (keys, rows)."""
+    passes = np.repeat(np.arange(first, first + keys), rows)
+    return shuffled(np.tile(np.arange(rows), keys), rows, 11, "test", passes).reshape(keys, rows)
+
+
+def deviation(counts: Any, fixed: int = 1) -> float:
+    """Returns by how many standard deviations the chi-square statistic of equally likely cells misses its mean."""
+    expected, free = counts.mean(), counts.size - fixed
+    return float(((counts - expected) ** 2 / expected).sum() - free) / math.sqrt(2 * free)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 17, 64, 103, 1000, 65536])
+def test_an_order_has_every_row_once_and_any_part_of_it_can_be_computed_alone(rows: int) -> None:
+    whole = orders(rows, 3)
+    assert (np.sort(whole) == np.arange(rows)).all()
+    some = np.arange(rows)[::3]
+    assert np.array_equal(shuffled(some, rows, 11, "test", 2), whole[2, some])
+
+
+def test_seeds_names_and_passes_give_other_orders() -> None:
+    positions = np.arange(1000)
+    found = [shuffled(positions, 1000, *key) for key in ((0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1))]
+    same = [float((one == other).mean()) for i, one in enumerate(found) for other in found[:i]]
+    assert max(same) < 0.01
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 6])
+def test_all_orders_of_few_rows_are_equally_frequent(rows: int) -> None:
+    codes = np.concatenate(
+        [orders(rows, 50_000, start) @ rows ** np.arange(rows) for start in range(0, 400_000, 50_000)]
+    )
+    _, counts = np.unique(codes, return_counts=True)
+    assert len(counts) == math.factorial(rows)
+    assert abs(deviation(counts)) < 4
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(100, 20_000), (10_000, 400)])
+def test_rows_positions_neighbours_and_epochs_are_independent(rows: int, keys: int) -> None:
+    found, bins = orders(rows, keys), min(rows, 100)
+    where = found * bins // rows
+    places = np.broadcast_to(np.arange(rows) * bins // rows, found.shape)
+
+    def table(one: Any, other: Any) -> Any:
+        return np.bincount((one * bins + other).ravel(), minlength=bins * bins).reshape(bins, bins)
+
+    assert abs(deviation(table(places, where), fixed=2 * bins - 1)) < 4
+    steps = (found[:, 1:] - found[:, :-1]) % rows  # never 0, else uniform
+    assert abs(deviation(np.bincount(steps.ravel(), minlength=rows)[1:])) < 4
+    position = np.argsort(found)  # of each row
+    moved = (position[1:] - position[:-1]) % rows  # of the same row, from one epoch to the next
+    assert abs(deviation(np.bincount(moved.ravel(), minlength=rows))) < 4
+    fixed = (position[1:] == position[:-1]).sum(axis=1)  # rows that keep their place: 1 on average
+    assert abs(fixed.mean() - 1) < 4 / math.sqrt(keys)
+
+
+def test_even_and_odd_orders_are_equally_frequent() -> None:
+    """Fails for a network of bits: for 4 bits and more, all of its orders are even."""
+    found = orders(64, 2000)
+    parity = [sum(int((row[:i] > row[i]).sum()) for i in range(64)) % 2 for row in found]
+    assert 890 < sum(parity) < 1110
+
+
+@dataclass(frozen=True)
+class Made:
+    """Makes its rows: x is the number of the row."""
+
+    count: int = LARGE
+
+    def gather(self, rows: Any) -> Any:
+        assert rows.dtype == tf.int64
+        return (rows,)
+
+
+@pytest.mark.parametrize("first_step", [0, 10**7 - 1])
+def test_a_billion_rows_need_no_memory(first_step: int) -> None:
+    schedule = Schedule(LARGE, 100, 1, seed=0)
+    tracemalloc.start()
+    kept, held = held_back(TrainConfig(evaluation_fraction=0.25), Made(4 * LARGE))
+    assert kept.count == 3 * LARGE == 3 * held.count
+    for examples in (Made(), held):
+        (steps,) = zip(*batches(examples, schedule, part_of(Cluster(), 1, 100), first_step).take(3), strict=True)
+        rows = np.concatenate([step.numpy().ravel() for step in steps])
+        assert len(set(rows.tolist())) == 300
+        assert rows.max() > 0.9 * examples.count
+        again, *_ = batches(examples, schedule, part_of(Cluster(), 1, 100), first_step + 2).take(1)
+        assert np.array_equal(again[0].numpy(), steps[2].numpy())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+@pytest.mark.parametrize("count", [10, 1001])
+def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examples(count: int) -> None:
+    config = TrainConfig(evaluation_fraction=0.3, image_size=1, channels=1, global_batch_size=1)
+    images = np.arange(count).astype(np.uint8).reshape(-1, 1, 1)
+    made = held_back(config, Made(count))
+    rows = [part.gather(tf.range(part.count, dtype=tf.int64))[0].numpy() for part in made]
+    assert sorted(np.concatenate(rows)) == list(range(count))
+    dataset = arrays_dataset(config, images, np.arange(count))
+    for part, expected in zip((dataset.train, dataset.evaluation), rows, strict=True):
+        assert np.array_equal(part.labels, np.sort(expected))  # type: ignore[union-attr]
+    with refused("leaves one side empty"):
+        held_back(TrainConfig(evaluation_fraction=0.01), Made(10))
+
+
+def test_a_subset_is_trained_on_in_the_order_of_its_own_rows() -> None:
+    subset = Subset(Made(50), 3, 10, 40)
+    examples: Examples = subset
+    steps = batches(examples, Schedule(40, 10, 1, 3), part_of(Cluster(), 1, 10)).take(4)
+    rows = np.concatenate([part.numpy().ravel() for (part,) in steps])
+    assert sorted(rows) == sorted(subset.located(np.arange(40)))
+    assert list(rows) != sorted(rows)

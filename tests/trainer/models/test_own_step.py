@@ -1,0 +1,121 @@
+"""Tests train_steps of a user's own with optimizers of Keras: each gives two replicas the numbers of one."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.support import largest_difference, refused, run_steps, weights
+from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.distribution.step import current_step
+
+
+def table(config: TrainConfig) -> Any:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(64, 6))
+    return x, x[:, :1] - x[:, 1:2], draw.uniform(0.5, 2.0, 64)
+
+
+class ForFit(keras.Model):
+    """Has the train_step of Keras's guide, with its loss, a penalty on weights, and metrics."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, sample_weight = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predicted, sample_weight=sample_weight)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, predicted, sample_weight=sample_weight)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class WithStep(ForFit):
+    """Divides by the global batch, as the contract of this package asks."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, _ = data
+        with tf.GradientTape() as tape:
+            loss = current_step().mean(ops.square(self(x, training=True) - y))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"squares": loss}
+
+
+class Super(ForFit):
+    """Adds to Keras's own train_step."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return keras.Model.train_step(self, data)
+
+
+def _network(kind: Any) -> keras.Model:
+    x = keras.Input((6,))
+    hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
+    return kind(x, layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden))))
+
+
+def _compiled(kind: Any, reduction: str = "sum_over_batch_size") -> keras.Model:
+    model = _network(kind)
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    model.compile(keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2), loss, metrics=["mae"])
+    return model
+
+
+def for_fit(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(ForFit)
+
+
+def with_step(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(WithStep)
+
+
+def calls_super(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(Super, "mean_with_sample_weight")
+
+
+def stock(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(keras.Model, "mean_with_sample_weight")
+
+
+class Mistaken(ForFit):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (only,) = data
+        return {"loss": only}
+
+
+def mistaken(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(Mistaken)
+
+
+def settings(name: str, replicas: int) -> TrainConfig:
+    own = [f"--model={__name__}:{name}", f"--data={__name__}:table", "--global_batch_size=8", "--steps=6"]
+    return resolve([*own, f"--replicas={replicas}", "--precision=float64"]).config
+
+
+@pytest.mark.parametrize(("name", "means"), [
+    ("for_fit", True), ("calls_super", True), ("with_step", False), ("stock", False)
+])  # fmt: skip
+def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
+    (alone, logs), (together, logs_of_two) = (run_steps(settings(name, replicas), 6) for replicas in (1, 2))
+    assert [getattr(model, "means_of_rows", False) for model in (alone, together)] == [means] * 2
+    assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
+    assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-9)
+    assert ({"squares"} if name == "with_step" else {"loss", "mae"}) <= logs.means().keys()
+
+
+def test_a_step_that_calls_keras_own_gives_the_numbers_of_keras_own() -> None:
+    one, other = (weights(run_steps(settings(name, 2), 6)[0]) for name in ("calls_super", "stock"))
+    assert largest_difference(one, other, smallest_norm=1e-2) < 1e-12
+
+
+def test_a_step_that_fails_is_named_before_training() -> None:
+    with refused("too many values to unpack"):
+        run_steps(settings("mistaken", 2), 1)

@@ -1,0 +1,79 @@
+"""Shuffles row numbers without holding them: a keyed bijection gives the row at any position of a pass over the data.
+
+A Feistel network over pairs (Luby and Rackoff 1988, https://doi.org/10.1137/0217022) permutes the smallest grid that
+holds all rows; a position whose image lies outside is mapped again until it is a row (cycle walking: Black and Rogaway
+2002, https://doi.org/10.1007/3-540-45760-7_9).
+"""
+
+import hashlib
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
+
+# For so many rounds on grids of at least 4 x 4, all n! orders of few rows are equally frequent as far as ten million
+# keys can tell; four rounds fail for four rows with a few thousand.
+_ROUNDS = 12
+_LEAST_SIDE = 4
+_GOLDEN, _FIRST, _SECOND, _HALF = (
+    np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 32)
+)
+
+
+def shuffled(positions: Rows, count: int, seed: int, stream: str, passes: int | Rows = 0) -> Rows:
+    """Returns the rows at these positions of an order of `count` rows; each order has every row once.
+
+    The order is a function of (seed, stream, pass). positions: (n,) from 0 to below `count`; passes: one number, or
+    (n,), from 0. Rows and memory are those of the positions alone, at any `count` below 2**62.
+    """
+    numbers, which = np.unique(np.atleast_1d(np.asarray(passes, np.int64)), return_inverse=True)
+    keys = _keys(seed, stream, numbers)
+    if len(numbers) > 1:
+        keys = keys[:, which.reshape(positions.shape)]
+    found = _permuted(positions.astype(np.uint64), count, keys)
+    while len(outside := np.flatnonzero(found >= np.uint64(count))):
+        found[outside] = _permuted(found[outside], count, keys[:, outside] if len(numbers) > 1 else keys)
+    return found.view(np.int64)
+
+
+def _keys(seed: int, stream: str, passes: Rows) -> _Words:
+    """Returns a key for each round and pass: (rounds, passes)."""
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
+    of_passes = _mixed(passes.astype(np.uint64) * _GOLDEN + np.array([key], np.uint64))
+    return _mixed(of_passes + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _GOLDEN)
+
+
+def _mixed(words: _Words) -> _Words:
+    """Returns each word's image under the bijection of SplitMix64 (Steele et al., https://doi.org/10.1145/2660193)."""
+    words = (words ^ (words >> np.uint64(30))) * _FIRST
+    words = (words ^ (words >> np.uint64(27))) * _SECOND
+    return words ^ (words >> np.uint64(31))
+
+
+def _permuted(cells: _Words, count: int, keys: _Words) -> _Words:
+    """Returns the images of cells of the grid that holds `count` rows: each round turns one coordinate by the other.
+
+    An even number of columns lets a round be an odd permutation too; all even, they would give half of all orders.
+    """
+    columns = max(_LEAST_SIDE, 2 * round(math.sqrt(count) / 2))
+    sides = [np.uint64(max(_LEAST_SIDE, -(-count // columns))), np.uint64(columns)]
+    row = cells // sides[1]
+    turned, other = row, cells - row * sides[1]
+    drawn, shifted = np.empty_like(cells), np.empty_like(cells)
+    for number, key in enumerate(keys):
+        side = sides[number % 2]
+        np.add(other, key, out=drawn)
+        drawn *= _FIRST
+        drawn ^= np.right_shift(drawn, _HALF, out=shifted)
+        drawn *= _SECOND
+        drawn >>= _HALF
+        drawn *= side  # 32 random bits, scaled to the side
+        drawn >>= _HALF
+        turned += drawn
+        np.minimum(turned, np.subtract(turned, side, out=shifted), out=turned)  # below 0 it wraps around to large
+        turned, other = other, turned
+    turned *= sides[1]
+    return turned + other

@@ -1,0 +1,98 @@
+"""Prepares the optimizers of a model with a train_step of its own that was written for `fit`, with stock optimizers."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.compat import build_compiled
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.distribution.gradients import sum_first, sums_first
+from trainer.distribution.step import ASKED, StepContext, in_step
+from trainer.errors import UserError, reason
+from trainer.interface import ModelInterface
+from trainer.user_mistakes import as_user_mistake
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Returns whether the train_step is not Keras's."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def build_if_called(model: keras.Model, dataset: Dataset) -> None:
+    """Builds a compiled model, its loss and its metrics, if its `call` takes x; a GAN's may take something else."""
+    if model.compiled and type(model).call is not keras.Model.call:
+        rows = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape), one.dtype), dataset.spec)
+        with suppress(Exception):  # the train_step tells what is wrong
+            build_compiled(model, dataset.as_fit(rows))
+
+
+def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Builds the optimizers on the variables that the train_step gives them, and makes them reduce over replicas first.
+
+    Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
+    too. Sets `model.means_of_rows`.
+    """
+    optimizers = [each for each in _optimizers(model) if not sums_first(each)]
+    if not optimizers:
+        return
+    given, asked = _traced(model, optimizers, config, dataset)
+    for optimizer in optimizers:
+        if variables := given.get(id(optimizer)):
+            if not optimizer.built:
+                optimizer.build(variables)
+            sum_first(optimizer, mean=not asked)
+    model.means_of_rows = not asked
+
+
+def _optimizers(model: keras.Model) -> list[Any]:
+    found = [
+        each for each in tf.train.TrackableView(model).descendants() if isinstance(each, keras.optimizers.Optimizer)
+    ]
+    inner = {id(getattr(each, "inner_optimizer", None)) for each in found}
+    return [each for each in found if id(each) not in inner]
+
+
+def _traced(
+    model: keras.Model, optimizers: Sequence[Any], config: TrainConfig, dataset: Dataset
+) -> tuple[dict[int, list[Any]], bool]:
+    """Traces one step, without running it; returns each optimizer's variables, and if it asks for its context."""
+    given: dict[int, list[Any]] = {}
+    rows = config.rows_per_replica(tf.distribute.get_strategy().num_replicas_in_sync)
+    interface = ModelInterface.of(model)
+    shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
+    asked = False
+
+    def record(optimizer: Any) -> Any:
+        def apply(gradients: Any, variables: Sequence[Any] | None = None) -> None:
+            given.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
+
+        return apply
+
+    def step(*parts: Any) -> None:
+        nonlocal asked
+        context = StepContext(config.seed, tf.constant(0, tf.int64), 0, rows, config.global_batch_size)
+        with in_step(context):
+            model.train_step(dataset.as_fit(parts))
+        asked = asked or context.uses[ASKED] > 0
+
+    def on_each(*parts: Any) -> None:
+        tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(step), args=parts)
+
+    specs = tf.nest.map_structure(lambda one: tf.TensorSpec((*shape, *one.shape), one.dtype), dataset.spec)
+    for optimizer in optimizers:
+        optimizer.apply = record(optimizer)
+    try:
+        tf.function(on_each, autograph=False).get_concrete_function(*specs)
+    except Exception as error:
+        raise as_user_mistake(error) or UserError(
+            f"model={config.model}: its train_step fails for {rows} rows of {dataset.shape}: {type(error).__name__}: "
+            f"{reason(error)}"
+        ) from error
+    finally:
+        for optimizer in optimizers:
+            del optimizer.apply
+    return given, asked
