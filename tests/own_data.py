@@ -168,7 +168,7 @@ def nan_targets(config: TrainConfig) -> Any:
 
 
 def strings(config: TrainConfig) -> Any:
-    return np.array(["a", "b"] * 25), np.zeros(50)
+    return np.array([["a"], ["b"]] * 25), np.zeros(50)
 
 
 def text_targets(config: TrainConfig) -> Any:

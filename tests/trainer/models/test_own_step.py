@@ -59,7 +59,7 @@ class Super(ForFit):
 def _network(kind: Any) -> keras.Model:
     x = keras.Input((6,))
     hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
-    return kind(x, layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden))))
+    return kind(x, layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden))), name="table")
 
 
 def _compiled(kind: Any, reduction: str = "sum_over_batch_size") -> keras.Model:
