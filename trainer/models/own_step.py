@@ -11,6 +11,7 @@ from trainer.compat import build_compiled
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import sum_first, sums_first
+from trainer.distribution.reachable import reachable
 from trainer.distribution.step import ASKED, StepContext, in_step
 from trainer.errors import UserError, reason
 from trainer.interface import ModelInterface
@@ -49,9 +50,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
 
 
 def _optimizers(model: keras.Model) -> list[Any]:
-    found = [
-        each for each in tf.train.TrackableView(model).descendants() if isinstance(each, keras.optimizers.Optimizer)
-    ]
+    found = [each for each in reachable(model) if isinstance(each, keras.optimizers.Optimizer)]
     inner = {id(getattr(each, "inner_optimizer", None)) for each in found}
     return [each for each in found if id(each) not in inner]
 

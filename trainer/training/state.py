@@ -3,7 +3,7 @@
 TensorFlow's object graph silently leaves out the state of Keras's SeedGenerators, so the names are defined here.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from trainer.distribution.reachable import reachable
 from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
 
@@ -57,7 +58,7 @@ def _is_rate(variable: Any) -> bool:
 
 def refuse_unbuilt_optimizers(model: keras.Model) -> None:
     """Raises UserError if an optimizer would create its variables in the first step, when no checkpoint knows them."""
-    for item in _reachable(model):
+    for item in reachable(model):
         if isinstance(item, keras.optimizers.Optimizer) and not item.built:
             raise UserError(
                 f"the optimizer {item.name} is not built, so that no checkpoint would hold its state: call "
@@ -68,7 +69,7 @@ def refuse_unbuilt_optimizers(model: keras.Model) -> None:
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
     """Yields the model's weights, then random state, then variables of optimizers and of the model's attributes."""
     others: list[Any] = []
-    for item in _reachable(model):
+    for item in reachable(model):
         if isinstance(item, keras.optimizers.Optimizer):
             others += item.variables
         elif isinstance(item, (tf.Variable, keras.Variable)) and not isinstance(item, keras.Metric):
@@ -77,41 +78,6 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
         if id(variable) not in seen:
             seen.add(id(variable))
             yield variable
-
-
-def _reachable(model: keras.Model) -> list[Any]:
-    """Returns all objects that TensorFlow tracks, then what it misses.
-
-    It looks neither into the lists that Keras makes of a model's lists, nor into objects of a user's own classes.
-    """
-    tracked = [*tf.train.TrackableView(model).descendants()]
-    seen: set[int] = set()
-    return [*tracked, *(held for item in tracked if isinstance(item, keras.Layer) for held in _held_by(item, seen))]
-
-
-def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields optimizers and variables in the containers and the plain objects among an object's attributes."""
-    if id(item) in seen:
-        return
-    seen.add(id(item))
-    if isinstance(item, Mapping):
-        parts: Iterable[Any] = item.values()
-    elif isinstance(item, (list, tuple)):
-        parts = item
-    else:
-        parts = vars(item).values()
-    for part in [*parts]:
-        if isinstance(part, (keras.optimizers.Optimizer, tf.Variable, keras.Variable)):
-            yield part
-        elif isinstance(part, (Mapping, list, tuple)) or _is_plain(part):
-            yield from _held_by(part, seen)
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether it is an object of a class of neither Keras, TensorFlow nor Python itself."""
-    kind = type(value)
-    library = kind.__module__.partition(".")[0] in ("keras", "tensorflow", "numpy", "builtins", "functools", "types")
-    return hasattr(value, "__dict__") and not library and not isinstance(value, (type, keras.Layer))
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
