@@ -118,6 +118,11 @@ def symbolic_inputs(model: keras.Model) -> list[Any]:
     return getattr(model, "inputs", None) or []
 
 
+def output_names(model: keras.Model) -> list[str]:
+    """Returns the names of the outputs; none for a subclassed model."""
+    return list(getattr(model, "output_names", None) or [])
+
+
 def has_class_outputs(model: keras.Model) -> bool:
     """Returns whether the model has one output of shape (rows, classes), with at least two classes."""
     shape = getattr(model, "output_shape", None)

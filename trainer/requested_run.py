@@ -105,7 +105,7 @@ def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:
         )
     own = Overrides({**_without_callbacks(mapping(info, "config")), **given}).own
     fields = [field for field in dataclasses.fields(own.settings) if "data" in taken_by(field)]
-    known = [action.dest.removeprefix(_PREFIX) for action in parser._actions]
+    known = [name.removeprefix(_PREFIX) for name in parser.names]
     _refuse_flags(parser, fields, known)
     add_setting_flags(parser, fields, prefix=_PREFIX)
     options, unknown = parser.parse_known_args(arguments)

@@ -113,7 +113,7 @@ _PREFIX = "setting "  # no flag has a blank in its name
 
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
     """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
-    first, of_verb = _folder_of_package(own, arguments), [action.dest for action in own._actions]
+    first, of_verb = _folder_of_package(own, arguments), own.names
     settings = own_settings(arguments, first)
     flags = flags_of(settings.settings)
     if both := [field.name for field in flags if field.name in of_verb]:
@@ -133,7 +133,7 @@ def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
 
 def _folder_of_package(own: Parser, arguments: Sequence[str]) -> str:
     """Returns the folder that contains --package, where the job's functions are; empty without that flag."""
-    if not any(action.dest == "package" for action in own._actions):
+    if "package" not in own.names:
         return ""
     alone = Parser(prog=own.prog, add_help=False)
     add_flags(alone, "package")

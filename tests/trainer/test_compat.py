@@ -24,7 +24,7 @@ from trainer.models.optimizers import FusedAdam
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
-OTHERS = {"_exit", "_http", "_option_string_actions"}  # of os, of Cloud Storage's client, of argparse
+OTHERS = {"_exit", "_http", "_option_string_actions", "_actions"}  # of os, of Cloud Storage's client, of argparse
 PRIVATE = re.compile(r"_[a-z]\w*")  # not __init__, not _
 
 

@@ -37,6 +37,11 @@ class Parser(argparse.ArgumentParser):
         options = {"type": _boolean, "default": False, **options}
         (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
 
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of all arguments in the namespace."""
+        return [action.dest for action in self._actions]
+
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Returns what argparse returns; parse_args calls it too."""
         given = list(sys.argv[1:] if args is None else args)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from trainer.data.dataset import Examples, InSequence
 from trainer.distribution.strategy import Replicas
 from trainer.errors import UserError
+from trainer.interface import output_names
 from trainer.training.evaluation import batches_in_order
 
 Array = npt.NDArray[Any]
@@ -70,7 +71,7 @@ def _named(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
     if not tf.nest.is_nested(outputs):
         yield "predictions", _array(outputs)
         return
-    names = getattr(model, "output_names", None) or ()
+    names = output_names(model)
     of_model = isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names})
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Array]]:

@@ -20,7 +20,7 @@ from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.errors import UserError
 
 
-def mine(folder: Path, code: str = "X = 1\n", name: str = "my_models") -> Path:
+def mine(folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models") -> Path:
     """A package of a user's own."""
     path = folder / name
     for file in ("__init__.py", "inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py"):
