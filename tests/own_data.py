@@ -222,6 +222,16 @@ def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
 
 
+def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Has every kind of loss beside that of compile()."""
+    layers = [
+        keras.Input(dataset.spec[0].shape),
+        keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer="l1"),
+        keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2"),
+    ]
+    return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"])
+
+
 def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model = regression(config, dataset)

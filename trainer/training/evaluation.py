@@ -148,7 +148,10 @@ class Evaluation:
         """Returns the metrics' variables after test_step on one batch, what it returned, and the number of rows."""
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
-        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
+        # In this scope Keras only regularizes weights whose values are given.
+        weights = [(one, one.value) for one in self.model.weights if one.regularizer is not None]
+        held = [*zip(variables, values, strict=True), *weights]
+        with keras.StatelessScope(held, collect_losses=True) as scope:
             logs = scalars_of(self.model.test_step(self._as_fit(parts)))
         self._logged = tuple(logs)
         return [scope.get_current_value(one) for one in variables], logs, rows

@@ -126,6 +126,7 @@ MODELS = [
     ("regression", "weighted"), ("regression", "batches"), ("regression", "tf_batches"), ("by_weight", "weighted"),
     ("summed", "weighted"), ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
     ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
+    ("regularized", "weighted"),
 ]  # fmt: skip
 
 
