@@ -232,6 +232,20 @@ def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"])
 
 
+def uncompiled(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return keras.Sequential([keras.Input(dataset.spec[0].shape), keras.layers.Dense(1)])
+
+
+def without_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(uncompiled(config, dataset), config, metrics=["mae"])
+
+
+def penalty_alone(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Has no loss in compile(), but one of a layer, as a model trained by add_loss."""
+    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(1, activity_regularizer="l2")]
+    return _compiled(keras.Sequential(layers), config)
+
+
 def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model = regression(config, dataset)

@@ -7,14 +7,14 @@ import pytest
 import tensorflow as tf
 
 from tests.support import largest_difference, refused, run_steps, weights
-from trainer.build import set_precision_and_seed
+from trainer.build import build_setup, set_precision_and_seed
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, failures_of_reading
 from trainer.data.sources import load_dataset
 from trainer.distribution.cluster import Cluster
-from trainer.distribution.strategy import Replicas
+from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.models import build_model
 
 BATCH = 16
@@ -164,6 +164,19 @@ def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> 
 def test_targets_without_classes_have_no_class_weights() -> None:
     with refused("class_weight: the targets are not one class each"):
         run_steps(settings("arrays", "regression", "--class_weight=0:2"), 1)
+
+
+@pytest.mark.parametrize(("model", "line"), [
+    ("uncompiled", "it is not compiled and has no train_step of its own: call model.compile(optimizer, loss="),
+    ("without_loss", "there is no loss to train on: pass loss=… to its compile()"),
+])  # fmt: skip
+def test_a_model_without_a_loss_is_refused_before_training(model: str, line: str) -> None:
+    with refused(f"model=tests.own_data:{model}: {line}"):
+        build_setup(settings("arrays", model), make_replicas(settings("arrays", model)))
+
+
+def test_losses_of_layers_are_enough_to_train_on() -> None:
+    assert run_steps(settings("arrays", "penalty_alone"), 2)[1].means()["loss"] > 0
 
 
 @pytest.mark.parametrize(("data", "line"), [
