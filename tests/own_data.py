@@ -167,6 +167,11 @@ def nan_targets(config: TrainConfig) -> Any:
     return x, np.where(np.arange(ROWS) == 5, np.nan, y)
 
 
+def nan_inputs(config: TrainConfig) -> Any:
+    x, y, _ = _table()
+    return np.where(np.arange(ROWS)[:, None] == 5, np.nan, x), y
+
+
 def strings(config: TrainConfig) -> Any:
     return np.array([["a"], ["b"]] * 25), np.zeros(50)
 

@@ -1,12 +1,13 @@
 """Tests that data of a user's function are the same on any replicas, workers and restarts, or refused in one line."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import largest_difference, refused, run_steps, weights
+from tests.support import largest_difference, refused, run_job, run_steps, weights
 from trainer.build import build_setup, set_precision_and_seed
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
@@ -173,6 +174,11 @@ def test_targets_without_classes_have_no_class_weights() -> None:
 def test_a_model_without_a_loss_is_refused_before_training(model: str, line: str) -> None:
     with refused(f"model=tests.own_data:{model}: {line}"):
         build_setup(settings("arrays", model), make_replicas(settings("arrays", model)))
+
+
+def test_nan_in_x_is_named_when_the_loss_is_nan(tmp_path: Path) -> None:
+    with refused("earlier files are kept; or fill the NaN in x, first in row 5"):
+        run_job(settings("nan_inputs", "regression", f"--job_dir={tmp_path}"))
 
 
 def test_losses_of_layers_are_enough_to_train_on() -> None:
