@@ -167,6 +167,11 @@ def nan_targets(config: TrainConfig) -> Any:
     return x, np.where(np.arange(ROWS) == 5, np.nan, y)
 
 
+def nan_inputs(config: TrainConfig) -> Any:
+    x, y, _ = _table()
+    return np.where(np.arange(ROWS)[:, None] == 5, np.nan, x), y
+
+
 def strings(config: TrainConfig) -> Any:
     return np.array([["a"], ["b"]] * 25), np.zeros(50)
 
@@ -220,6 +225,30 @@ def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Mo
 def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
     return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
+
+
+def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Has every kind of loss beside that of compile()."""
+    layers = [
+        keras.Input(dataset.spec[0].shape),
+        keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer="l1"),
+        keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2"),
+    ]
+    return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"])
+
+
+def uncompiled(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return keras.Sequential([keras.Input(dataset.spec[0].shape), keras.layers.Dense(1)])
+
+
+def without_loss(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _compiled(uncompiled(config, dataset), config, metrics=["mae"])
+
+
+def penalty_alone(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Has no loss in compile(), but one of a layer, as a model trained by add_loss."""
+    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(1, activity_regularizer="l2")]
+    return _compiled(keras.Sequential(layers), config)
 
 
 def by_weight(config: TrainConfig, dataset: Dataset) -> keras.Model:

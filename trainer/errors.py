@@ -7,6 +7,8 @@ FAULT = 1  # a fault of this program or of the platform
 USER_MUST_CHANGE = 2  # config, data or machine
 INTERRUPTED = 75  # state saved: the same command resumes
 
+FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([\w<>.]+))?')
+IN_USER_CODE = "in user code:"  # begins the text of an error in code that AutoGraph rewrote
 _LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
 
 
@@ -15,9 +17,25 @@ def without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
+def shortened(text: str, most: int = 300) -> str:
+    """Returns the text on one line; cut after `most` characters it ends with "…"."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most].rstrip()} …"
+
+
+def without_frames(text: str) -> str:
+    """Returns what follows the last frame of a traceback in an error's text: the cause; all of it without frames."""
+    frames = [*FRAME.finditer(text)]
+    return text[frames[-1].end() :].partition("\n\n")[2] or text if frames else text
+
+
 def reason(error: BaseException) -> str:
-    """Returns the error's text on one line, at most 300 characters, or its type if it has no text."""
-    return " ".join(without_colours(str(error)).split())[:300] or type(error).__name__
+    """Returns the error's text on one line, shortened, or its type if it has no text.
+
+    Of an error in code that AutoGraph rewrote it returns the cause, without the frames that TensorFlow quotes.
+    """
+    text = without_colours(str(error))
+    return shortened(without_frames(text) if text.startswith(IN_USER_CODE) else text) or type(error).__name__
 
 
 class _OneLine(Exception):

@@ -9,7 +9,7 @@ Rows, random numbers and means come from `trainer.distribution.step.current_step
 optimizer from `trainer.distribution.gradients.sum_and_build`, or by a compiled model's own optimizer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -111,6 +111,19 @@ def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in logs.items():
         found |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
     return found
+
+
+def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
+    """Returns the results of the model's metrics by name, without those of metrics that no step updates.
+
+    updated: the ids of the variables that steps update.
+    Keras's own loss tracker is one beside a train_step or test_step that returns its loss without it.
+    """
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for metric in model.metrics:
+        names[any(id(one) in updated for one in metric.variables)] |= scalars_of({metric.name: metric.result()}).keys()
+    idle = names[False] - names[True]
+    return {name: value for name, value in model.get_metrics_result().items() if name not in idle}
 
 
 def symbolic_inputs(model: keras.Model) -> list[Any]:

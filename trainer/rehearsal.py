@@ -11,13 +11,13 @@ from trainer.build import TrainingSetup
 from trainer.config.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.data.images import as_uint8, noise
 from trainer.data.sources import is_named
-from trainer.errors import UserError, reason
+from trainer.errors import UserError
 from trainer.export import export
 from trainer.interface import ModelInterface
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from trainer.training.evaluation import Evaluation
 from trainer.training.state import check_fits, refuse_unbuilt_optimizers, snapshot, variables_of
-from trainer.user_mistakes import as_user_mistake
+from trainer.user_mistakes import as_user_mistake, message_of
 
 _IMAGES = 2
 
@@ -49,8 +49,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 raise
             except Exception as error:
                 raise as_user_mistake(error) or UserError(
-                    f"model={setup.config.model}: its {what} fails, tried before training: {type(error).__name__}: "
-                    f"{reason(error)}"
+                    f"model={setup.config.model}: its {what} fails, tried before training: {message_of(error)}"
                 ) from error
 
 

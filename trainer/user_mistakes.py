@@ -14,14 +14,21 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 
-from trainer.errors import PlatformFault, UserError, without_colours
+from trainer.errors import (
+    FRAME,
+    IN_USER_CODE,
+    PlatformFault,
+    UserError,
+    shortened,
+    without_colours,
+    without_frames,
+)
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = tuple(path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|__autograph_generated_file|^<")
 _installed_by_user: set[str] = set()  # folders or files: a job's package may be installed among the libraries
 
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([\w<>.]+))?')
 _BLOCK = re.compile(r"(Traceback )?\(most recent call last\)")
 # What TensorFlow raises for a machine, a network or a driver; the operation that meets it may be anybody's.
 _OF_THE_PLATFORM = (
@@ -88,14 +95,14 @@ def _stacks(error: BaseException) -> Iterator[list[_Frame]]:
         if names & {*_OF_THE_PLATFORM}:
             return
         yield from (_in_text(block) for raised, block in reversed(blocks) if not raised)
-    elif text.startswith("in user code:"):
+    elif text.startswith(IN_USER_CODE):
         yield _in_text(text)
     frames = traceback.walk_tb(error.__traceback__)
     yield _below_us([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames])
 
 
 def _in_text(text: str) -> list[_Frame]:
-    return _below_us([(file, int(line), function) for file, line, function in _FRAME.findall(text)])
+    return _below_us([(file, int(line), function) for file, line, function in FRAME.findall(text)])
 
 
 def _below_us(frames: list[_Frame]) -> list[_Frame]:
@@ -122,11 +129,9 @@ def message_of(error: BaseException) -> str:
     text = without_colours(str(error))
     if isinstance(error, SyntaxError):
         text = str(error.msg)
-    if frames := [*_FRAME.finditer(text)]:
-        text = text[frames[-1].end() :].partition("\n\n")[2] or text
-    text = re.split(r"\[\[\{\{node|\[Op:", text)[0]
+    text = re.split(r"\[\[\{\{node|\[Op:", without_frames(text))[0]
     text = " ".join(text.split())
     text = re.sub(r"^\d+ root error\(s\) found\. \(0\) [A-Z_]+: ", "", text)
     text = re.sub(r"Exception encountered when calling [\w.]+\(\)\. (.*?) Arguments received by .*", r"\1", text)
     typed = re.match(r"[A-Z]\w*(Error|Exception|Iteration|Interrupt|Exit|Warning)\b", text)
-    return (text if typed else f"{type(error).__name__}: {text}")[:300].rstrip(".: ")
+    return shortened((text if typed else f"{type(error).__name__}: {text}").rstrip(".: "))

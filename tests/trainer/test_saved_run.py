@@ -23,7 +23,7 @@ from trainer.training.prediction import predict as predictions
 Runs = Callable[..., Path]
 CASES = [
     ("regression", "weighted_pair", (1, 2, 4)), ("two_outputs", "named_pair", (2,)), ("segmenter", "masks", (2,)),
-    ("regression", "batches", (2,)),
+    ("regularized", "batches", (2,)),
 ]  # fmt: skip
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
 MORE = "--data=tests.own_data:more"

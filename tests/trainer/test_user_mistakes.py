@@ -17,7 +17,7 @@ from trainer import task, user_mistakes
 from trainer.config.user_code import load_function
 from trainer.errors import UserError, reason
 from trainer.log import log
-from trainer.user_mistakes import as_user_mistake
+from trainer.user_mistakes import as_user_mistake, message_of
 
 MODEL = "--model=tests.mistakes:"
 
@@ -117,6 +117,24 @@ PYTHON = (
 def test_failures_of_the_platform_are_not_the_users(error: Any, line: str | None) -> None:
     found = as_user_mistake(error)
     assert (found and str(found).partition(" this is")[0]) == line
+
+
+IN_USER_CODE = (
+    'in user code:\n\n    File "/home/me/mine.py", line 7, in train_step  *\n        x = f(x)\n'
+    '    File "/x/site-packages/keras/layer.py", line 9, in g  **\n        raise\n\n    ValueError: Shapes\n  differ.\n'
+)
+
+
+@pytest.mark.parametrize(("text", "line", "message"), [
+    ("a\n" * 150, "a " * 149 + "a", "ValueError: " + "a " * 143 + "a …"),
+    ("word " * 300, "word " * 60 + "…", "ValueError: " + "word " * 57 + "wor …"),
+    (IN_USER_CODE, "ValueError: Shapes differ.", "ValueError: Shapes differ"),
+    ('no frames: File "/x.py", line 7, in f', 'no frames: File "/x.py", line 7, in f', None),
+    ("", "ValueError", None),
+])  # fmt: skip
+def test_a_quoted_error_is_its_cause_and_shows_where_it_is_cut(text: str, line: str, message: str | None) -> None:
+    assert reason(ValueError(text)) == line
+    assert message is None or message_of(ValueError(text)) == message
 
 
 def test_the_reason_of_an_error_of_keras_has_no_escape_codes() -> None:

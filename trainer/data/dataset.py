@@ -134,10 +134,8 @@ class NestedArrays:
         if y is None and sample_weight is not None:
             raise UserError("sample_weight without y: what has no targets has no loss to weight")
         for name, part in arrays.items():
-            for leaf in tf.nest.flatten(part) if name != "x" else ():
-                if leaf.dtype.kind == "f" and np.isnan(leaf).any():
-                    row = int(np.flatnonzero(np.isnan(leaf).reshape(len(leaf), -1).any(axis=1))[0])
-                    raise UserError(f"{name} holds NaN, first in row {row:,}: remove or fill these rows")
+            if name != "x" and (row := _first_nan(part)) is not None:
+                raise UserError(f"{name} holds NaN, first in row {row:,}: remove or fill these rows")
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with on_host():
@@ -188,6 +186,20 @@ def targets_in_memory(examples: "Examples | InSequence") -> Array | None:
     if isinstance(examples, NestedArrays) and len(examples.parts) > 1:
         y = examples.parts[1]
     return y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
+
+
+def nan_in_inputs(examples: "Examples | InSequence") -> int | None:
+    """Returns the first row of x in memory that holds NaN, else None. A model may mask NaN, so it is not refused."""
+    examples = examples.examples if isinstance(examples, Subset) else examples
+    return _first_nan(examples.parts[0]) if isinstance(examples, NestedArrays) else None
+
+
+def _first_nan(part: Nest) -> int | None:
+    """Returns the first row with NaN in an array of a nest, else None."""
+    for leaf in tf.nest.flatten(part):
+        if leaf.dtype.kind == "f" and np.isnan(leaf).any():
+            return int(np.flatnonzero(np.isnan(leaf).reshape(len(leaf), -1).any(axis=1))[0])
+    return None
 
 
 def image_spec(image_shape: tuple[int, int, int], labelled: bool) -> tuple[Any, ...]:

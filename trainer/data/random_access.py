@@ -13,7 +13,7 @@ from trainer.data.dataset import gathered
 from trainer.data.nests import Nest, as_arrays, described, rows_in, specs_of
 from trainer.data.order import shuffled
 from trainer.errors import UserError, reason
-from trainer.user_mistakes import where_raised
+from trainer.user_mistakes import message_of, where_raised
 
 Rows = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ def parts_of(value: Any) -> tuple[Nest, ...]:
 def _cause(error: Exception) -> str:
     """Returns the user's line that raised, if it is known, with the exception."""
     place = where_raised(error)
-    return f"{place[0]}: {type(error).__name__}: {reason(error)}" if place else reason(error)
+    return f"{place[0]}: {message_of(error)}" if place else reason(error)
 
 
 class RandomAccess:

@@ -1,5 +1,7 @@
 """Builds the model that `config.model` names. One file holds one model; the contract is in trainer/interface.py."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -33,7 +35,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     _refuse_text(model, config, dataset)
     if has_own_step(model):
         build_if_called(model, dataset)
-    elif model.compiled:
+    else:
         _build_compiled(model, config, dataset)
     make_independent(model, config)
     if has_own_step(model):
@@ -42,7 +44,15 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizer and the metrics now, as `fit` does: in a step it is too late."""
+    """Builds the optimizer and the metrics now, as `fit` does: in a step it is too late.
+
+    Raises UserError if there is no loss to train on.
+    """
+    if not model.compiled:
+        raise UserError(
+            f"model={config.model}: it is not compiled and has no train_step of its own: call "
+            "model.compile(optimizer, loss=…) before you return it"
+        )
     _check_labels(model, dataset)
     rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, first_rows(dataset.train, 1)))
     try:
@@ -51,8 +61,23 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         raise as_user_mistake(error) or UserError(
             f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): {reason(error)}"
         ) from error
+    if not _has_loss(model, rows):
+        raise UserError(
+            f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of it "
+            "call add_loss"
+        )
     if model.optimizer:
         sum_first(model.optimizer)
+
+
+def _has_loss(model: keras.Model, rows: Any) -> bool:
+    """Returns whether Keras's train_step has a loss; runs a model that is compiled without one, and changes nothing."""
+    if model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss:
+        return True
+    x, *_ = keras.utils.unpack_x_y_sample_weight(rows)
+    with keras.StatelessScope(collect_losses=True) as scope:
+        model(x, training=True)
+    return bool(scope.losses) or any(one.regularizer for one in model.trainable_weights)
 
 
 def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

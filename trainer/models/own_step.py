@@ -13,9 +13,9 @@ from trainer.data.dataset import Dataset
 from trainer.distribution.gradients import sum_first, sums_first
 from trainer.distribution.reachable import reachable
 from trainer.distribution.step import ASKED, StepContext, in_step
-from trainer.errors import UserError, reason
+from trainer.errors import UserError
 from trainer.interface import ModelInterface
-from trainer.user_mistakes import as_user_mistake
+from trainer.user_mistakes import as_user_mistake, message_of
 
 
 def has_own_step(model: keras.Model) -> bool:
@@ -88,8 +88,7 @@ def _traced(
         tf.function(on_each, autograph=False).get_concrete_function(*specs)
     except Exception as error:
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its train_step fails for {rows} rows of {dataset.shape}: {type(error).__name__}: "
-            f"{reason(error)}"
+            f"model={config.model}: its train_step fails for {rows} rows of {dataset.shape}: {message_of(error)}"
         ) from error
     finally:
         for optimizer in optimizers:

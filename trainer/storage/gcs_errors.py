@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.errors import PlatformFault, UserError
+from trainer.errors import PlatformFault, UserError, shortened
 from trainer.storage.transport import Cancelled, TooSlow
 
 
@@ -64,12 +64,12 @@ def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
             )
         return PlatformFault(f"{subject}: deleted or replaced while it was read")
     if isinstance(error, api.ClientError) and not isinstance(error, api.TooManyRequests):
-        return UserError(f"{subject}: Cloud Storage rejected the request: {text[:300]}")
+        return UserError(f"{subject}: Cloud Storage rejected the request: {shortened(text)}")
     if isinstance(
         error, (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
     ):
         slow = next((found for found in _chain(error) if isinstance(found, TooSlow)), None)
-        return PlatformFault(f"{subject}: request to Cloud Storage failed: {slow or text[:300]}")
+        return PlatformFault(f"{subject}: request to Cloud Storage failed: {slow or shortened(text)}")
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return UserError(f"{subject}: cannot be stored on the local disk ({error.strerror}): see --cache_dir")
     return None

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import Replicas
-from trainer.errors import PlatformFault, UserError
+from trainer.errors import PlatformFault, UserError, shortened
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -42,4 +42,4 @@ def half_precision(details: Sequence[Mapping[str, Any]] | None = None) -> str:
 def one_line(error: Exception) -> str:
     """Returns the error's text on one line, with its type if it is not one of ours."""
     expected = isinstance(error, (UserError, PlatformFault))
-    return " ".join(str(error).split()) if expected else f"{type(error).__name__}: {error}"[:2000]
+    return " ".join(str(error).split()) if expected else shortened(f"{type(error).__name__}: {error}", 2000)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer.data.dataset import Dataset, Examples, InSequence
 from trainer.distribution.strategy import Replicas
-from trainer.interface import scalars_of
+from trainer.interface import results_of, scalars_of
 from trainer.log import log
 from trainer.training.loop import CallSize
 
@@ -45,6 +45,7 @@ class Evaluation:
         self._run = tf.function(self._run_batches)
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
         self._logged: tuple[str, ...] = ()  # the names that test_step returns
+        self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
 
     def __call__(self) -> dict[str, float]:
         """Returns the values by name. Every worker must call it."""
@@ -112,10 +113,10 @@ class Evaluation:
 
     @property
     def _metric_names(self) -> set[str]:
-        """Returns the names of the results of the model's metrics."""
+        """Returns the names of the results of the metrics that test_step updates."""
         with keras.StatelessScope():
             self.model.reset_metrics()
-            return {*self.model.get_metrics_result()}
+            return {*results_of(self.model, self._updated)}
 
     @property
     def _variables(self) -> list[Any]:
@@ -148,10 +149,16 @@ class Evaluation:
         """Returns the metrics' variables after test_step on one batch, what it returned, and the number of rows."""
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
-        with keras.StatelessScope(zip(variables, values, strict=True), collect_losses=True) as scope:
+        # In this scope Keras only regularizes weights whose values are given.
+        weights = [(one, one.value) for one in self.model.weights if one.regularizer is not None]
+        held = [*zip(variables, values, strict=True), *weights]
+        with keras.StatelessScope(held, collect_losses=True) as scope:
+            before = [scope.get_current_value(one) for one in variables]
             logs = scalars_of(self.model.test_step(self._as_fit(parts)))
+        after = [scope.get_current_value(one) for one in variables]
         self._logged = tuple(logs)
-        return [scope.get_current_value(one) for one in variables], logs, rows
+        self._updated = {id(one) for one, a, b in zip(variables, before, after, strict=True) if a is not b}
+        return after, logs, rows
 
     def _summed(self, states: list[State]) -> State:
         """Returns the state after all batches of all workers, in float64."""

@@ -12,7 +12,7 @@ from trainer.compat import losses_reduced_by
 from trainer.distribution.losses import reduce_over_replicas, reduce_to_mean
 from trainer.distribution.step import StepContext, in_step
 from trainer.distribution.strategy import Replicas
-from trainer.interface import ModelInterface, scalars_of
+from trainer.interface import ModelInterface, results_of, scalars_of
 from trainer.reporting.progress import Counts, StepLogs
 
 
@@ -63,8 +63,9 @@ class StepRunner:
         if not counts:
             return {}
         held = [(one, tf.cast(count, one.dtype)) for one, count in zip(self._counters(), counts, strict=True)]
+        updated = {id(one) for one, count in zip(self._counters(), counts, strict=True) if np.any(count)}
         with keras.StatelessScope(held):
-            found = self.model.get_metrics_result()
+            found = results_of(self.model, updated)
         return {name: float(value) for name, value in found.items()}
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:

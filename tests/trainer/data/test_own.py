@@ -1,20 +1,21 @@
 """Tests that data of a user's function are the same on any replicas, workers and restarts, or refused in one line."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import largest_difference, refused, run_steps, weights
-from trainer.build import set_precision_and_seed
+from tests.support import largest_difference, refused, run_job, run_steps, weights
+from trainer.build import build_setup, set_precision_and_seed
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, failures_of_reading
 from trainer.data.sources import load_dataset
 from trainer.distribution.cluster import Cluster
-from trainer.distribution.strategy import Replicas
+from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.models import build_model
 
 BATCH = 16
@@ -126,6 +127,7 @@ MODELS = [
     ("regression", "weighted"), ("regression", "batches"), ("regression", "tf_batches"), ("by_weight", "weighted"),
     ("summed", "weighted"), ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
     ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
+    ("regularized", "weighted"),
 ]  # fmt: skip
 
 
@@ -163,6 +165,24 @@ def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> 
 def test_targets_without_classes_have_no_class_weights() -> None:
     with refused("class_weight: the targets are not one class each"):
         run_steps(settings("arrays", "regression", "--class_weight=0:2"), 1)
+
+
+@pytest.mark.parametrize(("model", "line"), [
+    ("uncompiled", "it is not compiled and has no train_step of its own: call model.compile(optimizer, loss="),
+    ("without_loss", "there is no loss to train on: pass loss=… to its compile()"),
+])  # fmt: skip
+def test_a_model_without_a_loss_is_refused_before_training(model: str, line: str) -> None:
+    with refused(f"model=tests.own_data:{model}: {line}"):
+        build_setup(settings("arrays", model), make_replicas(settings("arrays", model)))
+
+
+def test_nan_in_x_is_named_when_the_loss_is_nan(tmp_path: Path) -> None:
+    with refused("earlier files are kept; or fill the NaN in x, first in row 5"):
+        run_job(settings("nan_inputs", "regression", f"--job_dir={tmp_path}"))
+
+
+def test_losses_of_layers_are_enough_to_train_on() -> None:
+    assert run_steps(settings("arrays", "penalty_alone"), 2)[1].means()["loss"] > 0
 
 
 @pytest.mark.parametrize(("data", "line"), [

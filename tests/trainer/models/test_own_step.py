@@ -8,11 +8,15 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.support import largest_difference, refused, run_steps, weights
+from tests.support import fresh_collectives, largest_difference, refused, run_steps, weights
+from trainer.build import build_setup
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
+from trainer.distribution.strategy import make_replicas
+from trainer.reporting.progress import RunningMeans
+from trainer.training.evaluation import Evaluation
 
 
 def table(config: TrainConfig) -> Any:
@@ -56,6 +60,38 @@ class Super(ForFit):
         return keras.Model.train_step(self, data)
 
 
+class Returned(ForFit):
+    """Returns values that it does not keep in Keras's loss tracker, by the name of that tracker too."""
+
+    def value(self, data: Any) -> Any:
+        x, y, _ = data
+        return ops.mean(ops.square(self(x, training=True) - y))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.value(data)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.logs(loss)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return self.logs(self.value(data))
+
+    def logs(self, loss: Any) -> dict[str, Any]:
+        return {"loss": loss, "mse": loss}
+
+
+class Tracked(Returned):
+    """Keeps its loss in a metric of its own, named as Keras's loss tracker is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.own_tracker = keras.metrics.Mean(name="loss")
+
+    def logs(self, loss: Any) -> dict[str, Any]:
+        self.own_tracker.update_state(loss)
+        return {"loss": self.own_tracker.result(), "mse": loss}
+
+
 def _network(kind: Any) -> keras.Model:
     x = keras.Input((6,))
     hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
@@ -85,6 +121,20 @@ def stock(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _compiled(keras.Model, "mean_with_sample_weight")
 
 
+def _without_loss(kind: Any) -> keras.Model:
+    model = _network(kind)
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+def returned(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _without_loss(Returned)
+
+
+def tracked(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _without_loss(Tracked)
+
+
 class Mistaken(ForFit):
     def train_step(self, data: Any) -> dict[str, Any]:
         (only,) = data
@@ -109,6 +159,25 @@ def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-9)
     assert ({"squares"} if name == "with_step" else {"loss", "mae"}) <= logs.means().keys()
+
+
+@pytest.mark.parametrize("name", ["returned", "tracked"])
+def test_a_loss_is_what_the_step_returns(name: str) -> None:
+    """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of 1, 2 and 3."""
+    for replicas in (1, 2):
+        config = settings(name, replicas)
+        fresh_collectives()
+        setup = build_setup(config, make_replicas(config))
+        run, rows, means = setup.step_runner(), setup.rows_from(0), RunningMeans(8)
+        for first, count in ((0, 1), (1, 2), (3, 3)):
+            logs = run(rows, first, count)
+            means.add(logs, 1.0, timed=True)
+            assert logs.means()["loss"] == pytest.approx(logs.means()["mse"], rel=1e-12)
+        assert means.means()["loss"] == pytest.approx(means.means()["mse"], rel=1e-12)
+        assert means.means()["mse"] > 0.1
+        found = Evaluation(setup.model, setup.replicas, setup.dataset.train, 16, setup.dataset.as_fit)()
+        assert found["val_loss"] == pytest.approx(found["val_mse"], rel=1e-12)
+        assert found.keys() == {"val_loss", "val_mse"}
 
 
 def test_a_step_that_calls_keras_own_gives_the_numbers_of_keras_own() -> None:

@@ -19,6 +19,7 @@ CASES = [
     ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("summed", "weighted_pair"),
     ("regression", "batches"), ("regression", "tf_batches"), ("regression", "list_of_rows"), ("segmenter", "masks"),
     ("multi_label", "several_labels"), ("classifier", "classes"), ("two_outputs", "named_pair"),
+    ("regularized", "weighted_pair"),
 ]  # fmt: skip
 
 
