@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.compat import all_layers
 from trainer.errors import UserError, reason
 from trainer.interface import ModelInterface, symbolic_inputs
 from trainer.log import log
@@ -96,6 +98,9 @@ def plain_copy(model: keras.Model) -> keras.Model:
     finally:
         model.compiled = compiled
     copy.set_weights(model.get_weights())
+    for trained, plain in zip(all_layers(model), all_layers(copy), strict=True):
+        if hasattr(trained, "save_assets"):
+            _copy_assets(trained, plain)
     refresh_normalization(copy)
     return copy
 
@@ -111,6 +116,16 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if "dtype" in config:
         config["dtype"] = layer.dtype_policy.variable_dtype
     return type(layer).from_config(config)
+
+
+def _copy_assets(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
+    """Copies what a layer has learnt beside its weights, such as a vocabulary, as Keras saves and loads it."""
+    values: dict[str, Any] = {}
+    trained.save_own_variables(values)
+    plain.load_own_variables(values)
+    with tempfile.TemporaryDirectory() as folder:
+        trained.save_assets(folder)
+        plain.load_assets(folder)
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
