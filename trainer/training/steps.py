@@ -50,8 +50,8 @@ class StepRunner:
 
     def operations(self, iterator: Any) -> set[str]:
         """Returns the types of all operations of a step."""
-        number = tf.constant(0, tf.int64)
-        graph = self._run.get_concrete_function(iterator, number, number).graph.as_graph_def()
+        first_step, count = tf.constant(0, tf.int64), tf.constant(1)
+        graph = self._run.get_concrete_function(iterator, first_step, count).graph.as_graph_def()
         functions = [node for function in graph.library.function for node in function.node_def]
         return {node.op for node in [*graph.node, *functions]}
 
