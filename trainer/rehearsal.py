@@ -83,7 +83,10 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
         try:
             template = load_template(folder / "model.keras", "model.keras")
         except UserError as error:
-            log.warning(f"{error}: python -m trainer.predict will need --checkpoint=newest")
+            log.warning(
+                f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects), or "
+                "python -m trainer.predict needs --checkpoint=newest"
+            )
         else:
             if given:
                 template(x, training=False)

@@ -202,7 +202,8 @@ def test_rows_that_only_the_running_step_counts_are_drawn_by_row(
     whole, part = on_replica(some_rows, WORDS), on_replica(some_rows, WORDS, 4, 1)
     assert len(part) == (WORDS[4:, 0, 0] > kept).sum()
     if kept:  # trains, but nobody knows which row of the batch each of them is
-        assert "depends on the number of replicas: " in caplog.text and "of unknown size, is not one of rows" in caplog.text
+        assert "depends on the number of replicas: " in caplog.text
+        assert "of unknown size, is not one of rows" in caplog.text
     else:
         np.testing.assert_array_equal(part, whole[4:])
         assert "depends on the number" not in caplog.text
