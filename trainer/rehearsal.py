@@ -103,7 +103,7 @@ def _as_served(x: Any, signature: Sequence[tf.TensorSpec]) -> list[Any]:
     """Returns the tensors that the served model takes, in the order of its signature; [] if x does not hold them."""
     leaves = tf.nest.flatten(x)
     named = x if isinstance(x, dict) else {spec.name: leaf for spec, leaf in zip(signature, leaves, strict=False)}
-    found = [(named.get(spec.name), spec) for spec in signature]
-    if any(one is None or not spec.shape.is_compatible_with(one.shape) for one, spec in found):
+    found = [(named[spec.name], spec) for spec in signature if spec.name in named]
+    if len(found) < len(signature) or not all(spec.shape.is_compatible_with(one.shape) for one, spec in found):
         return []
     return [one if one.dtype == spec.dtype else tf.cast(one, spec.dtype) for one, spec in found]
