@@ -176,6 +176,12 @@ def strings(config: TrainConfig) -> Any:
     return np.array([["a"], ["b"]] * 25), np.zeros(50)
 
 
+def sentences(config: TrainConfig) -> Any:
+    words = np.array(["now", "win", "cash", "home", "see", "you"])
+    chosen = np.random.default_rng(0).integers(0, 6, (ROWS, 5))
+    return np.array([" ".join(each) for each in words[chosen]]), (chosen < 3).mean(axis=1)
+
+
 def text_targets(config: TrainConfig) -> Any:
     return np.zeros(50), np.array(["a", "b"] * 25)
 
@@ -311,6 +317,17 @@ def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:
         keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(20, activation="softmax"),
     ]  # fmt: skip
     return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy")
+
+
+def bag_of_words(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Reads text by a vocabulary of its own; its layer loses the number of rows before the dropout."""
+    vectorize = keras.layers.TextVectorization(output_sequence_length=4)
+    vectorize.adapt(["now win cash", "home see you"])
+    layers = [
+        keras.Input((), dtype="string"), vectorize, keras.layers.Embedding(8, 4),
+        keras.layers.GlobalAveragePooling1D(), keras.layers.Dropout(0.2), keras.layers.Dense(1),
+    ]  # fmt: skip
+    return _compiled(keras.Sequential(layers), config, loss="mean_squared_error")
 
 
 def next_tokens(config: TrainConfig) -> Any:

@@ -30,7 +30,7 @@ _OF_TESTS = [
     ("regression", "tf_batches"), ("regression", "tf_endless"), ("by_weight", "weighted"), ("summed", "weighted"),
     ("scalar_loss", "arrays"), ("by_weight", "list_of_rows"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
     ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
-    ("regularized", "weighted"),
+    ("regularized", "weighted"), ("bag_of_words", "sentences"),
 ]  # fmt: skip
 CASES = [*EXAMPLES, "stock_layers", *(f"{model}-{data}" for model, data in _OF_TESTS)]
 

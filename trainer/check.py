@@ -33,6 +33,12 @@ _DRAWS = {
     "RandomGamma": "tf.random.gamma", "RandomPoissonV2": "tf.random.poisson", "RandomShuffle": "tf.random.shuffle",
     "Multinomial": "tf.random.categorical",
 }  # fmt: skip
+_USAGE = "%(prog)s --recipe=NAME [--on_gpus] [--setting=value …]"
+_EPILOG = """\
+All settings but the first group are those of python -m trainer.task.
+
+Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 interrupted; 1 a fault of this package or
+of the platform."""
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 
@@ -45,10 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
     """Returns the check's own flags, and the settings. Raises UserError for a mistake, SystemExit(0) for --help."""
     own = Parser(prog="python -m trainer.check", add_help=False)
-    own.add_boolean("on_gpus", "check all GPUs of this machine")
-    own.add_argument("--seconds", type=whole(0, 600), default=3, help="for which --on_gpus measures each speed")
+    flags = own.add_argument_group("check")
+    own.add_boolean("on_gpus", "check and measure all GPUs of this machine (default: false)", group=flags)
+    flags.add_argument(
+        "--seconds", type=whole(0, 600), default=3, metavar="INT",
+        help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
+    )  # fmt: skip
     found, settings = own.parse_known_args(arguments)
-    return found, resolve(settings)
+    return found, resolve(settings, prog=own.prog, usage=_USAGE, description=__doc__, epilog=_EPILOG, parents=[own])
 
 
 def _check(given: Sequence[str]) -> int:

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import logging
+import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.compat import all_layers
 from trainer.errors import UserError, reason
 from trainer.interface import ModelInterface, symbolic_inputs
 from trainer.log import log
@@ -22,6 +25,7 @@ from trainer.user_mistakes import where_raised
 def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
     """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
 
+    There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary.
     `input_spec`: the tf.TensorSpec of the input, or a nest of them, for a subclassed model, which has no symbolic one.
     """
     interface = ModelInterface.of(model)
@@ -30,10 +34,10 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
         for name, trained in templates.items():
             plain_copy(trained).save(beside / f"{name}.keras")
         template = plain_copy(templates["model"])
-        if symbolic_inputs(template):
-            _save_h5(template, beside / "model.h5")
+        if why := _not_in_h5(template, beside / "model.keras"):
+            log.warning(f"model.h5 is not written: HDF5 cannot hold {why}")
         else:
-            log.warning("model.h5 is not written: HDF5 cannot hold a subclassed model; model.keras needs its class")
+            _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface.serve, input_spec, beside / "saved_model")
 
 
@@ -96,6 +100,9 @@ def plain_copy(model: keras.Model) -> keras.Model:
     finally:
         model.compiled = compiled
     copy.set_weights(model.get_weights())
+    for trained, plain in zip(all_layers(model), all_layers(copy), strict=True):
+        if hasattr(trained, "save_assets"):
+            _copy_assets(trained, plain)
     refresh_normalization(copy)
     return copy
 
@@ -111,6 +118,25 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if "dtype" in config:
         config["dtype"] = layer.dtype_policy.variable_dtype
     return type(layer).from_config(config)
+
+
+def _copy_assets(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
+    """Copies what a layer has learnt beside its weights, such as a vocabulary, as Keras saves and loads it."""
+    values: dict[str, Any] = {}
+    trained.save_own_variables(values)
+    plain.load_own_variables(values)
+    with tempfile.TemporaryDirectory() as folder:
+        trained.save_assets(folder)
+        plain.load_assets(folder)
+
+
+def _not_in_h5(template: keras.Model, saved: Path) -> str:
+    """Returns what of the template, which is `saved` as .keras, the legacy format has no place for; "" for nothing."""
+    if not symbolic_inputs(template):
+        return "a subclassed model; model.keras needs its class"
+    with zipfile.ZipFile(saved) as archive:
+        assets = any(name.startswith("assets/") for name in archive.namelist())
+    return "a vocabulary, or another file that a layer saves; model.keras has it" if assets else ""
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:

@@ -1,25 +1,29 @@
 """Tries on a user's own model and data, before training, what a run does only after hours: evaluation, sample, save."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.build import TrainingSetup
 from trainer.config.train_config import DATA_SOURCES, MODELS, TrainConfig
+from trainer.data.dataset import first_rows
 from trainer.data.images import as_uint8, noise
 from trainer.data.sources import is_named
 from trainer.errors import UserError
-from trainer.export import export
+from trainer.export import export, load_template
 from trainer.interface import ModelInterface
+from trainer.log import log
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from trainer.training.evaluation import Evaluation
 from trainer.training.state import check_fits, refuse_unbuilt_optimizers, snapshot, variables_of
 from trainer.user_mistakes import as_user_mistake, message_of
 
 _IMAGES = 2
+_ROWS = 2
 
 
 def has_own_parts(config: TrainConfig) -> bool:
@@ -28,7 +32,7 @@ def has_own_parts(config: TrainConfig) -> bool:
 
 
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
-    """Evaluates one batch, draws two samples, and writes a checkpoint and the model to a temporary folder.
+    """Evaluates one batch, draws two samples, writes a checkpoint and the model to a temporary folder, and loads them.
 
     The first step follows at once, so it is not tried here. Raises UserError that names what fails. Changes no weight.
     """
@@ -41,7 +45,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
         if sampler:
             drawn = noise(setup.config.seed, _IMAGES, sampler.latent_dim, keras.config.floatx())
             parts["sample"] = lambda: as_uint8(sampler.sample(drawn))
-        parts["export"] = lambda: export(model, folder / "exported", setup.dataset.input_spec)
+        parts["export"] = lambda: _export(setup, folder / "exported")
         for what, attempt in parts.items():
             try:
                 attempt()
@@ -61,3 +65,44 @@ def _checkpoint(model: keras.Model, folder: Path) -> None:
     write_checkpoint(folder, snapshot(variables), {"step": 0, "state": {}})
     _, values = read_checkpoint(folder)
     check_fits(variables, {name: tf.TensorShape(value.shape) for name, value in values.items()}, "checkpoint")
+
+
+def _export(setup: TrainingSetup, folder: Path) -> None:
+    """Writes the model, loads it on the CPU, and calls it on two rows of the data if it takes them.
+
+    Keras saves classes that it cannot load without their code: a warning tells of a model.keras like that.
+    """
+    export(setup.model, folder, setup.dataset.input_spec)
+    x = _rows_of(setup)
+    with tf.device("CPU:0"):
+        served = tf.saved_model.load(str(folder / "saved_model"))
+        given = _as_served(x, served.serve.input_signature)
+        if given:
+            served.serve(*given)
+        try:
+            template = load_template(folder / "model.keras", "model.keras")
+        except UserError as error:
+            log.warning(
+                f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects), or "
+                "python -m trainer.predict needs --checkpoint=newest"
+            )
+        else:
+            if given:
+                template(x, training=False)
+
+
+def _rows_of(setup: TrainingSetup) -> Any:
+    """Returns x of the first rows, as training gets it."""
+    rows = tf.nest.map_structure(tf.convert_to_tensor, first_rows(setup.dataset.train, _ROWS)[:1])
+    x = setup.dataset.as_fit(rows)
+    return x[0] if isinstance(x, tuple) else x
+
+
+def _as_served(x: Any, signature: Sequence[tf.TensorSpec]) -> list[Any]:
+    """Returns the tensors that the served model takes, in the order of its signature; [] if x does not hold them."""
+    leaves = tf.nest.flatten(x)
+    named = x if isinstance(x, dict) else {spec.name: leaf for spec, leaf in zip(signature, leaves, strict=False)}
+    found = [(named[spec.name], spec) for spec in signature if spec.name in named]
+    if len(found) < len(signature) or not all(spec.shape.is_compatible_with(one.shape) for one, spec in found):
+        return []
+    return [one if one.dtype == spec.dtype else tf.cast(one, spec.dtype) for one, spec in found]

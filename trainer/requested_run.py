@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer.config.fields import coerce, coerce_all
+from trainer.config.fields import coerce, coerce_all, setting
 from trainer.config.flags import VERBOSE, Field, Parser, add_setting_flags, refuse_unknown
 from trainer.config.overrides import Overrides
 from trainer.config.own_settings import taken_by
@@ -87,8 +87,17 @@ def make_parser(prog: str, description: str) -> Parser:
         help=f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in {MODEL}/)",
     )  # fmt: skip
     parser.add_boolean("verbose", VERBOSE)
-    add_setting_flags(parser, [_FIELDS[name] for name in _GIVEN], prefix=_PREFIX)
+    add_setting_flags(parser, [_as_of_run(_FIELDS[name]) for name in _GIVEN], prefix=_PREFIX)
     return parser
+
+
+def _as_of_run(field: Field) -> Field:
+    """Returns the field as --help shows it: what the command line leaves out is that of the run, but for devices."""
+    if field.name == "replicas":
+        return field
+    shown: Field = setting("that of the run", **field.metadata)
+    shown.name, shown.type = field.name, field.type
+    return shown
 
 
 def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:

@@ -3,19 +3,27 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Capture, Make
+from tests import own_data
+from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import fresh_collectives, refused, run_job, run_steps
 from trainer import generate
+from trainer.build import build_setup
 from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
 from trainer.data.images import noise
+from trainer.distribution.strategy import make_replicas
 from trainer.export import export, plain_copy
+from trainer.rehearsal import rehearse
 from trainer.storage.initial import fetch_model
 
 READER = """
@@ -98,6 +106,82 @@ def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
     assert loaded.layers[1].layers[-1].synchronized is False
+
+
+@keras.saving.register_keras_serializable("tests")
+class Coded(keras.layers.Layer):
+    """Holds a layer with a vocabulary, which it learns when it is made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.codes = keras.layers.StringLookup()
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+    def call(self, words: Any) -> Any:
+        return keras.ops.one_hot(self.codes(words), 6)
+
+
+def coded() -> keras.layers.Layer:
+    layer = Coded()
+    layer.codes.adapt(TEXTS)
+    return layer
+
+
+TEXTS = ["win", "cash", "now", "home"]
+VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
+    "text": lambda: keras.layers.TextVectorization(output_mode="multi_hot"),
+    "tf_idf": lambda: keras.layers.TextVectorization(output_mode="tf_idf"),
+    "words": lambda: keras.layers.StringLookup(output_mode="one_hot"),
+    "numbers": lambda: keras.layers.IntegerLookup(output_mode="one_hot"),
+    "a layer within a layer": coded,
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    layer, x = VOCABULARIES[kind](), tf.constant([3, 4] if kind == "numbers" else TEXTS)
+    if not isinstance(layer, Coded):
+        layer.adapt(x)
+    inner = keras.Sequential([keras.Input((), dtype=x.dtype.name), layer])
+    model = keras.Model(inputs := keras.Input((), dtype=x.dtype.name), keras.layers.Dense(2)(inner(inputs)))
+    export(model, tmp_path / "model", None)
+    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    served = tf.saved_model.load(str(tmp_path / "model" / "saved_model"))
+    assert len(np.unique(model(x), axis=0)) == len(x)
+    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+    np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
+    assert "model.h5 is not written: HDF5 cannot hold a vocabulary" in caplog.text
+    assert not (tmp_path / "model" / "model.h5").exists()
+
+
+class Unregistered(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        return values
+
+
+def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.Input(dataset.spec[0].shape), Unregistered(), keras.layers.Dense(1)]
+    return own_data._compiled(keras.Sequential(layers), config, loss="mean_squared_error")
+
+
+@pytest.mark.parametrize("lost", ["vocabulary", "class"])
+def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    model, data = {
+        "vocabulary": ("tests.own_data:bag_of_words", "sentences"),
+        "class": ("tests.trainer.test_export:unregistered", "arrays"),
+    }[lost]
+    config = resolve([f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]).config
+    setup = build_setup(config, make_replicas(config))
+    rehearse(setup, None)
+    assert ("model.keras: cannot be loaded as a model.keras: " in caplog.text) is (lost == "class")
+    if lost == "vocabulary":
+        monkeypatch.setattr("trainer.export._copy_assets", lambda trained, plain: None)
+        with refused("its export fails, tried before training: "):
+            rehearse(setup, None)
 
 
 @pytest.fixture(scope="module")

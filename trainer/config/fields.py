@@ -18,6 +18,7 @@ BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False),
 }  # fmt: skip
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
+_CLOSE = 0.6  # the ratio of difflib from which a name is taken for another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -39,9 +40,10 @@ def setting(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the known name closest to `name`, or a full stop if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"; did you mean '{close[0]}'?" if close else "."
+    """Returns `; did you mean 'x'?` for the known name closest to `name`, the first of them, or a full stop."""
+    ratios = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in known}
+    closest = max(ratios, key=ratios.__getitem__, default="")
+    return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
 
 
 def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:

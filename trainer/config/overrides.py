@@ -128,9 +128,12 @@ def flags_of(settings: type[TrainConfig]) -> tuple[dataclasses.Field[Any], ...]:
     return (*dataclasses.fields(settings), *_OF_COMMAND)
 
 
-def resolve(arguments: Sequence[str]) -> Command:
-    """Parses and resolves a command line. Raises UserError for a mistake, SystemExit(0) for --help."""
-    texts = parse_flags(arguments)
+def resolve(arguments: Sequence[str], **help_options: Any) -> Command:
+    """Parses and resolves a command line. Raises UserError for a mistake, SystemExit(0) for --help.
+
+    `help_options`: what --help of another command says, as options of `Parser`.
+    """
+    texts = parse_flags(arguments, **help_options)
     flags = {field.name: coerce(field, texts.pop(field.name, "false")) for field in _OF_COMMAND}
     return Command(Overrides.read(texts).resolve(), **flags)
 
@@ -147,25 +150,30 @@ def own_settings(arguments: Sequence[str], first: str = "") -> OwnSettings:
     return Overrides(vars(found), first).own
 
 
-def parse_flags(arguments: Sequence[str], first: str = "") -> dict[str, str]:
+def parse_flags(arguments: Sequence[str], first: str = "", **help_options: Any) -> dict[str, str]:
     """Returns the text of each flag given. Raises UserError for an unknown one, SystemExit(0) for --help."""
     own = own_settings(arguments, first)
     flags = flags_of(own.settings)
-    parser = Parser(
-        prog="python -m trainer.task",
-        usage="%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
-        description=_DESCRIPTION.format(
+    # Description and epilog have their own lines.
+    parser = Parser(formatter_class=argparse.RawDescriptionHelpFormatter, **(help_options or _help_of_task()))
+    add_setting_flags(parser, flags)
+    found, unknown = parser.parse_known_args(arguments)
+    names = [field.name for field in flags]
+    refuse_unknown(unknown, [*names, "help"], own.hint)
+    return {name: text for name, text in vars(found).items() if name in names}
+
+
+def _help_of_task() -> dict[str, Any]:
+    return {
+        "prog": "python -m trainer.task",
+        "usage": "%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
+        "description": _DESCRIPTION.format(
             recipes=",\n  ".join([", ".join(recipe_names()[:5]), ", ".join(recipe_names()[5:])]),
             sources=", ".join(DATA_SOURCES),
             kinds=", ".join(DATA_KINDS),
         ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # description and epilog have their own lines
-    )
-    add_setting_flags(parser, flags)
-    found, unknown = parser.parse_known_args(arguments)
-    refuse_unknown(unknown, [*(field.name for field in flags), "help"], own.hint)
-    return vars(found)
+        "epilog": _EPILOG,
+    }
 
 
 def to_yaml(config: TrainConfig) -> str:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer.compat import intercept_random, outside_conditions
-from trainer.distribution.layer_inputs import hide_size, layer_inputs, name_dependence
+from trainer.distribution.layer_inputs import hide_size, layer_inputs, name_dependence, name_other_size
 from trainer.distribution.step import NORMAL, UNIFORM, StepContext, running_step
 
 _TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
@@ -35,21 +35,32 @@ class _Stream:
         """Returns what `draw(shape=…, seed=…)` gives: this replica's rows, or the same on all replicas."""
         step, stream = self.step, self.step.numbered(self.path)
         sizes = _sizes(shape)
-        parts = self.parts_of(sizes[0]) if sizes else 0
-        if isinstance(parts, int) and parts == 0:
+        if not sizes or not self.by_row(sizes[0]):
             return draw(shape=shape, seed=step.stateless_seed(stream))
+        parts = self.parts_of(sizes[0])
         drawn, inputs = step.draw(draw, (parts, *sizes[1:]), stream), layer_inputs()
         if inputs and not inputs.together:
             drawn = tf.transpose(drawn, [1, 0, *range(2, len(sizes) + 1)])
         drawn = tf.reshape(drawn, (step.rows * parts, *sizes[1:]))
+        if tf.is_tensor(parts):
+            name_other_size(step, self.path, sizes[0])
+            return drawn[: sizes[0]]
         return hide_size(drawn, drawn.shape[0]) if inputs and inputs.size is None else drawn
 
     def parts_of(self, first: Any) -> Any:
-        """Returns how many numbers each row gets along an axis of size `first`; 0 if it is not one of rows."""
+        """Returns how many numbers each row gets along an axis of size `first`; 0 if it is not one of rows.
+
+        A tensor where only the running step knows the size: 1 if it is that of the rows, else enough for all.
+        """
         inputs, known = layer_inputs(), isinstance(first, int)
         if inputs is None:
-            return (1 if first == self.step.rows else 0) if known else first // self.step.rows
+            return (1 if first == self.step.rows else 0) if known else -(-first // self.step.rows)
         return inputs.parts if (first == inputs.size if known else inputs.size is None) else 0
+
+    def by_row(self, first: Any) -> bool:
+        """Returns whether an axis of size `first` is, or may be, one of rows."""
+        parts = self.parts_of(first)
+        return tf.is_tensor(parts) or parts > 0
 
 
 def _sizes(shape: Any) -> list[Any]:
@@ -110,12 +121,12 @@ def _whole_rows(function: str, stream: _Stream, given: dict[str, Any]) -> str | 
     """Returns why Keras's own function has to draw, if it gives other numbers for one replica's rows than for all."""
     if function == "shuffle":
         first = _sizes(keras.ops.shape(given["x"]))[0]
-        return "mixes the rows of one replica" if given["axis"] == 0 and stream.parts_of(first) != 0 else None
+        return "mixes the rows of one replica" if given["axis"] == 0 and stream.by_row(first) else None
     if function in ("binomial", "categorical"):
         return f"draws by keras.random.{function}"
     if isinstance(stream.seed, int):  # the same numbers in every step, as initializers draw
         sizes = _sizes(given["shape"] if "shape" in given else keras.ops.shape(given["inputs"]))
-        by_row = layer_inputs() is not None and bool(sizes) and stream.parts_of(sizes[0]) != 0
+        by_row = layer_inputs() is not None and bool(sizes) and stream.by_row(sizes[0])
         return "draws with a number as seed, which gives each replica the same numbers" if by_row else None
     parameters = [
         given[name] for name in ("alpha", "beta", "minval", "maxval") if name in given and function != "uniform"

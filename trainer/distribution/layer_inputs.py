@@ -17,6 +17,7 @@ from trainer.distribution.step import StepContext, running_step
 from trainer.log import warn_once
 
 _NO_ROWS = "draws random numbers for inputs whose first axis is not one of rows"
+_OTHER_SIZE = "draws random numbers for inputs whose first axis, of unknown size, is not one of rows"
 _UNKNOWN_PARTS = "draws for several parts of each row, whose order is not known: reshape (rows, parts, …) before it"
 
 
@@ -24,7 +25,7 @@ _UNKNOWN_PARTS = "draws for several parts of each row, whose order is not known:
 class LayerInputs:
     """Describes the inputs of the layer that runs: their first axis has `parts` entries for each row, if any."""
 
-    parts: Any  # int, or an int32 tensor where the first axis is unknown; 0 if it is not one of rows
+    parts: int  # 0 if it is not one of rows
     size: int | None = None  # of the first axis; None if it is hidden from the layer
     together: bool = True  # whether the parts of one row are neighbours
     doubt: str = ""  # why numbers drawn by the layer may depend on the number of replicas
@@ -34,7 +35,10 @@ _current: ContextVar[LayerInputs | None] = ContextVar("layer_inputs", default=No
 
 
 def layer_inputs() -> LayerInputs | None:
-    """Returns what is known of the inputs of the layer that runs, if it is one that `draw_by_row` was called for."""
+    """Returns what is known of the inputs of the layer that runs, if it is one that `draw_by_row` was called for.
+
+    None where the size of their first axis is known only while the step runs, as after `RaggedTensor.to_tensor`.
+    """
     return _current.get()
 
 
@@ -95,7 +99,7 @@ def _given(step: StepContext, path: str, given: Any) -> Iterator[Any]:
     """Yields what a layer is called with, with the size of the first axis of rows hidden, while the layer runs."""
     tensors = [each for each in keras.tree.flatten(given) if isinstance(each, tf.Tensor) and each.shape.rank]
     found = _describe(tensors[0], step.rows) if tensors else LayerInputs(0, doubt=_NO_ROWS)
-    size = tensors[0].shape[0] if tensors and found.parts and found.size is None else None
+    size = tensors[0].shape[0] if tensors and found and found.size is None else None
     args, kwargs = keras.tree.map_structure(lambda each: hide_size(each, size), given) if size else given
     token = _current.set(found)
     try:
@@ -104,10 +108,10 @@ def _given(step: StepContext, path: str, given: Any) -> Iterator[Any]:
         _current.reset(token)
 
 
-def _describe(tensor: Any, rows: int) -> LayerInputs:
+def _describe(tensor: Any, rows: int) -> LayerInputs | None:
     size = tensor.shape[0]
     if size is None:
-        return _current.get() or LayerInputs(tf.shape(tensor)[0] // rows)
+        return _current.get()
     if size % rows:
         return LayerInputs(0, size, doubt=_NO_ROWS)
     if tf.executing_eagerly():
@@ -152,3 +156,13 @@ def name_dependence(step: StepContext, path: str, why: str) -> None:
     """Warns once that numbers drawn for `path` differ on several replicas, if there are several."""
     if step.rows != step.global_batch_size:
         warn_once(f"the result depends on the number of replicas: {path} {why}")
+
+
+def name_other_size(step: StepContext, path: str, size: Any) -> None:
+    """Warns as `name_dependence`, while the step runs, if `size`, a tensor, is not the number of rows."""
+
+    def warn() -> None:
+        name_dependence(step, path, _OTHER_SIZE)
+
+    if step.rows != step.global_batch_size:
+        tf.cond(tf.equal(size, step.rows), tf.no_op, lambda: tf.numpy_function(warn, [], []))

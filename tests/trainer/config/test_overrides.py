@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from trainer.config import metric_names as measures
+from trainer.config.fields import nearest
 from trainer.config.overrides import recipe_names, resolve, to_yaml
 from trainer.config.rules import FROM_SCRATCH
 from trainer.config.train_config import MODELS, TrainConfig
@@ -162,3 +163,16 @@ def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() ->
         assert field.metadata["unit"] in text
     assert "one of auto, one_device, mirrored, multi_worker (default: auto)" in text
     assert "at least 1; in examples (default: 64)" in text
+
+
+@pytest.mark.parametrize(("name", "known", "hint"), [
+    ("l4xl", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),  # as close to each: the first
+    ("l4x3", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),
+    ("us-nowhere9", ("us-west4", "us-south1"), "."),
+    ("unitz", ("run", "checkpoint"), "."),
+    ("val_los", ("generator_loss", "critic_loss"), "."),
+    ("labels", ("channels", "data"), "."),
+    ("anything", (), "."),
+])  # fmt: skip
+def test_only_a_name_that_is_close_is_suggested(name: str, known: tuple[str, ...], hint: str) -> None:
+    assert nearest(name, known) == hint

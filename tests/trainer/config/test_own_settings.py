@@ -142,7 +142,7 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("def build(c, d, *, my_lambda: int = 3): pass",
      "model=mine.nets:build and data=mine.data:load both have a setting my_lambda, as int = 3 and as float = 0.3: "),
     ("def biuld(c, d): pass", "model=mine.nets:build: mine.nets has no function build; did you mean 'biuld'?"),
-    ("from .data import build", "model=mine.nets:build: mine.data has no function build; did you"),
+    ("from .data import build", "model=mine.nets:build: mine.data has no function build."),
     ("def build(c, d, *, a=1:\n  pass", "model=mine.nets:build: cannot import mine.nets (mine/nets.py:1: "),
     ("from .other import build", "model=mine.nets:build: cannot import mine.other (mine/other.py:1: invalid"),
 ])  # fmt: skip

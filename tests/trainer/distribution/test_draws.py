@@ -185,6 +185,30 @@ def test_without_a_layer_keras_random_draws_by_row_too() -> None:
     np.testing.assert_array_equal(on_replica(noise, WORDS, 4, 1), whole[4:])
 
 
+@pytest.mark.parametrize("of_a_layer", [True, False])
+@pytest.mark.parametrize("kept", [0.0, 100.0])
+def test_rows_that_only_the_running_step_counts_are_drawn_by_row(
+    kept: float, of_a_layer: bool, monkeypatch: Patch, caplog: Log
+) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    layer_inputs.warn_once.cache_clear()
+    layer = independent(lambda: layers.Dropout(0.5), WORDS)
+    keras.random.normal(())  # makes the generator of Keras
+
+    def some_rows(values: Any) -> Any:
+        chosen = tf.boolean_mask(values, values[:, 0, 0] > kept)  # (None, 6, 5)
+        return layer(chosen, training=True) if of_a_layer else chosen + keras.random.normal(tf.shape(chosen))
+
+    whole, part = on_replica(some_rows, WORDS), on_replica(some_rows, WORDS, 4, 1)
+    assert len(part) == (WORDS[4:, 0, 0] > kept).sum()
+    if kept:  # trains, but nobody knows which row of the batch each of them is
+        assert "depends on the number of replicas: " in caplog.text
+        assert "of unknown size, is not one of rows" in caplog.text
+    else:
+        np.testing.assert_array_equal(part, whole[4:])
+        assert "depends on the number" not in caplog.text
+
+
 def looped(values: Any, layer: Any) -> Any:
     return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, layer(x, training=True)), (0, values))[1]
 
