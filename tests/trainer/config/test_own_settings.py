@@ -183,7 +183,7 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
     "from functools import partial\ndef f(c, d, *, a): pass\nbuild = partial(f, a=3)", "from .nets import build",
     "import keras as build", "globals()['bu' + 'ild'] = print",
     "from typing import Any as build", "class build(dict): pass", "from .... import build",
-    "def build(c, d, **kwargs): pass", "x" + "+x" * 20_000, "build = build",
+    "def build(c, d, **kwargs): pass", "build = x" + "+x" * 20_000, "build = build",
 ])  # fmt: skip
 def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str) -> None:
     write(mine.parent, nets=source)
