@@ -19,7 +19,7 @@ from trainer.interface import ModelInterface
 from trainer.log import log
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from trainer.training.evaluation import Evaluation
-from trainer.training.state import check_fits, refuse_unbuilt_optimizers, snapshot, variables_of
+from trainer.training.state import check_fits, snapshot, variables_of
 from trainer.user_mistakes import as_user_mistake, message_of
 
 _IMAGES = 2
@@ -58,7 +58,6 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
 
 
 def _checkpoint(model: keras.Model, folder: Path) -> None:
-    refuse_unbuilt_optimizers(model)
     variables = variables_of(model)
     if not variables:
         raise UserError("the model has no variables: build its layers, or call it on some rows, before it is returned")

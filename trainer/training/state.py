@@ -56,16 +56,6 @@ def _is_rate(variable: Any) -> bool:
     return getattr(variable, "name", "") == "learning_rate"
 
 
-def refuse_unbuilt_optimizers(model: keras.Model) -> None:
-    """Raises UserError if an optimizer would create its variables in the first step, when no checkpoint knows them."""
-    for item in reachable(model):
-        if isinstance(item, keras.optimizers.Optimizer) and not item.built:
-            raise UserError(
-                f"the optimizer {item.name} is not built, so that no checkpoint would hold its state: call "
-                "sum_and_build(optimizer, variables, config.precision) of trainer.distribution.gradients in build()"
-            )
-
-
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
     """Yields the model's weights, then random state, then variables of optimizers and of the model's attributes."""
     others: list[Any] = []
