@@ -108,8 +108,9 @@ def compare(config: TrainConfig) -> list[str]:
     import numpy as np
 
     (alone, logs, _), (together, logs_of_two, draws) = (_steps(config, replicas) for replicas in (1, 2))
-    # A weight without effect (a bias before batch norm) moves by rounding alone: compare it with Adam's updates.
-    moved = STEPS * _learning_rate(alone, config)
+    # A weight without effect (a bias before batch norm) moves by rounding alone, of which Adam's epsilon of 1e-7 makes
+    # up to 1e-8 of an update: compare it with a hundred of them.
+    moved = 100 * STEPS * _learning_rate(alone, config)
     differences = [
         float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), moved * np.sqrt(one.size), 1e-30))
         for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
