@@ -18,12 +18,12 @@ from trainer.reporting.run_files import read_stats
 
 MOST_LINES = 80
 STEPS = 10
-SHORT = [f"--steps={STEPS}", "--global_batch_size=8", "--report_every_steps=5", "--evaluation_batch_size=512"]
+SHORT = ["--global_batch_size=8", "--report_every_steps=5", "--evaluation_batch_size=512"]
 FILES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py"))}
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 SLOW = {"fine_tuning"}
-# The batch norm of maps of one pixel magnifies rounding: permuted rows on one replica differ as much.
-TOLERANCES = {"fine_tuning": 1e-5}
+# The batch norm of maps of one pixel magnifies rounding some tenfold a step.
+FEWER_STEPS, TOLERANCES = {"fine_tuning": 3}, {"fine_tuning": 1e-6}
 
 
 def command_of(name: str) -> Command:
@@ -53,14 +53,15 @@ def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in FILES])
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
-    config = settings(name, f"--job_dir={tmp_path}", "--precision=float64", "--replicas=2")
+    steps = FEWER_STEPS.get(name, STEPS)
+    config = settings(name, f"--job_dir={tmp_path}", "--precision=float64", "--replicas=2", f"--steps={steps}")
     job_dir = run_job(config)
     (*_, entry) = (entry for entry in read_stats(job_dir)[0] if entry["kind"] == "report")
-    assert entry["step"] == STEPS
+    assert entry["step"] == steps
     assert LOSSES.get(name, {"loss"}) <= entry["losses"].keys()
     assert len([*job_dir.glob("samples/*.png")]) == (name == "conditional_gan")
     saved = keras.models.load_model(job_dir / "model" / "model.keras", compile=False)
-    alone, _ = run_steps(settings(name, "--precision=float64"), STEPS)
+    alone, _ = run_steps(settings(name, "--precision=float64", f"--steps={steps}"), steps)
     expected = weights(ModelInterface.of(alone).templates()["model"])
     # Adam moves a weight without effect, as the bias of an attention's keys, by rounding alone.
     assert largest_difference(expected, weights(saved), smallest_norm=config.learning_rate) < TOLERANCES.get(
