@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.docs.commands import Command, commands
-from tests.docs.sources import ROOT
+from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, run_job, run_steps, weights
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
@@ -19,39 +18,32 @@ from trainer.reporting.run_files import read_stats
 MOST_LINES = 80
 STEPS = 10
 SHORT = ["--global_batch_size=8", "--report_every_steps=5", "--evaluation_batch_size=512"]
-FILES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py"))}
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 SLOW = {"fine_tuning"}
 # The batch norm of maps of one pixel magnifies rounding some tenfold a step.
 FEWER_STEPS, TOLERANCES = {"fine_tuning": 3}, {"fine_tuning": 1e-6}
 
 
-def command_of(name: str) -> Command:
-    """Returns the first command of the example's docstring."""
-    return next(commands(FILES[name]))
-
-
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of the example's own command, but with a few steps and small batches."""
-    words = [word for word in command_of(name).arguments if not word.startswith("--epochs=")]
-    return resolve([*words, *SHORT, *more]).config
+    return resolve([*arguments_of(name), *SHORT, *more]).config
 
 
 def test_there_are_eight() -> None:
-    assert len(FILES) == 8
+    assert len(EXAMPLES) == 8
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
-    source = FILES[name].read_text(encoding="utf-8")
+    source = EXAMPLES[name].read_text(encoding="utf-8")
     assert source.count("\n") < MOST_LINES
     assert source.startswith('"""python -m trainer.task ')
-    arguments = command_of(name).arguments
+    arguments = arguments_of(name)
     assert f"--model=examples.{name}:build" in arguments
     assert f"--job_dir=runs/{name}" in arguments
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in FILES])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in EXAMPLES])
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
     steps = FEWER_STEPS.get(name, STEPS)
     config = settings(name, f"--job_dir={tmp_path}", "--precision=float64", "--replicas=2", f"--steps={steps}")

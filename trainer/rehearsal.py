@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from trainer.build import TrainingSetup
 from trainer.config.train_config import DATA_SOURCES, MODELS, TrainConfig
-from trainer.data.dataset import first_rows
 from trainer.data.images import as_uint8, noise
 from trainer.data.sources import is_named
 from trainer.errors import UserError
@@ -72,7 +71,7 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
     Keras saves classes that it cannot load without their code: a warning tells of a model.keras like that.
     """
     export(setup.model, folder, setup.dataset.input_spec)
-    x = _rows_of(setup)
+    x = setup.dataset.first_inputs(_ROWS)
     with tf.device("CPU:0"):
         served = tf.saved_model.load(str(folder / "saved_model"))
         given = _as_served(x, served.serve.input_signature)
@@ -88,13 +87,6 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
         else:
             if given:
                 template(x, training=False)
-
-
-def _rows_of(setup: TrainingSetup) -> Any:
-    """Returns x of the first rows, as training gets it."""
-    rows = tf.nest.map_structure(tf.convert_to_tensor, first_rows(setup.dataset.train, _ROWS)[:1])
-    x = setup.dataset.as_fit(rows)
-    return x[0] if isinstance(x, tuple) else x
 
 
 def _as_served(x: Any, signature: Sequence[tf.TensorSpec]) -> list[Any]:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer.build import set_precision_and_seed
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.config.user_code import load_function
-from trainer.data.dataset import Dataset, Examples, InSequence, failures_of_reading, first_rows
+from trainer.data.dataset import Dataset, Examples, InSequence, failures_of_reading
 from trainer.data.sources import load_dataset
 from trainer.distribution.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
 from trainer.errors import UserError
@@ -191,9 +191,7 @@ def _refuse_another_network(run: RequestedRun, model: keras.Model, dataset: Data
 
 
 def _differs(run: RequestedRun, path: Path, model: keras.Model, dataset: Dataset) -> bool:
-    parts = tf.nest.map_structure(tf.convert_to_tensor, first_rows(dataset.train, _COMPARED_ROWS))
-    x = dataset.as_fit(parts[:1])
-    x = x[0] if isinstance(x, tuple) else x
+    x = dataset.first_inputs(_COMPARED_ROWS)
     network = ModelInterface.of(model).templates()["model"]
     try:
         saved = _saved_network(run, path)

@@ -54,7 +54,7 @@ def _identity(request: Mapping[str, Any]) -> dict[str, Any] | None:
         parts = [flag.removeprefix("--").partition("=") for flag in request["flags"]]
         flags = {name: value if equals else "true" for name, equals, value in parts}
         common = {"on": request["on"], "scaling": request["scaling"], "tiers": ", ".join(tiers)}
-    except (KeyError, TypeError, AttributeError, UserError):
+    except (KeyError, TypeError, AttributeError):
         return None
     return {**common, **{f"tier {name}": facts for name, facts in tiers.items()}, **flags}
 

@@ -341,3 +341,8 @@ class Dataset:
         if self.holds_images:
             x = tf.cast(x, keras.config.floatx())
         return (x, *others) if others or tf.nest.is_nested(x) else x
+
+    def first_inputs(self, count: int) -> Any:
+        """Returns x of the first training rows, at most `count`, as a model is called with it."""
+        x = self.as_fit(tf.nest.map_structure(tf.convert_to_tensor, first_rows(self.train, count)[:1]))
+        return x[0] if isinstance(x, tuple) else x

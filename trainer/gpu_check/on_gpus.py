@@ -30,7 +30,7 @@ from trainer.gpu_check.check_table import table
 from trainer.gpu_check.rates import AllReduce, all_reduces, copies, empty_step
 from trainer.gpu_check.variants import Speed, State, Variant, replicas_on, run_reordered, run_variant
 from trainer.log import log
-from trainer.reporting.run_info import versions
+from trainer.reporting.run_info import gpu_names, versions
 from trainer.training.error_lines import half_precision, one_line
 
 REFERENCE = "float64 on the CPU"
@@ -145,7 +145,8 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
     orders = [run_reordered(base, config, dataset, replicas[1], start, seed) for seed in CONTROLS]
     control = largest([difference(order, alone) for order in orders])
     of_cpu = difference(on_cpu, reference)
-    check = GpuCheck(config.model, config.data, whole.sentence(), devices, _gpu_names(), control, of_cpu)
+    names = [name or "unknown" for name in gpu_names()]
+    check = GpuCheck(config.model, config.data, whole.sentence(), devices, names, control, of_cpu)
     found = float32_difference(alone, reference, largest([control, of_cpu]))
     check.rows.append(Row(base.name, 1, REFERENCE, found, speed, found.problem))
     others, check.left_out = variants(config, len(devices))
@@ -205,8 +206,3 @@ def _no_retracing_warnings() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _gpu_names() -> list[str]:
-    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    return [str(detail.get("device_name", "unknown")) for detail in details]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer.build import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset, failures_of_reading
+from trainer.distribution.reachable import reachable
 from trainer.distribution.step import StepContext
 from trainer.distribution.strategy import Replicas
 from trainer.gpu_check.bands import Trained, Weights
@@ -141,10 +142,9 @@ def _gradient_norm(model: keras.Model, before: Weights) -> float:
 
     Adam's second moments are their mean squares: v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
     """
-    parts = tf.train.TrackableView(model).descendants()
     squares = [
         _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
-        for adam in parts
+        for adam in reachable(model)
         if isinstance(adam, keras.optimizers.Adam)
         for moment in adam.variables
         if moment.name.endswith("velocity")

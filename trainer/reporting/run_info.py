@@ -38,7 +38,7 @@ def run_info(
             "rows_per_replica": replicas.rows,
         },
         "devices": list(replicas.devices),  # of each worker
-        "gpus": _gpu_names()[: replicas.local],  # of this worker
+        "gpus": gpu_names()[: replicas.local],  # of this worker
         "gpu_environment": gpu_environment(),
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _gpu_names() -> list[str]:
+def gpu_names() -> list[str]:
     """Returns models of the visible GPUs, as "NVIDIA A100-SXM4-80GB"; "" if TensorFlow does not report one."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return [str(detail.get("device_name", "")) for detail in details]
