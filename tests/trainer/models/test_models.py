@@ -345,7 +345,7 @@ def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) 
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:
-    def fault(arguments: list[str]) -> None:
+    def fault(arguments: list[str], **described: object) -> None:
         raise PlatformFault("gs://b/x: Cloud Storage does not answer")
 
     monkeypatch.setattr(check_module, "resolve", fault)
