@@ -113,11 +113,12 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self.uses_xla = config.jit_compile and not synchronized(config)  # XLA supports no all-reduce
+        # Where XLA cannot compile the whole step: no all-reduce over CPUs or machines may be inside.
+        self.uses_xla = config.jit_compile == "true" and not synchronized(config)
         self._generator_gradients = self.xla_compiled(self.generator_gradients)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, compiled by XLA if --jit_compile is set and no batch norm spans replicas."""
+        """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
         return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
 
     def generator_loss(self, scores: Any) -> Any:

@@ -30,6 +30,7 @@ class RunInfo(TypedDict, total=False):
     strategy: str
     collectives: str | None  # how replicas sum: nccl or ring; null for one replica
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
+    compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
     depends_on_replicas: list[str]
     total_steps: int
     versions: dict[str, str]
