@@ -159,9 +159,8 @@ def _if_possible(choice: Choice, trial: Trial) -> Choice:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, NotCompilable):
-        return str(error)
-    return f"XLA fails: {message_of(error)}"
+    text = message_of(error)
+    return text.removeprefix("NotCompilable: ") if isinstance(error, NotCompilable) else f"XLA fails: {text}"
 
 
 def _not_tried(config: TrainConfig, trial: Trial, steps_left: int) -> str:

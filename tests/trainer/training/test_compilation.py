@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def test_what_xla_cannot_or_must_not_compile_runs_plain(how: str, why: str, capl
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("wgan_gp", marks=pytest.mark.slow)])
 def test_on_gpus_sums_are_inside_what_xla_compiles(name: str) -> None:
-    """A trace test: two CPUs that TensorFlow takes for GPUs. It proves that the step can be traced, not that it runs."""
+    """A trace test: two CPUs that TensorFlow takes for GPUs. The step can be traced; whether it runs is not proved."""
     setup = setup_of("--data=digits", *FAMILIES[name], "--replicas=2")
     arguments = setup.rows_from(0), tf.constant(0, tf.int64), tf.constant(1)
     with cpus_taken_for_gpus():
@@ -196,9 +195,7 @@ def test_auto_keeps_the_faster_way_and_other_runs_find_it(
     assert choose(auto, planted(later), 1000).compiled is faster
     assert later.calls == [(False, 1)] + [(True, 1)] * faster
     others = Clock(compiled, plain)
-    assert choose(auto, planted(others, rows=1) if False else planted(others, ("CPU:1",)), 1000).compiled is (
-        compiled > plain
-    )
+    assert choose(auto, planted(others, ("CPU:1",)), 1000).compiled is (compiled > plain)
     assert len(others.calls) > 6
 
 
@@ -258,7 +255,7 @@ def test_a_resumed_run_keeps_its_way_unless_told_otherwise(auto: TrainConfig) ->
 
 
 @pytest.fixture
-def compiled_is_faster(monkeypatch: Patch) -> Iterator[list[bool]]:
+def compiled_is_faster(monkeypatch: Patch) -> list[bool]:
     """Makes auto choose XLA in a short run; the list has the way of each call of a trial."""
     calls: list[bool] = []
 
@@ -269,7 +266,7 @@ def compiled_is_faster(monkeypatch: Patch) -> Iterator[list[bool]]:
         return (50.0 if compiled else 100.0) * count
 
     monkeypatch.setattr(Trial, "seconds", seconds)
-    yield calls
+    return calls
 
 
 def run_info(config: TrainConfig) -> dict[str, Any]:
@@ -281,7 +278,7 @@ def test_killed_equals_never_killed_and_a_trial_leaves_no_trace(
 ) -> None:
     """A run that auto compiles, killed once it has chosen and once later, against one that was told to compile."""
     final: dict[str, dict[str, Any]] = {}
-    train, stops = TrainingRun.train, iter([0, 60])
+    train, stops = TrainingRun.train, iter([0, 100])
 
     class Killed(BaseException):
         pass
