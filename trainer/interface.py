@@ -100,7 +100,7 @@ class ModelInterface:
             generator=None if missing else model,
             missing_for_fid=missing,
             optimizer=getattr(model, "optimizer", None),
-            compiles_gradients=getattr(model, "uses_xla", False),
+            compiles_gradients=getattr(model, "compiles_gradients", False),
         )
 
 

@@ -115,6 +115,7 @@ class GAN(keras.Model):
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
         # Where XLA cannot compile the whole step: no all-reduce over CPUs or machines may be inside.
         self.uses_xla = config.jit_compile == "true" and not synchronized(config)
+        self.compiles_gradients = self.uses_xla
         self._generator_gradients = self.xla_compiled(self.generator_gradients)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,8 +39,9 @@ class WGANGP(GAN):
         super().__init__(config, dataset, batches_per_step=config.critic_steps, betas=(0.0, 0.9))
         self.gradient_penalty_weight = config.gradient_penalty_weight
         # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
+        self.compiles_gradients = config.jit_compile == "true"
         self._critic_gradients = tf.function(
-            self.critic_gradients, jit_compile=config.jit_compile or None, autograph=False
+            self.critic_gradients, jit_compile=self.compiles_gradients or None, autograph=False
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _barrier(replicas: Replicas) -> str:
 def _plain(trial: Trial, why: str) -> Choice:
     """Returns the choice where XLA was asked for and cannot be used, and logs it."""
     choice = Choice(False, why)
-    rest = "; only the gradients are compiled" if ModelInterface.of(trial.model).compiles_gradients else ""
+    rest = "; only gradients are compiled" if ModelInterface.of(trial.model).compiles_gradients else ""
     log.warning(f"jit_compile: {choice.sentence()}{rest}")
     return choice
 
