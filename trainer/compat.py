@@ -351,8 +351,11 @@ def cpus_taken_for_gpus() -> Iterator[None]:
 
     Only a trace is possible: TensorFlow refuses to run it. No fallback.
     """
-    modules = [f"tensorflow.python.distribute.{name}" for name in ("mirrored_run", "mirrored_strategy")]
-    originals = [_private(f"{module}._is_gpu_device", "") for module in modules]
+    names = (
+        "tensorflow.python.distribute.mirrored_run._is_gpu_device",
+        "tensorflow.python.distribute.mirrored_strategy._is_gpu_device",
+    )
+    modules, originals = [name.rpartition(".")[0] for name in names], [_private(name, "") for name in names]
     try:
         for module in modules:
             pkgutil.resolve_name(module)._is_gpu_device = lambda device: True
