@@ -124,7 +124,8 @@ def _move_averages(layer: Any, found: Normalized) -> None:
     count, momentum = found.means.shape[0], layer.momentum
     weights = (1.0 - momentum) * momentum ** np.arange(count - 1.0, -1.0, -1.0)
     for average, values in ((layer.moving_mean, found.means), (layer.moving_variance, found.variances)):
-        moved = tf.reduce_sum(values * tf.constant(weights[:, None], values.dtype), 0)
+        moved = values * tf.constant(weights[:, None], values.dtype)
+        moved = tf.squeeze(moved, 0) if count == 1 else tf.reduce_sum(moved, 0)
         average.assign(average * momentum**count + moved)
 
 
@@ -270,6 +271,8 @@ def _by_kernel(layer: Any, parts: Sequence[Rows]) -> Normalized:
         outputs.append(tf.concat([each.y for each in found], 0) if groups > 1 else found[0].y)
         means += [each.batch_mean for each in found]
         variances += [_biased(each.batch_variance, values, groups) for each in found]
+    if len(means) == 1:
+        return Normalized(outputs, tf.expand_dims(means[0], 0), tf.expand_dims(variances[0], 0))
     return Normalized(outputs, tf.stack(means), tf.stack(variances))
 
 

@@ -35,12 +35,16 @@ class FusedAdam(keras.optimizers.Adam):
     The ten cost memory traffic on a CPU, and on a GPU time to launch, which dominates a GAN's step otherwise.
     """
 
-    _shared: "dict[Any, tuple[Any, ...]] | None" = None
+    # What the variables of the update that is made share.
+    _shared: dict[Any, tuple[Any, ...]] | None = None
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Makes one update; see Keras."""
         object.__setattr__(self, "_shared", {})  # Keras would track it for checkpoints
-        super().apply(grads, trainable_variables)
+        try:
+            super().apply(grads, trainable_variables)
+        finally:
+            object.__setattr__(self, "_shared", None)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its two moments; with `amsgrad`, as Keras does."""
