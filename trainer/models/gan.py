@@ -14,7 +14,7 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.batch_norm import Rows, in_one_pass
-from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
+from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
 
@@ -146,7 +146,11 @@ class GAN(keras.Model):
 
     def one_pass(self, noise: Any, last: Any) -> list[Any]:
         """Returns images of noise, (groups x rows, latent_dim), and last, (rows, latent_dim), as of passes apart."""
-        return in_one_pass(self.generator, Rows(noise, noise.shape[0] // last.shape[0]), Rows(last))
+        groups = noise.shape[0] // last.shape[0]
+        if prefers_many_rows():
+            return in_one_pass(self.generator, Rows(noise, groups), Rows(last))
+        *others, own = in_one_pass(self.generator, *map(Rows, (*tf.split(noise, groups), last)))
+        return [tf.concat(others, 0), own]
 
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""

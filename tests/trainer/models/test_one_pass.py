@@ -56,15 +56,22 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1])}
 
 
-@pytest.mark.parametrize(("model", "flags"), [
-    ("wgan_gp", ("--critic_steps=3",)),
-    ("wgan_gp", ("--replicas=2",)),
-    ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false")),
-    ("dcgan", ()),
-    ("dcgan", ("--replicas=2",)),
+@pytest.mark.parametrize(("model", "flags", "many_rows"), [
+    ("wgan_gp", ("--critic_steps=3",), False),
+    ("wgan_gp", ("--replicas=2",), False),
+    ("wgan_gp", ("--replicas=2",), True),
+    ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True),
+    ("dcgan", (), False),
+    ("dcgan", ("--replicas=2",), False),
 ])  # fmt: skip
-def test_a_step_has_the_numbers_of_a_plain_one(model: str, flags: tuple[str, ...], monkeypatch: Patch) -> None:
-    """Compares all weights, moving statistics, averages and losses; at 4 replicas, tests/…/test_replicas.py do."""
+def test_a_step_has_the_numbers_of_a_plain_one(
+    model: str, flags: tuple[str, ...], many_rows: bool, monkeypatch: Patch
+) -> None:
+    """Compares all weights, moving statistics, averages and losses; at 4 replicas, tests/…/test_replicas.py do.
+
+    many_rows: the layers run on all rows for the critic at once, as on GPUs.
+    """
+    monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: many_rows)
     config = small(f"--model={model}", "--precision=float64", "--width=4", *flags)
     found, logs = run_steps(config, 10)
     monkeypatch.setattr(WGANGP, "train_step", plain_wgan_gp_step)
