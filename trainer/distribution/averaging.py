@@ -15,8 +15,9 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
     count = tf.cast(step, tf.float64)
     keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))
 
+    shares = {kind: tf.cast(1.0 - keep, kind) for kind in {average.dtype for average in averages}}
     for average, variable in zip(averages, variables, strict=True):
-        moved = (variable.value - average.value) * tf.cast(1.0 - keep, average.dtype)
+        moved = (variable.value - average.value) * shares[average.dtype]
         # On each replica's own copy, which its handle is: XLA takes no update of all replicas at once.
         tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
 

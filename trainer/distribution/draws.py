@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from trainer.compat import compiled_by_xla, intercept_random, outside_conditions
 from trainer.distribution.layer_inputs import hide_size, layer_inputs, name_dependence, name_other_size
-from trainer.distribution.step import NORMAL, UNIFORM, NotCompilable, StepContext, running_step
+from trainer.distribution.philox import NORMAL, UNIFORM
+from trainer.distribution.step import NotCompilable, StepContext, running_step
 
 _TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
 

@@ -1,8 +1,8 @@
 """Gives a model the context of the current step: its rows of the global batch, and random numbers for them.
 
 The loop sets the context in each replica; a model's `train_step` reads it by `current_step()`. Every draw is a function
-of (seed, step, stream), made for the whole global batch and then sliced, so that a global row gets the same numbers on
-any number of replicas and in every precision (drawn in float32, then cast).
+of (seed, step, stream) for the whole global batch, of which a replica takes its rows, so that a global row gets the
+same numbers on any number of replicas and in every precision (drawn in float32, then cast).
 """
 
 import hashlib
@@ -11,19 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.compat import compiled_by_xla, outside_conditions
+from trainer.distribution.philox import NORMAL, UNIFORM, Philox
 from trainer.errors import UserError
 
 ASKED = "current_step"  # in StepContext.uses: how often the model asked for the step
-
-_FLOAT32 = {"dtype": tf.float32, "alg": "philox"}
-NORMAL, UNIFORM = partial(tf.random.stateless_normal, **_FLOAT32), partial(tf.random.stateless_uniform, **_FLOAT32)
 
 
 class NotCompilable(Exception):
@@ -36,7 +33,7 @@ class StepContext:
 
     seed: int
     step: Any  # int64 scalar tensor, counted from 0
-    first_row: Any  # index in the global batch of this replica's first row
+    first_row: Any  # index in the global batch of this replica's first row, a multiple of `rows`
     rows: int
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
@@ -68,7 +65,12 @@ class StepContext:
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for the global batch."""
         with self.outside_xla(stream, draw, shape):
-            whole = draw(shape=(self.global_batch_size, *shape), seed=self.stateless_seed(stream))
+            seed = self.stateless_seed(stream)
+            if self.rows < self.global_batch_size and isinstance(draw, Philox):
+                own = draw.rows(seed, self.first_row, self.rows, shape)
+                if own is not None:
+                    return own
+            whole = draw(shape=(self.global_batch_size, *shape), seed=seed)
             if self.rows == self.global_batch_size:
                 return whole
             return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
