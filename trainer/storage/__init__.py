@@ -9,6 +9,7 @@ downloads what a run starts from; preflight.py checks beforehand that reading an
 from trainer.storage.address import Address, expanded, is_remote, local_path, output_address, parse
 from trainer.storage.local_files import (
     cannot_write,
+    is_locked,
     keep_others_out,
     make_writable,
     sync,
@@ -18,6 +19,6 @@ from trainer.storage.local_files import (
 )
 
 __all__ = [
-    "Address", "cannot_write", "expanded", "is_remote", "keep_others_out", "local_path", "make_writable",
+    "Address", "cannot_write", "expanded", "is_locked", "is_remote", "keep_others_out", "local_path", "make_writable",
     "output_address", "parse", "sync", "whole_folder", "write_whole", "writing",
 ]  # fmt: skip
