@@ -42,10 +42,17 @@ def propose(space: Sequence[Parameter], trials: Sequence[Trial], goal: str, seed
             sampler = optuna.samplers.RandomSampler(seed=number)
         study = optuna.create_study(direction=goal, sampler=sampler)
         study.add_trials(past)
-        settings: Settings = study.ask(distributions).params
+        settings = _rounded(study.ask(distributions).params, space)
         if settings not in taken:
             return settings
     return None
+
+
+def _rounded(settings: Settings, space: Sequence[Parameter]) -> Settings:
+    """Returns the settings with fractions of four digits, as a person would write them, within their ranges."""
+    ranges = {one.name: one for one in space if one.kind is float and not one.values}
+    near = {name: float(f"{settings[name]:.4g}") for name in ranges}
+    return {**settings, **{name: min(max(near[name], one.low), one.high) for name, one in ranges.items()}}
 
 
 def is_hopeless(trial: Trial, trials: Sequence[Trial], goal: str) -> bool:

@@ -20,7 +20,7 @@ from trainer.storage.run_layout import RUN_INFO
 STUDY = "study.json"
 SENT_STUDY = "vertex.json"  # the job of Vertex AI that runs the study
 GOALS = ("minimize", "maximize")
-_MAY_CHANGE = ("trials", "parallel", "command", "pruning")  # of a study that has begun
+_MAY_CHANGE = ("trials", "parallel", "command", "pruning")  # of a study that has begun here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def goal_of(metric: str, given: str) -> str:
 def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
     """Raises UserError if `out` is not writable or holds something else than this study; creates no folder.
 
-    More trials, others at a time and another pruning are allowed.
+    More trials, others at a time and another pruning are allowed, but not for a job of Vertex AI.
     """
     make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
     if (out / RUN_INFO).exists():
@@ -99,7 +99,8 @@ def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
     stored, problem = read_json(out / STUDY)
     if problem:
         raise UserError(f"{problem}, but the folder holds trials of unknown settings: use another --out")
-    names = [name for name in asked if name not in _MAY_CHANGE and stored.get(name) != asked[name]]
+    may_change = ("command",) if (out / SENT_STUDY).exists() else _MAY_CHANGE
+    names = [name for name in asked if name not in may_change and stored.get(name) != asked[name]]
     if names:
         shown = "; ".join(f"{name}: {stored.get(name, 'unset')} stored, {asked[name]} given" for name in names)
         raise UserError(f"{out} holds another study ({shown}): use another --out")

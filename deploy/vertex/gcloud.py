@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,18 @@ class Gcloud:
         self._region = [*self._project, f"--region={region}"]
 
     def create_command(self, request: CustomJob) -> list[str]:
-        """Returns the command that creates the job; it reads the spec from stdin."""
+        """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
-        flags = [f"--display-name={request.display_name}", f"--labels={labels}", "--config=-"]
-        return ["gcloud", "ai", "custom-jobs", "create", *self._region, *flags]
+        config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
+        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
+        return ["gcloud", "ai", request.kind.command, "create", *self._region, *flags]
 
     def shell_command(self, request: CustomJob) -> str:
         """Returns the command with its spec, ready to paste into a shell."""
         return f"{shlex.join(self.create_command(request))} <<'END'\n{to_yaml(request.spec)}END"
 
     def submit(self, request: CustomJob) -> str:
-        """Runs `gcloud ai custom-jobs create`, and kills it when it logs that it is about to retry.
+        """Runs `gcloud ai custom-jobs create` (of a study hp-tuning-jobs), and kills it when it logs that it is about to retry.
 
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job.
         """
@@ -63,7 +64,15 @@ class Gcloud:
 
     def state(self, name: str) -> JobStatus:
         """Runs `gcloud ai custom-jobs describe`."""
-        return api.parse_job(self._json("ai", "custom-jobs", "describe", name, *self._region))
+        return api.parse_job(self._describe(name))
+
+    def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """Runs `gcloud ai hp-tuning-jobs describe`."""
+        with api.unreadable_as_lost():
+            return list(self._describe(name).get("trials", []))
+
+    def _describe(self, name: str) -> Any:
+        return self._json("ai", api.kind_of(name).command, "describe", name, *self._region)
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Runs `gcloud logging read`."""
@@ -72,13 +81,14 @@ class Gcloud:
             return [api.parse_log_entry(entry) for entry in entries]
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Runs `gcloud ai custom-jobs list`."""
-        jobs = self._json("ai", "custom-jobs", "list", *self._region, f"--filter={api.label_filter(label)}")
-        return [api.parse_job(job) for job in jobs]
+        """Runs `gcloud ai custom-jobs list`, without a label `gcloud ai hp-tuning-jobs list` too."""
+        only = f"--filter={api.label_filter(label)}"
+        listed = [self._json("ai", kind.command, "list", *self._region, only) for kind in api.kinds_of(label)]
+        return [api.parse_job(job) for jobs in listed for job in jobs]
 
     def cancel(self, name: str) -> None:
         """Runs `gcloud ai custom-jobs cancel`."""
-        _run(["gcloud", "ai", "custom-jobs", "cancel", name, *self._region])
+        _run(["gcloud", "ai", api.kind_of(name).command, "cancel", name, *self._region])
 
     def upload(self, file: Path, uri: str) -> None:
         """Runs `gcloud storage cp` unless the object exists: its address contains a hash of the sources.

@@ -5,7 +5,7 @@ Uses the REST transport of google-cloud-aiplatform, Cloud Logging's REST interfa
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,16 +59,28 @@ class Sdk:
         client = self._client  # first: its error states what to install
         from google.cloud.aiplatform_v1 import types
 
-        content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
-        job = types.CustomJob.from_json(json.dumps(content))
+        spec = {"jobSpec": request.spec} if request.kind is api.CUSTOM else request.spec
+        text = json.dumps({"displayName": request.display_name, "labels": request.labels, **spec})
+        message = types.CustomJob if request.kind is api.CUSTOM else types.HyperparameterTuningJob
+        name = request.kind.message
         with _converted_errors():
-            created = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
-            return api.created_name(created.name)
+            create = getattr(client, f"create_{name}")
+            job = {name: message.from_json(text)}
+            return api.created_name(create(parent=self._parent, retry=None, timeout=TIMEOUT_S, **job).name)
 
     def state(self, name: str) -> JobStatus:
         """Sends a GET of the job."""
         with _converted_errors():
-            return _status(self._client.get_custom_job(name=name, retry=None, timeout=TIMEOUT_S))
+            return api.parse_job(self._get(name))
+
+    def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """Sends a GET of the study."""
+        with _converted_errors():
+            return list(self._get(name).get("trials", []))
+
+    def _get(self, name: str) -> dict[str, Any]:
+        get = getattr(self._client, f"get_{api.kind_of(name).message}")
+        return _as_json(get(name=name, retry=None, timeout=TIMEOUT_S))
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Sends a POST of entries:list for each page."""
@@ -88,15 +100,18 @@ class Sdk:
                 body["pageToken"] = page["nextPageToken"]
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Sends a GET of the list, filtered by label."""
+        """Sends a GET of the list, filtered by label; without one also of the studies."""
         request = {"parent": self._parent, "filter": api.label_filter(label)}
         with _converted_errors():
-            return [_status(job) for job in self._client.list_custom_jobs(request, retry=None, timeout=TIMEOUT_S)]
+            lists = [getattr(self._client, f"list_{kind.message}s") for kind in api.kinds_of(label)]
+            found = [job for one in lists for job in one(request, retry=None, timeout=TIMEOUT_S)]
+            return [api.parse_job(_as_json(job)) for job in found]
 
     def cancel(self, name: str) -> None:
         """Sends a POST of :cancel."""
         with _converted_errors():
-            self._client.cancel_custom_job(name=name, retry=None, timeout=TIMEOUT_S)
+            cancel = getattr(self._client, f"cancel_{api.kind_of(name).message}")
+            cancel(name=name, retry=None, timeout=TIMEOUT_S)
 
     def upload(self, file: Path, uri: str) -> None:
         """Sends a GET and, unless the object exists, a POST with a checksum: the address has a hash of the sources."""
@@ -163,10 +178,11 @@ class Sdk:
         return f"projects/{self._project}/locations/{self._region}"
 
 
-def _status(job: Any) -> JobStatus:
+def _as_json(job: Any) -> dict[str, Any]:
     from google.protobuf.json_format import MessageToDict
 
-    return api.parse_job(MessageToDict(type(job).pb(job)))
+    found: dict[str, Any] = MessageToDict(type(job).pb(job))
+    return found
 
 
 @contextlib.contextmanager

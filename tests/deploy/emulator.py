@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from google.cloud.aiplatform_v1.types import CustomJob
+from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
 from google.protobuf.json_format import MessageToDict, ParseError
 from google_crc32c import Checksum
 
@@ -67,6 +67,7 @@ class Emulator:
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
+        self.bodies: list[dict[str, Any]] = []  # of the requests that created jobs
         self.errors: list[str] = []  # of the emulator itself
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
@@ -109,12 +110,13 @@ class Emulator:
             assert not self.errors, self.errors
             assert not unused, f"never triggered: {unused}"
 
-    def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
+    def create(self, parent: str, content: dict[str, Any], kind: str = "customJobs") -> dict[str, Any]:
         """Creates a PENDING job, and starts `run` for it."""
+        message: Any = CustomJob if kind == "customJobs" else HyperparameterTuningJob
         with self.lock:
-            job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
+            job = MessageToDict(message.pb(message.from_json(json.dumps(content))))
             number = str(1000 + len(self.jobs))
-            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/customJobs/{number}"
+            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/{kind}/{number}"
             job |= {"name": name, "state": "JOB_STATE_PENDING", "createTime": now()}
             self.jobs[number] = job
         if self.run:
@@ -265,7 +267,8 @@ Query = dict[str, str]
 
 
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, google.create(match[1], json.loads(body))
+    google.bodies.append(json.loads(body))
+    return 200, google.create(match[1], json.loads(body), match[2])
 
 
 def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -274,12 +277,12 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     if google.lists_nothing:
         google.lists_nothing -= 1
         return 200, {}
-    jobs = [job for job in google.jobs.values() if f"/{region}/" in job["name"]]
+    jobs = [job for job in google.jobs.values() if f"/{region}/{match[2]}/" in job["name"]]
     wanted = re.fullmatch(r"labels\.([\w-]+)(?:=|:)(.*)", query.get("filter", ""))
     if wanted:
         labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
         jobs = [job for job, label in zip(jobs, labels, strict=True) if label and wanted[2] in ("*", label)]
-    return 200, _page("customJobs", jobs, 2, query)
+    return 200, _page(match[2], jobs, 2, query)
 
 
 def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -289,12 +292,13 @@ def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, A
 
 
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[1])
-    return (200, job) if job else (404, _error(404, f"CustomJob {match[1]} is not found"))
+    job = google.jobs.get(match[2])
+    found = job and f"/{match[1]}/" in job["name"]
+    return (200, job) if job and found else (404, _error(404, f"{match[1]} {match[2]} is not found"))
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[1])
+    job = google.jobs.get(match[2])
     if not job:
         return _get(google, match, query, body)
     google.end(job, "CANCELLED")
@@ -371,11 +375,12 @@ def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_KINDS = "(customJobs|hyperparameterTuningJobs)"
 _ROUTES: dict[str, Callable[..., Response]] = {
-    r"POST /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _create,
-    r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
-    r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
-    r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
+    rf"POST /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _create,
+    rf"GET /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _list,
+    rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
+    rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
     r"GET /storage/v1/b/([^/]+)": _bucket,
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
