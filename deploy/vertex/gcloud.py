@@ -32,6 +32,7 @@ class Gcloud:
         """Returns the command that creates the job; it reads the spec from stdin."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         flags = [f"--display-name={request.display_name}", f"--labels={labels}", "--config=-"]
+        flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         return ["gcloud", "ai", "custom-jobs", "create", *self._region, *flags]
 
     def shell_command(self, request: CustomJob) -> str:

@@ -60,6 +60,7 @@ class Sdk:
         from google.cloud.aiplatform_v1 import types
 
         content = {"displayName": request.display_name, "jobSpec": request.spec, "labels": request.labels}
+        content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
         job = types.CustomJob.from_json(json.dumps(content))
         with _converted_errors():
             created = client.create_custom_job(parent=self._parent, custom_job=job, retry=None, timeout=TIMEOUT_S)
