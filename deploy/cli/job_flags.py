@@ -9,6 +9,7 @@ from deploy.cli.arguments import add_flags, command_line
 from deploy.spec.job_spec import Job, JobOptions
 from deploy.spec.packages import packages_with
 from deploy.spec.sources import MOST_MB
+from deploy.spec.spec_changes import SpecChanges, read_labels
 from deploy.spec.spec_rules import check_image
 from trainer.config.flags import Parser
 from trainer.config.overrides import Overrides
@@ -27,8 +28,33 @@ def add_submission_flags(own: Parser) -> None:
     """Declares the flags that apply to one job and to the jobs of a comparison alike."""
     add_flags(own, "project", "region", "bucket", "package", "max_package_mb", "prices")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
+    add_tier_flags(own)
     own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
                      "comparison): it is stopped after as many hours as that pays for")  # fmt: skip
+
+
+def add_tier_flags(own: Parser) -> None:
+    """Declares the flags that change any tier; `read_changes` and `read_options` read them."""
+    own.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
+    own.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
+                     "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
+    own.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
+    own.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
+    own.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
+    own.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
+                     "long at most, as 2h")  # fmt: skip
+
+
+TIER_FLAGS = ("labels", "kms_key", "service_account", "network", "spot", "flex_start")
+
+
+def read_changes(asked: argparse.Namespace) -> SpecChanges:
+    """Returns what the flags change in the spec of every tier. Raises UserError if they contradict each other."""
+    if asked.spot and asked.flex_start:
+        raise UserError("--spot and --flex_start contradict each other: drop one of them")
+    if asked.flex_start and getattr(asked, "max_wait", None):
+        raise UserError("--flex_start and --max_wait both limit the wait for machines: drop --max_wait")
+    return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
 
 
 def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
@@ -46,7 +72,7 @@ def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
         subject, new_submission(), asked.name, packages, asked.image, asked.max_cost,
-        disable_retries=asked.disable_retries,
+        disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, package_command, read_options, seconds
+from deploy.cli.job_flags import add_job_flags, package_command, read_changes, read_options, seconds
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
@@ -75,7 +75,7 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
     options = dataclasses.replace(options, max_wait_s=asked.max_wait)
     jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
-        tier = load_tier(name, asked.prices)
+        tier = load_tier(name, asked.prices, read_changes(asked))
         tier = one_machine(tier, CHECK_S) if asked.check else tier
         with sent_to_the_cloud():
             request = request_on(tier, overrides)  # mistakes in the command come before those of the account

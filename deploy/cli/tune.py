@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
-from deploy.cli.job_flags import add_submission_flags, read_options
+from deploy.cli.job_flags import TIER_FLAGS, add_submission_flags, read_changes, read_options
 from deploy.cli.target import add_backend
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.job_spec import training
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     _announce(plan)
     if found.on == "vertex":
         return _on_vertex(plan, out, found, overrides, session)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend"):
+    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", *TIER_FLAGS):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     if found.dry_run:
@@ -88,7 +88,7 @@ def _plan(found: Namespace, overrides: Overrides, command: str) -> StudyPlan:
         if name in overrides.values:
             raise UserError(f"--{name} is not for a study: {advice}: leave it out")
     space = tuple(read_space(found.tune, overrides))
-    tier = load_tier(found.tier, found.prices)
+    tier = load_tier(found.tier, found.prices, read_changes(found))
     goal = goal_of(found.metric, found.goal)
     return StudyPlan(
         tier, overrides, space, found.metric, goal, found.trials, found.parallel, found.repeats, found.pruning, command
@@ -116,8 +116,8 @@ def _on_vertex(plan: StudyPlan, out: Path, found: Namespace, overrides: Override
     code, trials = study.run()
     if not trials:
         return code
-    where = [f"--{name}={value}" for name in ("project", "region", "bucket", "package", "image")
-             if (value := getattr(found, name))]  # fmt: skip
+    flags = ("project", "region", "bucket", "package", "image", "service_account", "network", "labels", "kms_key")
+    where = [f"--{name}={value}" for name in flags if (value := getattr(found, name))]
     start = ["python", "-m", "deploy", "submit", found.tier, *overrides.arguments(), *where]
     outcome = Outcome(trials, *_about(plan), command=shlex.join(start), usd_per_hour=plan.tier.price_per_hour)
     return _report(plan, outcome, out) or code

@@ -19,6 +19,7 @@ from deploy.spec.checks import (
 )
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
+from deploy.spec.spec_changes import check_kms_key
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
@@ -45,6 +46,8 @@ class JobOptions:
     max_cost: float | None = None
     max_wait_s: float | None = None
     disable_retries: bool = False
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""
     check: bool = False  # check the GPUs of the tier instead of training
 
     @property
@@ -83,6 +86,8 @@ class Job:
     packages: tuple[Package, ...]
     warnings: tuple[str, ...]
     checks: bool = False  # the tier's GPUs, and trains nothing
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""  # that encrypts what the job keeps on its disks
 
 
 def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
@@ -107,6 +112,7 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
     own_image = bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]
     packages = () if own_image else options.packages
     check_region(tier, gcp)
+    check_kms_key(options.kms_key, gcp.region)
     if not own_image:
         check_inputs(config, packages)
     spec = copy.deepcopy(dict(tier.spec))
@@ -128,7 +134,10 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
-    return Job(name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)), options.check)
+    shown = tuple(warnings(tier, config, images))
+    return Job(
+        name, tier, gcp, config, output, spec, packages, shown, options.check, options.labels, options.kms_key
+    )  # fmt: skip
 
 
 def _run_check(task: dict[str, Any]) -> None:

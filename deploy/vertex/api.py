@@ -8,12 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from deploy.spec.spec_changes import LABEL
 from trainer.errors import reason
 
 T = TypeVar("T")
 STUDY = "study-"  # begins the label of a submission that is a study, not a single job
-LABEL = "submission"  # every job that this package submits has this label, with a value unique to the attempt
-PRICE_LABEL = "usd-per-hour"
 # What the service writes of a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(
     r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
@@ -157,6 +156,7 @@ class CustomJob:
     display_name: str
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
+    kms_key: str = ""  # projects/P/locations/R/keyRings/…/cryptoKeys/…
 
     @property
     def kind(self) -> JobKind:

@@ -4,8 +4,9 @@ from contextlib import suppress
 from functools import partial
 
 from deploy.spec.machine_table import load_machines
+from deploy.spec.spec_changes import PRICE_LABEL
 from deploy.spec.tier import Tier
-from deploy.vertex.api import PRICE_LABEL, JobStatus
+from deploy.vertex.api import JobStatus
 from trainer.terminal import duration
 
 format_duration = partial(duration, hours_always=True)

@@ -33,6 +33,7 @@ class Gcloud:
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
         flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
+        flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         return ["gcloud", "ai", request.kind.command, "create", *self._region, *flags]
 
     def shell_command(self, request: CustomJob) -> str:

@@ -9,7 +9,8 @@ from datetime import datetime, timezone
 from functools import partial
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import LABEL, ApiError, Backend, JobStatus, LogEntry, parse_time
+from deploy.spec.spec_changes import LABEL
+from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
 from deploy.vertex.costs import describe_run, format_duration
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure

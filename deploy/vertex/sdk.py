@@ -60,9 +60,10 @@ class Sdk:
         from google.cloud.aiplatform_v1 import types
 
         spec = {"jobSpec": request.spec} if request.kind is api.CUSTOM else request.spec
-        text = json.dumps({"displayName": request.display_name, "labels": request.labels, **spec})
+        content = {"displayName": request.display_name, "labels": request.labels, **spec}
+        content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
         message = types.CustomJob if request.kind is api.CUSTOM else types.HyperparameterTuningJob
-        name = request.kind.message
+        name, text = request.kind.message, json.dumps(content)
         with _converted_errors():
             create = getattr(client, f"create_{name}")
             job = {name: message.from_json(text)}

@@ -21,7 +21,8 @@ POOL = {
 }  # fmt: skip
 SPEC = {"workerPoolSpecs": [POOL], "scheduling": {"strategy": "SPOT", "timeout": "3600s"}}
 PARENT = "projects/my-proj/locations/us-central1"
-REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
+KEY = f"{PARENT}/keyRings/r/cryptoKeys/k"
+REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"}, KEY)
 POSTS = f"POST /v1/{PARENT}/customJobs"
 SLOW = [needs_gcloud, pytest.mark.slow]
 SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)  # takes a second per call
@@ -42,6 +43,7 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     name = backend.submit(REQUEST)
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
     assert (job["displayName"], job["labels"]) == (REQUEST.display_name, REQUEST.labels)
+    assert job["encryptionSpec"] == {"kmsKeyName": KEY}
     sent = job["jobSpec"]["workerPoolSpecs"][0]
     assert sent["machineSpec"] == POOL["machineSpec"]
     assert sent["containerSpec"] == POOL["containerSpec"]
