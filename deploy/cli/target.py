@@ -58,9 +58,7 @@ def find_target(args: argparse.Namespace) -> Target:
             "see `python -m deploy jobs`"
         )
     job = found[1].job if found else args.job
-    full_name = re.fullmatch(
-        rf"projects/([^/]+)/locations/([^/]+)/({CUSTOM.collection}|{TUNING.collection})/\d+", job
-    )
+    full_name = re.fullmatch(rf"projects/([^/]+)/locations/([^/]+)/({CUSTOM.collection}|{TUNING.collection})/\d+", job)
     project = args.project or (found[1].project if found else "") or _project(full_name[1] if full_name else "")
     region = full_name[2] if full_name else read_region(args.region)
     forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"

@@ -9,7 +9,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
@@ -71,7 +71,9 @@ def _flags() -> Parser:
     own.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each trial, with other"
                      " seeds; only on this machine (default: 1)")  # fmt: skip
     own.add_boolean("pruning", "end a trial that is worse than the median of the others (default: true)", default=True)
-    own.add_argument("--out", default="runs/tuning", metavar="FOLDER", help="folder of the study (default: %(default)s)")
+    own.add_argument(
+        "--out", default="runs/tuning", metavar="FOLDER", help="folder of the study (default: %(default)s)"
+    )
     own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      "or a HyperparameterTuningJob of Vertex AI; the flags of `submit` say where")  # fmt: skip
     own.add_boolean("dry_run", "check, print what would run and may cost, and stop")
@@ -88,11 +90,21 @@ def _plan(found: Namespace, overrides: Overrides, command: str) -> StudyPlan:
         if name in overrides.values:
             raise UserError(f"--{name} is not for a study: {advice}: leave it out")
     space = tuple(read_space(found.tune, overrides))
+    _check_metric(found.metric, overrides.replace(**{one.name: one.samples()[0] for one in space}))
     tier = load_tier(found.tier, found.prices, read_changes(found))
     goal = goal_of(found.metric, found.goal)
     return StudyPlan(
         tier, overrides, space, found.metric, goal, found.trials, found.parallel, found.repeats, found.pruning, command
     )
+
+
+def _check_metric(metric: str, overrides: Overrides) -> None:
+    """Raises UserError if a run with these settings, which are checked later, never reports the metric."""
+    with suppress(UserError):
+        overrides.resolve()
+        overrides = overrides.replace(tuning_metric=metric)
+    if overrides.values.get("tuning_metric") == metric:
+        overrides.resolve()
 
 
 def _announce(plan: StudyPlan) -> None:
@@ -103,7 +115,9 @@ def _announce(plan: StudyPlan) -> None:
     most = configurations(plan.space)
     few = f" (there are no more than {most:,.0f} configurations)" if most < plan.trials else ""
     repeats = f", {plan.repeats} runs each" if plan.repeats > 1 else ""
-    print(f"{plan.most_trials} trials{few}{repeats}, {plan.parallel} at a time, to {plan.goal} {plan.metric}", flush=True)
+    print(
+        f"{plan.most_trials} trials{few}{repeats}, {plan.parallel} at a time, to {plan.goal} {plan.metric}", flush=True
+    )
 
 
 def _on_vertex(plan: StudyPlan, out: Path, found: Namespace, overrides: Overrides, session: Session) -> int:

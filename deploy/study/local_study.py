@@ -25,7 +25,7 @@ from deploy.study.plan import StudyPlan, check_study_folder, write_study
 from deploy.study.space import Settings, of_recipe, shown
 from deploy.study.trials import Trial, job_dirs, read_trials, trial_name, write_trial
 from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
-from trainer.storage import is_locked, keep_others_out, write_whole
+from trainer.storage import is_locked, keep_others_out
 from trainer.storage.run_layout import RESULT
 
 METRIC_FILE = "tuning_metric.jsonl"  # in a job directory: what Vertex AI would read
@@ -167,12 +167,12 @@ class LocalStudy:
             if not trial.reports:
                 shutil.rmtree(self._out / trial_name(trial.number))
 
-    def _run(
-        self, number: int, settings: Settings, repeat: int, job_dir: Path, share: Share
-    ) -> tuple[int, bool]:  # fmt: skip
+    def _run(self, number: int, settings: Settings, repeat: int, job_dir: Path, share: Share) -> tuple[int, bool]:
         """Runs one job. Returns the exit status of the worker that ended it, and whether the job was pruned."""
         plan = self._plan
         self._wait_for_orphan(number, job_dir)
+        if is_done(job_dir):
+            return DONE, False
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         job_dir.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +51,9 @@ class Outcome:
         lines = [f"{len(self.trials)} trials: {told}."]
         if not self.best:
             return [*lines, "No trial is complete: there is no best one."]
-        lines.insert(0, f"Best: trial {self.best.number}, {self.metric} {_value(self.best)}: {shown(self.best.settings)}.")
+        lines.insert(
+            0, f"Best: trial {self.best.number}, {self.metric} {_value(self.best)}: {shown(self.best.settings)}."
+        )
         return [*lines, *filter(None, [self._against_default(self.best), self._ties(self.best)])]
 
     def notes(self) -> list[str]:

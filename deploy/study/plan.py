@@ -83,7 +83,9 @@ def goal_of(metric: str, given: str) -> str:
         return "minimize"
     if "accuracy" in metric:
         return "maximize"
-    raise UserError(f"metric={metric}: it is unknown whether higher or lower is better: add --goal=maximize or minimize")
+    raise UserError(
+        f"metric={metric}: it is unknown whether higher or lower is better: add --goal=maximize or minimize"
+    )
 
 
 def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:

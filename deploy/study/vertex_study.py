@@ -148,7 +148,12 @@ class VertexStudy:
         backend = self._open(gcp.project, gcp.region)
         check_buckets(self._trial_job, backend, clock)
         upload_packages(self._job.packages, gcp.bucket, backend, clock)
-        sent = {"project": gcp.project, "region": gcp.region, "submission": self._submission, "output": self._job.output}
+        sent = {
+            "project": gcp.project,
+            "region": gcp.region,
+            "submission": self._submission,
+            "output": self._job.output,
+        }
         write_whole(self._out / SENT_STUDY, json.dumps(sent, indent=2) + "\n")
         return submit_job(self._job, Submission(self._submission), self._open, clock)
 

@@ -41,7 +41,7 @@ class Gcloud:
         return f"{shlex.join(self.create_command(request))} <<'END'\n{to_yaml(request.spec)}END"
 
     def submit(self, request: CustomJob) -> str:
-        """Runs `gcloud ai custom-jobs create` (of a study hp-tuning-jobs), and kills it when it logs that it is about to retry.
+        """Runs `gcloud ai custom-jobs create`, of a study hp-tuning-jobs, and kills it when it is about to retry.
 
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job.
         """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.overrides import resolve
-from trainer.reporting.run_files import append_stats, write_json
+from trainer.reporting.run_files import append_stats, drop_stats_after, write_json
 from trainer.reporting.tuning import TuningMetric
 from trainer.storage import keep_others_out
 from trainer.storage.run_layout import RESULT, RUN_INFO
@@ -58,6 +58,7 @@ def main() -> int:
     (folder / "checkpoints").mkdir(exist_ok=True)
     checkpoint = folder / "checkpoints" / "step"
     first = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    drop_stats_after(folder, first)
     metric = TuningMetric(config.tuning_metric)
     if config.fate == "killed" and first == 0:
         checkpoint.write_text("1")
@@ -68,12 +69,12 @@ def main() -> int:
         if config.fate != "mute":
             append_stats(folder, {"kind": "report", "step": step, "losses": {"loss": value}, "metrics": {}})
             metric.report(step, value, None)
-        print(f"step {step} loss {value}", flush=True)
         checkpoint.write_text(str(step))
+        print(f"step {step} loss {value}", flush=True)
         if config.fate == "failed":
             write_json(folder / RESULT, {"state": "failed", "error": "the loss is NaN"})
             return 1
-    write_json(folder / RESULT, {"state": "done", "wall_seconds": 60.0, "final": {"losses": {"loss": value}}})
+    write_json(folder / RESULT, {"state": "done", "wall_seconds": 60.0})
     return 0
 
 
