@@ -1,7 +1,7 @@
 """Tries settings of one recipe and reports the best: `python -m deploy tune TIER --recipe=… --tune=NAME=VALUES`.
 
-Each --tune names a setting, also one of your own functions, and its values: learning_rate=1e-5..1e-3:log, dropout=0..0.5
-or width=16,32,64. On this machine (--on=local) every trial is an ordinary job directory; on Vertex AI the study is one
+Each --tune names a setting, one of your functions' too, and its values: learning_rate=1e-5..1e-3:log, dropout=0..0.5
+or width=16,32. On this machine (--on=local) every trial is an ordinary job directory; on Vertex AI the study is one
 HyperparameterTuningJob. The same command again goes on: no finished trial is repeated.
 """
 

@@ -6,7 +6,7 @@ Both are functions of the trials so far, which are read from their folders: no d
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deploy.study.space import Parameter, Settings
+from deploy.study.space import Parameter, Settings, configurations
 from deploy.study.trials import Trial
 from trainer.errors import UserError
 
@@ -35,6 +35,8 @@ def propose(space: Sequence[Parameter], trials: Sequence[Trial], goal: str, seed
     optuna, distributions = load(), _distributions(space)
     past = [_frozen(trial, distributions) for trial in trials]
     taken = [dict(trial.settings) for trial in trials]
+    if len({tuple(settings.items()) for settings in taken}) >= configurations(space):
+        return None
     for attempt in range(_ATTEMPTS):
         number = seed + 1_000 * attempt + len(trials)
         sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=_RANDOM, constant_liar=True)
