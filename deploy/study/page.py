@@ -74,7 +74,7 @@ def _drawings(outcome: Outcome) -> "list[tuple[str, str, Callable[[Axes], None]]
         return []
     by_setting = [
         (f"{outcome.metric} by {name}", "each trial; pruned ones at their last report",
-         lambda axes, name=name: _by_setting(axes, trials, name, outcome.metric))  # type: ignore[misc]
+         lambda axes, name=name: _by_setting(axes, trials, name, outcome.metric))
         for name in outcome.names
     ]  # fmt: skip
     first = (f"{outcome.metric} by trial", "the line is the best so far; pruned trials at their last report",

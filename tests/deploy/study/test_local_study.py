@@ -55,7 +55,7 @@ def test_a_known_optimum_is_found_in_25_trials(tune: Tune) -> None:
 def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
     """The killed trial is resumed by the same command, the others are not repeated."""
     fates = "--tune=fate=done,failed,killed,mute"
-    tune(fates, "--tune=x=1,2,3,4,5,6", "--trials=24", "--pause=0.02", code=75)
+    tune(fates, "--tune=x=1,2", "--trials=8", "--pause=0.02", code=75)
     before = {trial["trial"]: trial for trial in results()["trials"]}
     states = {(trial["setting.fate"], trial["state"]) for trial in before.values()}
     assert states >= {("failed", "failed"), ("killed", "killed"), ("mute", "failed"), ("done", "complete")}
@@ -64,7 +64,7 @@ def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
     assert "killed by SIGKILL" in reasons["killed"]
     assert reasons["mute"] == "it never reported loss"
     counts = starts()
-    tune(fates, "--tune=x=1,2,3,4,5,6", "--trials=24", "--pause=0.02")
+    tune(fates, "--tune=x=1,2", "--trials=8", "--pause=0.02")
     after = {trial["trial"]: trial for trial in results()["trials"]}
     assert {trial["state"] for trial in after.values()} == {"complete", "failed"}
     again = {name for name, count in starts().items() if count > counts[name]}
@@ -73,16 +73,16 @@ def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
 
 def test_a_hopeless_trial_is_ended_early_with_its_state_saved(tune: Tune) -> None:
     """Five more trials are copies of the first; the seventh reports worse than their median and takes long."""
-    arguments = ("--tune=x=0..20", "--steps=4", "--pause=0.8")
+    arguments = ("--tune=x=0..20", "--pause=1.5")
     tune(*arguments, "--trials=1")
     for number in range(2, 7):
         shutil.copytree("study/trial-001", f"study/trial-{number:03d}")
     Path("study/trial-007").mkdir()
     Path("study/trial-007/trial.json").write_text('{"settings": {"x": 20.0}}')
     shown = tune(*arguments, "--trials=7").stdout
-    assert "trial 7: pruned loss 29" in shown
+    assert "trial 7: pruned loss 290.4" in shown
     assert "worse than the median of the other trials after as many reports" in shown
-    assert Path("study/trial-007/repeat-1/checkpoints/step").read_text() in ("2", "3")
+    assert Path("study/trial-007/repeat-1/checkpoints/step").read_text() == "2"
     assert tune(*arguments, "--trials=7").stdout.count("trial 7: ") == 0, "it is not run again"
 
 
@@ -134,7 +134,7 @@ def test_parallel_trials_have_their_own_cores(tune: Tune) -> None:
     used = {file.read_text().splitlines()[0] for file in Path("study").glob("trial-*/repeat-1/starts")}
     half = len(cores) // 2
     assert used == {str(cores[:half]), str(cores[half : 2 * half])}
-    refused = tune("--tune=x=0..10", "--trials=4", f"--parallel={len(cores) + 1}", code=2).stderr
+    refused = tune("--tune=x=0..10", "--trials=4", f"--parallel={len(cores) + 1}", "--pause=0.2", code=2).stderr
     assert f"parallel={len(cores) + 1}: this machine has {len(cores)} cores" in refused
 
 
