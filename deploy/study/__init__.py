@@ -1,1 +1,1 @@
-"""A study: trials of one recipe with other settings, run here or on Vertex AI, and what came out of them."""
+"""Runs a study: trials of one recipe with other settings, here or on Vertex AI, and says what came out of them."""

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,21 @@ def test_another_study_in_the_folder_is_refused_and_more_trials_are_not(tune: Tu
     assert "holds another study (tune: ['x=0.0..10.0'] stored, ['x=0.0..11.0'] given): use another --out" in refused
     tune("--tune=x=0..10", "--trials=2")
     assert [trial["trial"] for trial in results()["trials"]].count(2) == 1
+
+
+@pytest.mark.slow
+def test_learning_rate_and_width_of_mlp_on_digits_against_the_recipe(tune: Tune) -> None:
+    """The trainer itself runs. The recipe's own settings are the first trial, with the same steps as the others."""
+    arguments = [sys.executable, "-m", "deploy", "tune", "cpu", "--recipe=mlp_mnist", "--data=digits", "--out=study"]
+    arguments += ["--image_size=16", "--steps=40", "--metric=val_accuracy", "--trials=5", "--parallel=2"]
+    tuned = ["--tune=learning_rate=1e-4..1e-1:log", "--tune=width=64..512:log"]
+    done = subprocess.run([*arguments, *tuned], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    trials = {trial["trial"]: trial for trial in results()["trials"]}
+    assert (trials[1]["setting.learning_rate"], trials[1]["setting.width"]) == (0.001, 512)
+    best = trials[results()["best"]]
+    own = "than the recipe's own settings (trial 1: "
+    assert (f"It is better {own}" in done.stdout) == (best["value"] > trials[1]["value"])
+    assert (f"No trial was better {own}" in done.stdout) == (best["value"] == trials[1]["value"])
+    metric_file = Path("study/trial-001/repeat-1/tuning_metric.jsonl").read_text().splitlines()
+    assert json.loads(metric_file[-1])["val_accuracy"] == str(trials[1]["value"]), "what Vertex AI would read"
