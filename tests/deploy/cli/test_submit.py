@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,31 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
 
 
+def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    """By hand: an hour of the first tier until its machines are taken away; between the two a region without quota."""
+
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        began = datetime.fromtimestamp(session.clock.now() - 3600, timezone.utc)
+        job["startTime"] = began.isoformat().replace("+00:00", "Z")
+        google.faults += [Fault(POSTS, 429, message=QUOTA)] if len(google.jobs) == 1 else []
+        stocked_out = "Resources are insufficient in region: us-central1. Please try another."
+        google.end(job, *(("FAILED", stocked_out) if len(google.jobs) == 1 else ("SUCCEEDED",)))
+
+    cloud.run = run
+    output = "--job_dir=gs://my-bucket/runs/7"
+    assert submit.main(["l4x2", *SDK, output, "--fallback=t4x2,l4x1"], session) == 0
+    prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
+    total = f", with earlier jobs of its directory {sum(prices):.2f} USD"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD{total}")
+    assert [attempt["state"] for attempt in record()["attempts"]] == ["FAILED", "NOT SUBMITTED", "SUCCEEDED"]
+    assert submit.main(["l4x1", *SDK, output], session) == 0
+    total = f", with earlier jobs of its directory {sum(prices) + prices[1]:.2f} USD"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(total)
+
+
 def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, session: Session) -> None:
     def run(google: Emulator, job: dict[str, Any]) -> None:
         if len(google.jobs) == 1:
@@ -231,7 +257,7 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) ->
     ("code", "line"),
     [
         (400, "the service rejected the job"),
-        (401, "not logged in, or the login has expired (401): run `gcloud auth application-default login`"),
+        (401, "not logged in, or the login has expired (401): run `gcloud auth login`"),
         (403, "request roles/aiplatform.user on my-proj"),
         (404, "not found: check --project=my-proj"),
     ],

@@ -1,8 +1,11 @@
 """Tests watching, listing and cancelling of existing jobs."""
 
+import json
+import shlex
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +136,7 @@ def test_a_slow_response_is_awaited(cloud: Emulator, watched: Watched, job: Job)
     assert len([request for request in cloud.requests if "customJobs/" in request]) == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "fix"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
-)
+@pytest.mark.parametrize(("code", "fix"), [(401, "gcloud auth login"), (503, "the service fails: try again later")])
 def test_a_job_of_unknown_state_has_not_failed(
     code: int, fix: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
 ) -> None:
@@ -302,3 +303,150 @@ def test_times() -> None:
     assert parse_time("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456789)
     assert parse_time("") is None
     assert [format_duration(value) for value in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]
+
+
+def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]], **record: Any) -> None:
+    """Puts what a trainer has written into the job's directory."""
+    folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
+    cloud.objects[f"{folder}/run.json"] = b'{"total_steps": 1000}'
+    cloud.objects[f"{folder}/stats.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    cloud.generations[f"{folder}/stats.jsonl"] = cloud.generations.get(f"{folder}/stats.jsonl", 0) + 1
+    if record:
+        cloud.objects[f"{folder}/submission.json"] = json.dumps(record).encode()
+
+
+def report(step: int, seconds: float, used: float | None = None) -> dict[str, Any]:
+    gpus = [] if used is None else [{"memory_gib": 1.0, "utilization_percent": 90.0},
+                                    {"memory_gib": 1.0, "utilization_percent": used}]  # fmt: skip
+    return {"kind": "report", "step": step, "seconds": seconds, "step_seconds": 0.1, "losses": {"loss": 1 / step},
+            "gpus": gpus}  # fmt: skip
+
+
+@pytest.fixture
+def priced(cloud: Emulator, flying: FlyingClock) -> Job:
+    """Returns a job that has run for half an hour at 3.60 USD an hour, for ten hours at most."""
+    spec = {**SPEC, "scheduling": {"timeout": "36000s"}, "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/7"}}
+    job = cloud.create(PARENT, {"displayName": "x", "jobSpec": spec, "labels": {"submission": "s", **PRICE}})
+    cloud.begin(job)
+    job["startTime"] = rfc3339(flying.time - 1800)
+    return job
+
+
+PRICE = {"usd-per-hour": "3-6000"}
+
+
+def rfc3339(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
+    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    """By hand: 0.5 h x 3.60 = 1.80 USD, and 10 h x 3.60 at most; 750 steps at 20 s / 100 steps are 150 s."""
+    uploads(cloud, priced, [report(50, 10), report(150, 30), report(250, 50)], submission="s", spent_usd=2.5)
+
+    def end() -> None:
+        if flying.slept > 190:
+            cloud.end(priced, "SUCCEEDED")
+            priced["endTime"] = rfc3339(flying.time)
+
+    def restarted() -> None:
+        """Resumes from step 200: Vertex AI restarted the worker, which repeats steps; the clock of the job goes on."""
+        uploads(cloud, priced, [report(50, 10), report(150, 30), report(200, 60)], submission="s", spent_usd=2.5)
+        flying.asleep = end
+
+    flying.asleep = restarted
+    assert watch.main([priced["name"], *SDK], session) == 0
+    shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
+    total = "USD with earlier jobs of its directory"
+    assert shown[1] == (
+        f"step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most; 4.30 {total}"
+    )
+    assert shown[2] == (  # a minute later; 50 s for 150 steps
+        f"step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most; 4.36 {total}"
+    )
+    assert shown[3] == "SUCCEEDED"
+    hours = (flying.slept - 15 + 1800) / 3600  # without the wait for the last lines of the log
+    assert shown[-1].endswith(
+        f", about {hours * 3.6:.2f} USD, with earlier jobs of its directory {2.5 + hours * 3.6:.2f} USD"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [
+        ([report(10, 0, 3), report(20, 300, 9), report(30, 601, 0)], True),
+        ([report(10, 0, 3), report(20, 300, 11), report(30, 601, 0)], False),
+        ([report(10, 0, 3), report(20, 300, 9), report(30, 599, 0)], False),  # not yet ten minutes
+        ([report(10, 0, 90), report(20, 1, 9), report(30, 601, 0)], True),  # it warmed up
+    ],
+)
+def test_jobs_are_listed_with_progress_and_idle_accelerators(
+    lines: list[dict[str, Any]], warned: bool, cloud: Emulator, priced: Job, session: Session, capsys: Capture
+) -> None:
+    uploads(cloud, priced, lines, submission="another", spent_usd=2.5)
+    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
+    _, *more = capsys.readouterr().out.splitlines()
+    assert more[0].startswith("  step 30 of 1,000 (3%), ")
+    assert more[0].endswith("; 1.80 USD so far, 36.00 at most")
+    line = "  GPU 1 of the chief: below 10 % for 10 minutes, and paid for: docs/gpus.md"
+    assert more[1:] == ([line] if warned else [])
+
+
+def test_progress_that_cannot_be_read_ends_no_watch(
+    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    cloud.faults = [Fault("GET /storage", 403, times=99)]
+
+    def end() -> None:
+        if flying.slept > 200:
+            cloud.end(priced, "SUCCEEDED")
+
+    flying.asleep = end
+    assert watch.main([priced["name"], *SDK], session) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
+
+
+OUTCOME = (
+    "printf '%s ' $DEPLOY_STATE $DEPLOY_EXIT_CODE $DEPLOY_USD $DEPLOY_NAME $DEPLOY_OUTPUT \"$DEPLOY_ERROR\" > told"
+)
+
+
+def test_a_command_is_told_how_it_ended(
+    cloud: Emulator, priced: Job, session: Session, capsys: Capture, tmp_path: Path
+) -> None:
+    uploads(cloud, priced, [report(50, 10)], submission="s", spent_usd=2.5)
+    cloud.end(priced, "FAILED", f"The replica {EXITED} 2.")
+    priced["endTime"] = rfc3339((parse_time(priced["startTime"]) or 0) + 1800)
+    notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
+    assert watch.main([priced["name"], *SDK, notify], session) == 2
+    told = Path("told").read_text()
+    assert told.startswith(f"FAILED 2 4.30 x gs://my-bucket/7 The replica {EXITED} 2.: 2 means the trainer refused")
+    capsys.readouterr()
+    assert watch.main([priced["name"], *SDK, "--notify=sh -c 'echo no mail >&2; exit 3'"], session) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert line == "warning: --notify=sh -c 'echo no mail >&2; exit 3' failed: exit code 3: no mail"
+
+
+def test_a_command_is_told_when_nobody_knows_how_it_ended(
+    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock
+) -> None:
+    """Ctrl-C is no end."""
+    notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
+    flying.asleep = flying.interrupt
+    assert watch.main([priced["name"], *SDK, notify], session) == 75
+    assert not Path("told").exists()
+    cloud.faults, flying.asleep = [Fault("customJobs", 401, times=99)], lambda: None
+    with pytest.raises(SystemExit):
+        watch.main([priced["name"], *SDK, notify], session)
+    assert Path("told").read_text().startswith(f"UNKNOWN {STATE_UNKNOWN} not logged in")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [("no-such-program x", "there is no program no-such-program"), ("mail 'me", "No closing quotation: write a")],
+)
+def test_a_command_that_cannot_run_is_refused_first(command: str, line: str, session: Session, priced: Job) -> None:
+    with pytest.raises(UserError, match=line):
+        watch.main([priced["name"], *SDK, f"--notify={command}"], session)
