@@ -12,7 +12,7 @@ from deploy.spec.gcp_config import read_project
 from deploy.spec.packages import DIST, Package, packages_with, write_copy
 from deploy.vertex.gcloud import not_installed
 from trainer.errors import DONE, FAULT, UserError
-from trainer.storage.credentials import gcloud_environment
+from trainer.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
 _URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")

@@ -10,7 +10,7 @@ from deploy.spec.machine_table import load_machines
 from trainer.config.fields import nearest
 from trainer.errors import UserError
 from trainer.storage import parse
-from trainer.storage.credentials import gcloud_property
+from trainer.storage.login import gcloud_property
 
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, with a domain in old ones (example.com:my-project), or a number

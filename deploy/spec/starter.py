@@ -21,6 +21,7 @@ TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0
 
 
 def main() -> None:
+    """Prepares this machine and becomes the trainer. Exits with MUST_CHANGE or FAULT and one line if that fails."""
     plan = json.loads(os.environ["TRAINER_START"])
     if plan["gpus"]:
         find_driver()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from deploy.vertex import api
 from deploy.vertex.api import ApiError
-from trainer.storage.credentials import login_command
+from trainer.storage.login import login_command
 
 
 @contextlib.contextmanager

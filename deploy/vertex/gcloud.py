@@ -17,7 +17,7 @@ from deploy.vertex.buckets import Buckets
 from deploy.vertex.client_errors import converted_errors
 from deploy.vertex.gcloud_errors import error_of, lost_response
 from trainer.errors import UserError
-from trainer.storage.credentials import gcloud_environment
+from trainer.storage.login import gcloud_environment
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
 

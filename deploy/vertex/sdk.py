@@ -13,7 +13,7 @@ from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
 from deploy.vertex.buckets import Buckets
 from deploy.vertex.client_errors import converted_errors
 from trainer.errors import UserError
-from trainer.storage.credentials import credentials, login_command
+from trainer.storage.login import credentials, login_command
 
 TIMEOUT_S = 60.0  # of one request
 

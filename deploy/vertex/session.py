@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from deploy.vertex.api import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
-from trainer.storage.credentials import two_accounts
+from trainer.storage.login import two_accounts
 
 BACKENDS = ("gcloud", "sdk")
 

@@ -21,8 +21,8 @@ from typing import Any
 from trainer.errors import PlatformFault, UserError
 from trainer.storage.address import Address
 from trainer.storage.checksum import Counted, opened
-from trainer.storage.credentials import credentials
 from trainer.storage.gcs_errors import Conflict, explained
+from trainer.storage.login import credentials
 from trainer.storage.retries import Retries, pauses
 from trainer.storage.transport import Cancelled, Transport
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.errors import PlatformFault, UserError, shortened
-from trainer.storage.credentials import login_command
+from trainer.storage.login import login_command
 from trainer.storage.transport import Cancelled, TooSlow
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
-from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
@@ -151,31 +149,6 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     assert len({attempt["output"] for attempt in attempts}) == 1  # the next goes on where the last stopped
     assert alive == [1, 1]  # never two at once
     assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
-
-
-def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
-    cloud: Emulator, session: Session, capsys: Capture
-) -> None:
-    """By hand: an hour of the first tier until its machines are taken away; between the two a region without quota."""
-
-    def run(google: Emulator, job: dict[str, Any]) -> None:
-        google.begin(job)
-        began = datetime.fromtimestamp(session.clock.now() - 3600, timezone.utc)
-        job["startTime"] = began.isoformat().replace("+00:00", "Z")
-        google.faults += [Fault(POSTS, 429, message=QUOTA)] if len(google.jobs) == 1 else []
-        stocked_out = "Resources are insufficient in region: us-central1. Please try another."
-        google.end(job, *(("FAILED", stocked_out) if len(google.jobs) == 1 else ("SUCCEEDED",)))
-
-    cloud.run = run
-    output = "--job_dir=gs://my-bucket/runs/7"
-    assert submit.main(["l4x2", *SDK, output, "--fallback=t4x2,l4x1"], session) == 0
-    prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
-    total = f", with earlier jobs of its directory {sum(prices):.2f} USD"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD{total}")
-    assert [attempt["state"] for attempt in record()["attempts"]] == ["FAILED", "NOT SUBMITTED", "SUCCEEDED"]
-    assert submit.main(["l4x1", *SDK, output], session) == 0
-    total = f", with earlier jobs of its directory {sum(prices) + prices[1]:.2f} USD"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(total)
 
 
 def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator, session: Session) -> None:
@@ -323,44 +296,6 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session) -> 
     assert job["labels"]["usd-per-hour"] == f"{hourly:.4f}".replace(".", "-")
     scheduling = job["jobSpec"]["scheduling"]
     assert (scheduling["timeout"], scheduling["disableRetries"]) == (f"{int(5 / hourly * 3600)}s", True)
-
-
-KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
-NETWORK, ACCOUNT = "projects/1/global/networks/n", "trainer@p.iam.gserviceaccount.com"
-CHANGES = ["--labels=team=vision,cost=", f"--kms_key={KEY}", f"--network={NETWORK}", f"--service-account={ACCOUNT}"]
-
-
-@pytest.mark.parametrize(
-    ("tier", "flag", "scheduling"),
-    [
-        ("l4x4", "--spot", {"timeout": "86400s", "strategy": "SPOT"}),
-        ("h100x1", "--spot", {"timeout": "86400s", "strategy": "SPOT"}),
-        ("l4x4", "--flex_start=2h", {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "7200s"}),
-        ("h100x1", "--flex_start=30m", {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "1800s"}),
-    ],
-)
-def test_flags_change_any_tier(
-    tier: str, flag: str, scheduling: dict[str, str], cloud: Emulator, session: Session, capsys: Capture
-) -> None:
-    cloud.run = ends("SUCCEEDED")
-    assert submit.main([tier, *SDK, *CHANGES, flag], session) == 0
-    (job,) = cloud.jobs.values()
-    sent = job["jobSpec"]
-    assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (scheduling, NETWORK, ACCOUNT)
-    assert job["encryptionSpec"] == {"kmsKeyName": KEY}
-    strategy = scheduling["strategy"].lower()
-    assert sorted(job["labels"]) == ["cost", "submission", "team", "usd-per-hour"]
-    price = load_machines().price(*[load_tier(tier).pools[0].machine_type, load_tier(tier).accelerator_type,
-                                    load_tier(tier).accelerators])  # fmt: skip
-    assert float(job["labels"]["usd-per-hour"].replace("-", ".")) == pytest.approx(getattr(price, strategy), abs=1e-4)
-    assert f", {scheduling['strategy']}" in capsys.readouterr().out
-
-
-def test_a_rendered_spec_says_what_belongs_beside_it(capsys: Capture) -> None:
-    assert main(["render", "l4x4", *WHERE, *JOB, *CHANGES, "--spot"]) == 0
-    shown = capsys.readouterr()
-    assert yaml.safe_load(shown.out)["serviceAccount"] == ACCOUNT
-    assert f"create the job with --labels=team=vision,cost= --kms-key={KEY}\n" in shown.err
 
 
 @pytest.mark.parametrize(

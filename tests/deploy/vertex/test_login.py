@@ -25,8 +25,7 @@ from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand
 from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
 from trainer.errors import UserError
-from trainer.storage import credentials as login
-from trainer.storage import gcs
+from trainer.storage import gcs, login
 from trainer.storage.address import Address
 
 DESK, OTHER = "desk@my-proj.iam.gserviceaccount.com", "other@my-proj.iam.gserviceaccount.com"
@@ -129,6 +128,7 @@ def test_gclouds_login_alone_does_everything(
 
 
 @needs_gcloud
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_alone")
 def test_default_credentials_alone_do_everything(
     cloud: Emulator, tmp_path: Path, flying: FlyingClock, capsys: Capture
