@@ -1,5 +1,6 @@
 """Checks on the user's machine whether a job would fail, or waste money, in the cloud."""
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.machine_table import load_machines
 from deploy.spec.packages import TRAINER, Package
 from deploy.spec.tier import Tier
-from trainer.config.own_settings import is_dotted
+from trainer.config.own_settings import is_dotted, taken_by
 from trainer.config.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.errors import UnknownData, UserError
 
@@ -132,15 +133,25 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
     """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
     top, path = module.split(".")[0], module.replace(".", "/")
     package = next((each for each in packages if each.name == (TRAINER if top == "trainer" else top)), None)
+    holder = next((each.name for each in packages if _modules(f"{each.name}/{top}") & each.files.keys()), "")
+    if package is None and holder:
+        raise UserError(
+            f"{field}={value}: the job has the module {top} as {holder}.{top}: use --{field}={holder}.{value}, or "
+            f"--package with the folder {top} itself"
+        )
     if package is None and (top != "trainer" or packages):
         raise UserError(
             f"{field}={value}: the module {top} is not in the job: use --package=FOLDER, or an --image= with it"
         )
-    inside = f"{path}/__main__.py" if runs else f"{path}/__init__.py"
-    if package and package.files and not {f"{path}.py", inside} & package.files.keys():
+    if package and package.files and not _modules(path, runs) & package.files.keys():
         raise UserError(
             f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
         )
+
+
+def _modules(path: str, runs: bool = False) -> set[str]:
+    """Returns the files of which one is the module at `path`, or the program if it `runs`."""
+    return {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
 
 
 def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
@@ -172,6 +183,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
             "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
             "use --install, or --image=URI with your own, built by `python -m deploy image`"
         )
+    yield from _local_paths(config)
     yield from _too_many_steps(config.steps or 0, tier)
     if tier.strategy == "SPOT":
         yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
@@ -182,6 +194,18 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
         if pool.machine_type == "n1-standard-4":
             yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
             break
+
+
+def _local_paths(config: TrainConfig) -> Iterator[str]:
+    """Yields a warning for each of the user's own settings that seems to name a file of this machine."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if (
+            taken_by(field)
+            and isinstance(value, str)
+            and (Path(value).is_file() or ("/" in value and Path(value).exists()))
+        ):
+            yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
 
 
 MOST_STEPS_PER_SECOND = 1000.0  # no model that was measured is faster

@@ -122,8 +122,12 @@ def user_package(folder: str, most_mb: float = MOST_MB) -> Package:
     """
     path = expanded(folder).resolve()
     if not (path / "__init__.py").is_file() or not path.name.isidentifier():
+        inside = next(
+            (f"did you mean {folder}/{found.parent.name}?" for found in sorted(path.glob("*/__init__.py"))), ""
+        )
         raise UserError(
-            f"package={folder}: must be a folder that Python can import, such as my_models with an __init__.py"
+            f"package={folder}: must be a folder that Python can import: "
+            + (inside or "such as my_models with an __init__.py")
         )
     if path.name in ("trainer", "deploy") or _distribution(path.name) == _distribution(TRAINER):
         raise UserError(f"package={folder}: {path.name} is a name of this project: rename your package")

@@ -22,6 +22,7 @@ REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 _ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
 _MOST_STEPS = 20  # from one name to the next: imports may form a circle
+_MEANINGS = {**KINDS, str: "text"}  # in --help, of a parameter that is not described
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -39,7 +40,9 @@ class Parameter:
     @cached_property
     def field(self) -> "dataclasses.Field[Any]":
         """Returns the parameter as a field of a settings dataclass."""
-        field: dataclasses.Field[Any] = setting(self.default, self.meaning or KINDS[self.kind], choices=self.choices)
+        field: dataclasses.Field[Any] = setting(
+            self.default, self.meaning or _MEANINGS[self.kind], choices=self.choices
+        )
         field.name, field.type = self.name, self.kind | None if self.optional else self.kind
         return field
 

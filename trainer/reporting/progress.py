@@ -43,9 +43,14 @@ class StepLogs:
         return dict(zip(self.names, totals, strict=True))
 
     def first_not_finite(self) -> tuple[int, list[str]] | None:
-        """Returns the first step (from 0) with a NaN or infinite scalar, and the names of those scalars."""
+        """Returns the first step (from 0) with a NaN or infinite loss, and the names of those losses.
+
+        A metric may be NaN, such as that of a class which a batch lacks; it counts where no scalar is called a loss.
+        """
+        losses = [name for name in self.names if is_loss(name)] or self.names
         for index, row in enumerate(self.values.tolist()):
-            names = [name for name, value in zip(self.names, row, strict=True) if not math.isfinite(value)]
+            scalars = dict(zip(self.names, row, strict=True))
+            names = [name for name in losses if not math.isfinite(scalars[name])]
             if names:
                 return index, names
         return None

@@ -67,7 +67,7 @@ def train(
     """Trains until `progress` is finished, a Keras callback of any worker stops it, or `control` requests a stop.
 
     `on_begin` and `on_call` are called at every call to the device, `hooks` run at their steps, and batch hooks of
-    `callbacks` run once a call with the step reached. Raises NotFinite if a scalar is NaN or infinite.
+    `callbacks` run once a call with the step reached. Raises NotFinite if a loss is NaN or infinite.
     """
     while not (progress.finished or control):
         boundary = min(hook.next_after(progress.step, progress.total_steps) for hook in hooks)

@@ -10,6 +10,7 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
+from deploy.spec.checks import check_module
 from deploy.spec.gcp_config import GcpConfig
 from deploy.spec.job_spec import Job, JobOptions, render, request_on, to_yaml
 from deploy.spec.packages import Package
@@ -229,6 +230,15 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     made = job("l4x1", "--model=my_models.gan:build", "--data=digits", packages=(mine, PACKAGE))
     wheels = [uri.rsplit("/", 1)[-1] for uri in task(made)["packageUris"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
+
+
+def test_the_name_of_a_module_within_a_package_is_whole() -> None:
+    holder = Package("mine", "0", {"mine/__init__.py": b"", "mine/nets/__init__.py": b"", "mine/one.py": b""})
+    for name in "nets", "one":
+        with pytest.raises(
+            UserError, match=f"the job has the module {name} as mine.{name}: use --model=mine.{name}:b, or"
+        ):
+            check_module("model", f"{name}:b", name, (holder, PACKAGE))
 
 
 def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, capsys: Capture) -> None:

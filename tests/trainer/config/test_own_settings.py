@@ -246,6 +246,10 @@ def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsy
     spec["workerPoolSpecs"][0]["pythonPackageSpec"]["args"] = [*OWN, "--rows=5"]
     (tmp_path / "tier.yaml").write_text(yaml.safe_dump(spec))
     assert deploy(["render", str(tmp_path / "tier.yaml"), *flags[1:], f"--package={mine}"]) == 0
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=relu"]) == 0
+    assert "act=" not in capsys.readouterr().err
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=mine.yaml"]) == 0
+    assert "warning: act=mine.yaml: this path exists here, but the job's machines cannot" in capsys.readouterr().err
     overrides = parse(parser("compare", "", ""), ["--rows=7", *OWN])[1]
     assert overrides.resolve().rows == 7  # type: ignore[attr-defined]
 

@@ -19,8 +19,8 @@ from trainer.data.dataset import Dataset
 
 PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes/*.yaml")}
-QUICK, NOT_AUDITED = {"mlp_mnist", "cnn_fashion"}, {"efficientnet_photos"}  # whose trace on two replicas takes minutes
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - QUICK - NOT_AUDITED)]
+QUICK, DEEP = {"mlp_mnist", "cnn_fashion"}, {"efficientnet_photos"}  # the trace of DEEP on two replicas takes minutes
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - QUICK - DEEP)]
 
 # Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
 ALLOWED = {
@@ -86,6 +86,14 @@ def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypa
     own = f"--model={__name__}:classifier"
     allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
     check(step_on_gpus(monkeypatch, own, "--data=digits", "--image_size=16", "--width=8", *flags), allowed)
+
+
+@pytest.mark.slow
+def test_efficientnet_does_not_make_it_wait_either(monkeypatch: Patch) -> None:
+    """All blocks of B0 train, on one replica."""
+    flags = ("--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0", "--evaluation_fraction=0.1")
+    small = ("--variant=B0", "--image_size=32", "--global_batch_size=8", "--data=digits", "--replicas=1")
+    check(step_on_gpus(monkeypatch, "--recipe=efficientnet_photos", *small, *flags))
 
 
 def loop_over(body: Any, counter: Any = tf.int32) -> GpuStep:

@@ -102,6 +102,14 @@ def test_nan_names_the_step_and_what_is_broken() -> None:
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
 
 
+@pytest.mark.parametrize(("names", "stopped"), [
+    (("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall"),
+])  # fmt: skip
+def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:
+    logs = StepLogs(names, np.array([[1.0, 1.0], [np.nan, 1.0]]), {})
+    assert logs.first_not_finite() == ((1, [stopped]) if stopped else None)
+
+
 def test_stop_training_ends_the_run_with_the_last_hooks_once() -> None:
     every, end = [], []
     progress = run(Steps(stop_at=4), 100, [Hook(2, at(every)), Hook(0, at(end))], most_steps=1)
