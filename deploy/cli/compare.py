@@ -83,7 +83,18 @@ def _flags() -> Parser:
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Overrides, session: Session) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run", *TIER_FLAGS):
+    for name in (
+        "project",
+        "region",
+        "bucket",
+        "package",
+        "image",
+        "install",
+        "max_cost",
+        "backend",
+        "dry_run",
+        *TIER_FLAGS,
+    ):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     return LocalRunner(tiers)

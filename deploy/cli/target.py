@@ -36,6 +36,12 @@ def add_backend(cli: argparse.ArgumentParser) -> None:
     cli.add_argument("--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK")
 
 
+def add_notify(cli: argparse.ArgumentParser) -> None:
+    """Adds the flag --notify."""
+    cli.add_argument("--notify", default="", metavar="COMMAND", help="run at the end, without a shell, with "
+                     "DEPLOY_STATE, _EXIT_CODE, _JOB, _NAME, _OUTPUT, _USD and _ERROR in its environment")  # fmt: skip
+
+
 def add_target(cli: argparse.ArgumentParser) -> None:
     """Adds the arguments of `find_target`."""
     cli.add_argument(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from deploy.spec.spec_changes import LABEL
+from deploy.spec.tier import WEEK_S
 from trainer.errors import reason
 
 T = TypeVar("T")
@@ -128,6 +129,8 @@ class JobStatus:
     error: str
     labels: Mapping[str, str]
     strategy: str = ""  # of scheduling
+    timeout_s: float = WEEK_S
+    output: str = ""  # its job directory, gs://…
 
     @property
     def over(self) -> bool:
@@ -246,6 +249,8 @@ def created_name(name: Any) -> str:
 
 
 def _parse_job(job: Mapping[str, Any]) -> JobStatus:
+    spec = job.get("jobSpec", {})  # a study has none: timeout and output are those of each trial
+    scheduling = spec.get("scheduling", {})
     return JobStatus(
         created_name(job["name"]),
         job.get("displayName", ""),
@@ -255,7 +260,9 @@ def _parse_job(job: Mapping[str, Any]) -> JobStatus:
         parse_time(job.get("endTime", "")),
         job.get("error", {}).get("message", ""),
         job.get("labels", {}),
-        (job.get("jobSpec") or job.get("trialJobSpec", {})).get("scheduling", {}).get("strategy", ""),
+        (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
+        float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or WEEK_S,
+        spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
     )
 
 

@@ -6,22 +6,23 @@ import os
 import shlex
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from deploy.spec.job_spec import to_yaml
 from deploy.vertex import api
-from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import CustomJob, JobStatus, LogEntry
+from deploy.vertex.buckets import Buckets
+from deploy.vertex.client_errors import converted_errors
 from deploy.vertex.gcloud_errors import error_of, lost_response
 from trainer.errors import UserError
+from trainer.storage.login import gcloud_environment
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
 
 
-class Gcloud:
+class Gcloud(Buckets):
     """Implements `deploy.vertex.api.Backend`."""
 
     def __init__(self, project: str, region: str) -> None:
@@ -91,65 +92,6 @@ class Gcloud:
         """Runs `gcloud ai custom-jobs cancel`."""
         _run(["gcloud", "ai", api.kind_of(name).command, "cancel", name, *self._region])
 
-    def upload(self, file: Path, uri: str) -> None:
-        """Runs `gcloud storage cp` unless the object exists: its address contains a hash of the sources.
-
-        gcloud verifies checksums and deletes corrupt uploads, https://cloud.google.com/storage/docs/data-validation
-        """
-        try:
-            self._json("storage", "objects", "describe", uri, *self._project)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            _run(["gcloud", "storage", "cp", str(file), uri, *self._project])
-
-    def read(self, uri: str) -> tuple[str, int] | None:
-        """Runs `gcloud storage objects describe`, and `gcloud storage cat` of that generation."""
-        try:
-            generation = int(self._json("storage", "objects", "describe", uri, *self._project)["generation"])
-            return _run(["gcloud", "storage", "cat", f"{uri}#{generation}", *self._project]), generation
-        except ApiError as error:
-            if error.code == 404:
-                return None
-            raise
-        except (KeyError, TypeError, ValueError):
-            raise ApiError(0, f"{uri}: the response has no generation") from None
-
-    def write(self, uri: str, text: str, generation: int) -> bool:
-        """Runs `gcloud storage cp` with a precondition."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "object.json")
-            file.write_text(text, encoding="utf-8")
-            try:
-                _run(["gcloud", "storage", "cp", str(file), uri, f"--if-generation-match={generation}", *self._project])
-            except ApiError as error:
-                if error.code == 412 or "pre-condition" in str(error):
-                    return False
-                raise
-        return True
-
-    def delete(self, uri: str, generation: int) -> None:
-        """Runs `gcloud storage rm` with a precondition."""
-        _run(["gcloud", "storage", "rm", uri, f"--if-generation-match={generation}", *self._project])
-
-    def exists(self, address: str) -> bool:
-        """Runs `gcloud storage objects list` for at most one object."""
-        return api.unless_forbidden(lambda: self._lists_any(f"{address.rstrip('/')}/**", address), default=True)
-
-    def _lists_any(self, *patterns: str) -> bool:
-        list_one = ("storage", "objects", "list", "--limit=1", *self._project)
-        try:
-            return any(self._json(*list_one, pattern) for pattern in patterns)
-        except ApiError as error:
-            if "matched no objects" in str(error) or error.code == 404:
-                return False
-            raise
-
-    def location(self, bucket: str) -> str:
-        """Runs `gcloud storage buckets describe`."""
-        describe = ("storage", "buckets", "describe", bucket, *self._project)
-        return api.unless_forbidden(lambda: str(self._json(*describe).get("location", "")), default="")
-
     def _json(self, *arguments: str) -> Any:
         with api.unreadable_as_lost():
             return json.loads(_run(["gcloud", *arguments, "--format=json"]) or "{}")
@@ -165,13 +107,21 @@ def _run(command: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Starts the command and kills it after TIMEOUT_S or on an exception.
+    """Starts the command with a login and kills it after TIMEOUT_S or on an exception."""
+    with contextlib.ExitStack() as stack:
+        with converted_errors():
+            environment = stack.enter_context(gcloud_environment())
+        yield stack.enter_context(_started(command, environment))
 
-    It runs in a new session, because gcloud may be a shell script whose child processes must be killed too.
-    """
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Runs the command in a new session: gcloud may be a shell script whose child processes must be killed too."""
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+        )
     except FileNotFoundError:
         raise not_installed(", or use --backend=sdk") from None
     timer = threading.Timer(TIMEOUT_S, _kill, [process])

@@ -64,6 +64,9 @@ class Emulator:
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.bucket_location = "US"
+        self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
+        self.issued = 0  # number of tokens
+        self.expires_at = ""  # the next request that matches finds its token expired
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
@@ -173,6 +176,23 @@ class Emulator:
                     return fault
         return None
 
+    def issue(self, account: str) -> dict[str, Any]:
+        """Returns a new token that gcloud and Google's clients take for one that ends soon, so they keep none."""
+        with self.lock:
+            self.issued += 1
+            token = f"secret-{self.issued}"
+            self.accounts = {**(self.accounts or {}), token: account}
+        times = {"expires_in": 60, "expireTime": "2020-01-01T00:00:00Z"}
+        return {"access_token": token, "accessToken": token, "token_type": "Bearer", **times}
+
+    def account(self, request: str, authorization: str) -> str | None:
+        """Returns the account of a request; None if its token is not valid."""
+        if self.accounts is None or "/token" in request:
+            return ""
+        if self.expires_at and re.search(self.expires_at, request):
+            self.accounts, self.expires_at = {}, ""
+        return self.accounts.get(authorization.removeprefix("Bearer "))
+
     def heal(self) -> None:
         """Disables all faults."""
         with self.lock:
@@ -212,6 +232,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault and fault.kind == "slow":
             time.sleep(0.5)
+        if self.google.account(request, self.headers.get("Authorization", "")) is None:
+            self.send(401, _error(401, "Request had invalid authentication credentials."))
+            return
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
         failed: Response = 500, _error(500, "the emulator failed")
         status, content = failed
@@ -375,6 +398,24 @@ def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Returns a token of the account that signed the assertion."""
+    claims = parse_qs(body.decode())["assertion"][0].split(".")[1]
+    return 200, google.issue(json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"])
+
+
+def _metadata_token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, google.issue("job@my-proj.iam.gserviceaccount.com")
+
+
+def _userinfo(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, {"email": list((google.accounts or {}).values())[-1]}
+
+
+def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, google.issue(match[1])
+
+
 _KINDS = "(customJobs|hyperparameterTuningJobs)"
 _ROUTES: dict[str, Callable[..., Response]] = {
     rf"POST /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _create,
@@ -382,6 +423,10 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
     rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
+    r"POST /token": _token,
+    r"GET /v1/userinfo": _userinfo,
+    r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,
+    r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": _impersonate,
     r"GET /storage/v1/b/([^/]+)": _bucket,
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
