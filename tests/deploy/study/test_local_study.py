@@ -91,23 +91,26 @@ def test_a_hopeless_trial_is_ended_early_with_its_state_saved(tune: Tune) -> Non
 def test_a_killed_study_goes_on_and_repeats_no_trial_that_is_done(tune: Tune) -> None:
     """kill -9 at ten random points; its jobs outlive it or not."""
     chance = random.Random(26)
-    arguments = ("--tune=x=0..10", "--tune=rows=4..12", "--trials=14", "--pause=0.05", "--no_pruning")
+    arguments = ("--tune=x=0..10", "--tune=rows=4..12", "--trials=40", "--pause=0.05", "--no_pruning")
     done_before: set[int] = set()
     frozen: dict[str, int] = {}
     for _ in range(10):
-        process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(chance.uniform(0.3, 5.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        trials = read_trials(Path("study"), "loss", 1) if Path("study").exists() else []
+        with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            next(line for line in process.stdout if line.startswith("trial "))
+            time.sleep(chance.uniform(0.0, 2.5))
+            process.kill()
+        trials = read_trials(Path("study"), "loss", 1)
         done = {trial.number for trial in trials if trial.state == "complete"}
         assert done_before <= done
         settled = {name: count for name, count in starts().items() if int(name[6:9]) in done}
         assert {name: settled[name] for name in frozen} == frozen
         frozen, done_before = settled, done
-    tune(*arguments)
+    assert 3 <= len(done_before) < 40, "some trials were done when it was killed, not all"
+    count = max(int(name[6:9]) for name in starts())
+    tune(*(f"--trials={count}" if one == "--trials=40" else one for one in arguments))
     trials = read_trials(Path("study"), "loss", 1)
-    assert [trial.number for trial in trials] == list(range(1, 15))
+    assert [trial.number for trial in trials] == list(range(1, count + 1))
     assert {trial.state for trial in trials} == {"complete"}
     assert {name: starts()[name] for name in frozen} == frozen
     for trial in trials:  # every step was reported once, in order, whatever was killed
