@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('__version__ = "')[1].split('"')[0]
 
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
-TUNE = ["optuna>=4", "matplotlib"]
+TUNE = ["optuna>=5", "matplotlib"]
 TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE]
 
 setup(

@@ -174,7 +174,14 @@ def test_another_study_in_the_folder_is_refused_and_more_trials_are_not(tune: Tu
 def test_learning_rate_and_width_of_mlp_on_digits_against_the_recipe(tune: Tune) -> None:
     """The trainer itself runs. The recipe's own settings are the first trial, with the same steps as the others."""
     arguments = [sys.executable, "-m", "deploy", "tune", "cpu", "--recipe=mlp_mnist", "--data=digits", "--out=study"]
-    arguments += ["--image_size=16", "--steps=40", "--metric=val_accuracy", "--trials=5", "--parallel=2"]
+    arguments += [
+        "--image_size=16",
+        "--steps=40",
+        "--evaluation_fraction=0.2",
+        "--metric=val_accuracy",
+        "--trials=5",
+        "--parallel=2",
+    ]
     tuned = ["--tune=learning_rate=1e-4..1e-1:log", "--tune=width=64..512:log"]
     done = subprocess.run([*arguments, *tuned], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -74,11 +74,12 @@ def test_the_limits_of_own_settings_count() -> None:
             "a trial with image_size=17 would be refused: image_size=17",
         ),
         (["--recipe=mlp_mnist", "--data=digits", "--replicas=2"], "global_batch_size=8,9", "does not divide over 2"),
+        (["--data=digits"], "model=mlp,cnn image_size=32,16", "model=cnn, image_size=16 would be refused"),
     ],
 )
 def test_rules_between_settings_are_checked_at_the_desk(flags: list[str], tune: str, reason: str) -> None:
     overrides = Overrides.parse(flags)
-    space = read_space([tune], overrides)
+    space = read_space(tune.split(), overrides)
     with pytest.raises(UserError, match=reason):
         check_space(space, lambda settings: overrides.replace(**settings).resolve())
 
