@@ -33,7 +33,7 @@ def add_submission_flags(own: Parser) -> None:
                     "installed at each start")  # fmt: skip
     add_tier_flags(own)
     own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
-                     "comparison, all trials of a study): it is stopped after the hours that this pays for")  # fmt: skip
+                     "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
 
 
 def add_tier_flags(own: Parser) -> None:
