@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
-from deploy.cli.job_flags import add_submission_flags, read_options
+from deploy.cli.job_flags import TIER_FLAGS, add_submission_flags, read_changes, read_options
 from deploy.cli.target import add_backend
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
     found, overrides = parse(_flags(), arguments)
     usd_by_tier = read_prices(found.price_per_hour)
-    specs = read_tiers(found.tiers, found.prices, usd_by_tier)
+    specs = read_tiers(found.tiers, found.prices, usd_by_tier, read_changes(found))
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     asked = command_line("compare", arguments)
@@ -83,7 +83,18 @@ def _flags() -> Parser:
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Overrides, session: Session) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run"):
+    for name in (
+        "project",
+        "region",
+        "bucket",
+        "package",
+        "image",
+        "install",
+        "max_cost",
+        "backend",
+        "dry_run",
+        *TIER_FLAGS,
+    ):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     return LocalRunner(tiers)

@@ -48,7 +48,8 @@ DEPLOY: dict[str, set[str]] = {
     "vertex": {"spec"},
     "report": {"spec"},
     "comparison": {"spec", "localrun", "vertex", "report"},
-    "cli": {"spec", "localrun", "vertex", "report", "comparison"},
+    "study": {"spec", "localrun", "vertex", "report", "comparison"},
+    "cli": {"spec", "localrun", "vertex", "report", "comparison", "study"},
     "__main__": {"cli"},
 }
 # What deploy may use of trainer: nothing that imports TensorFlow.

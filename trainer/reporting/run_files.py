@@ -137,9 +137,14 @@ def _own_entries(folder: Path) -> list[StatsEntry]:
 
 def _read_lines(path: Path) -> tuple[list[StatsEntry], int]:
     """Returns the valid lines and the number of damaged ones; a kill may have cut the last one short."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    entries = [entry for line in lines if (entry := _parse(line)) is not None]
-    return entries, len(lines) - len(entries)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    entries = parse_stats(text)
+    return entries, len(text.splitlines()) - len(entries)
+
+
+def parse_stats(text: str) -> list[StatsEntry]:
+    """Returns the valid lines of a stats.jsonl's content."""
+    return [entry for line in text.splitlines() if (entry := _parse(line)) is not None]
 
 
 def _parse(line: str) -> StatsEntry | None:

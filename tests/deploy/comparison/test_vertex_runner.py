@@ -30,9 +30,11 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
         trained(google, job)
 
     cloud.run = run
-    shown = command("l4x1", "l4x2", "--repeats=2")
+    shown = command("l4x1", "l4x2", "--repeats=2", "--labels=team=vision", "--spot")
     assert sorted(tier_of(job) for job in cloud.jobs.values()) == ["l4x1", "l4x1", "l4x2", "l4x2"]
     assert {job["jobSpec"]["scheduling"]["disableRetries"] for job in cloud.jobs.values()} == {True}
+    assert {job["jobSpec"]["scheduling"]["strategy"] for job in cloud.jobs.values()} == {"SPOT"}
+    assert {job["labels"]["team"] for job in cloud.jobs.values()} == {"vision"}
     assert len({output_of(job) for job in cloud.jobs.values()}) == 4
     assert len({job["labels"]["submission"] for job in cloud.jobs.values()}) == 4
     one, two = rows(tmp_path)
@@ -45,7 +47,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     assert "workerpool0-0  trains on 2" in Path(f"{job_dir}.log").read_text()
     assert (tmp_path / "out" / "report.html").read_text().count('alt="samples of') == 2
     before = list(cloud.requests)
-    shown = command("l4x1", "l4x2", "--repeats=2")
+    shown = command("l4x1", "l4x2", "--repeats=2", "--labels=team=vision", "--spot")
     assert shown.count(": done before") == 4
     assert cloud.requests == before
     assert "USD at most" not in shown
