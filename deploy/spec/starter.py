@@ -95,7 +95,7 @@ def install(what: list[str]) -> None:
     """Installs requirements and wheels in one step, so that pip chooses versions that fit together."""
     say(f"installs {' '.join(os.path.basename(each) for each in what)}")
     began = time.monotonic()
-    flags = ["--no-cache-dir", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
+    flags = ["--no-cache-dir", "--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", *flags, *what],
         stdout=subprocess.PIPE,
