@@ -72,9 +72,9 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     posted: list[tuple[float, int]] = []
     create = cloud.create
 
-    def created(parent: str, content: dict[str, Any]) -> dict[str, Any]:
+    def created(*arguments: Any) -> dict[str, Any]:
         posted.append((flying.time - began, cloud.requests.count(f"GET {PARENT}/customJobs")))
-        return create(parent, content)
+        return create(*arguments)
 
     cloud.create = created  # type: ignore[method-assign]
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0

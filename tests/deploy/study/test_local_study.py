@@ -120,7 +120,10 @@ def test_a_killed_study_goes_on_and_repeats_no_trial_that_is_done(tune: Tune) ->
 
 def test_ctrl_c_saves_the_trials_and_the_same_command_goes_on(tune: Tune) -> None:
     arguments = ("--tune=x=0..10", "--trials=2", "--pause=0.5")
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
+    )  # fmt: skip
     while not list(Path("study").glob("trial-001/repeat-1/stats.jsonl")):
         time.sleep(0.05)
         assert process.poll() is None
