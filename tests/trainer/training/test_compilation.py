@@ -35,12 +35,8 @@ FAMILIES = {
     "wgan_gp": ("--model=wgan_gp", *GANS),
     "dcgan": ("--model=dcgan", *GANS),
     "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
-    "efficientnet": (
-        "--model=efficientnet", "--variant=B0", "--weights=none", "--image_size=64", "--channels=3",
-        "--global_batch_size=4",
-    ),
 }  # fmt: skip
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "dcgan", "stock", "efficientnet")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "dcgan", "stock")]
 
 
 def trained(compiled: bool, *flags: str, steps: int = STEPS) -> tuple[dict[str, Any], StepLogs]:
