@@ -14,6 +14,8 @@ from tests.deploy.conftest import JOB, WHERE, Capture, Command, Job, needs_gclou
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
 from trainer.errors import UserError
+from trainer.storage import gcs
+from trainer.storage.address import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
@@ -142,7 +144,7 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, refused: Command
 @pytest.mark.slow
 @needs_gcloud
 def test_end_to_end_with_gcloud_and_real_training(
-    cloud: Emulator, session: Session, target: list[str], dist: Path, tmp_path: Path, capsys: Capture
+    cloud: Emulator, session: Session, bucket: Address, target: list[str], dist: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Local processes train the job that gcloud submitted, and write to the bucket as on Vertex AI."""
 
@@ -162,4 +164,5 @@ def test_end_to_end_with_gcloud_and_real_training(
     assert "Simulated devices: l4x2" in capsys.readouterr().out
     sent = [json.dumps(job["jobSpec"]) for job in cloud.jobs.values()]
     assert all("packageUris" in spec and '"disableRetries": true' in spec for spec in sent)
-    assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1  # uploaded once
+    stored = [blob.name for blob in gcs.connect()._client.list_blobs(bucket.bucket)]
+    assert len([name for name in stored if name.endswith(".whl")]) == 1  # uploaded once
