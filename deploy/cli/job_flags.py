@@ -6,6 +6,7 @@ import secrets
 import time
 
 from deploy.cli.arguments import add_flags, command_line
+from deploy.cli.target import add_backend
 from deploy.spec.job_spec import Job, JobOptions
 from deploy.spec.packages import built, packages_with
 from deploy.spec.plain_image import IMAGE
@@ -48,7 +49,27 @@ def add_tier_flags(own: Parser) -> None:
                      "long at most, as 2h")  # fmt: skip
 
 
-TIER_FLAGS = ("labels", "kms_key", "service_account", "network", "spot", "flex_start")
+_OF_VERTEX = (
+    "project", "region", "bucket", "package", "image", "install", "max_cost", "backend",
+    "labels", "kms_key", "service_account", "network", "spot", "flex_start",
+)  # fmt: skip
+
+
+def add_place_flags(own: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
+    """Declares where several runs take place, and the flags of `submit`. `jobs`, `dry_run`: for the help."""
+    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+                     f"or {jobs}; the flags of `submit` say where")  # fmt: skip
+    own.add_boolean("dry_run", dry_run)
+    add_submission_flags(own)
+    add_backend(own)
+    own.set_defaults(name="", disable_retries=disable_retries, backend="")
+
+
+def refuse_flags_of_vertex(asked: argparse.Namespace, *others: str) -> None:
+    """Raises UserError if one of the flags that are for Vertex AI alone, or of `others`, is given."""
+    for name in (*_OF_VERTEX, *others):
+        if getattr(asked, name):
+            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
 
 
 def read_changes(asked: argparse.Namespace) -> SpecChanges:

@@ -13,8 +13,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
-from deploy.cli.job_flags import TIER_FLAGS, add_submission_flags, read_changes, read_options
-from deploy.cli.target import add_backend
+from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.job_spec import training
 from deploy.spec.tier import load_tier
@@ -43,9 +42,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     _announce(plan)
     if found.on == "vertex":
         return _on_vertex(plan, out, found, overrides, session)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", *TIER_FLAGS):
-        if getattr(found, name):
-            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    refuse_flags_of_vertex(found)
     if found.dry_run:
         return DONE
     try:
@@ -74,12 +71,8 @@ def _flags() -> Parser:
     own.add_argument(
         "--out", default="runs/tuning", metavar="FOLDER", help="folder of the study (default: %(default)s)"
     )
-    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
-                     "or a HyperparameterTuningJob of Vertex AI; the flags of `submit` say where")  # fmt: skip
-    own.add_boolean("dry_run", "check, print what would run and may cost, and stop")
-    add_submission_flags(own)
-    add_backend(own)
-    own.set_defaults(name="", disable_retries=False, backend="")
+    dry_run = "check, print what would run and may cost, and stop"
+    add_place_flags(own, "a HyperparameterTuningJob of Vertex AI", dry_run, disable_retries=False)
     return own
 
 

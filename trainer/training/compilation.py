@@ -148,19 +148,23 @@ def _if_possible(choice: Choice, trial: Trial) -> Choice:
     """Returns `choice`, or a plain one if it is to compile and XLA fails: tried with a step that does not count."""
     if not choice.compiled:
         return choice
-    try:
-        seconds = trial.seconds(True, 1)
-    except Interrupted:
-        raise
-    except Exception as error:
-        return _plain(trial, _reason(error))
+    seconds, why_not = _compile(trial)
+    if why_not:
+        return _plain(trial, why_not)
     log.info(f"jit_compile: {choice.sentence()}; it took {seconds:.0f} s")
     return choice
 
 
-def _reason(error: Exception) -> str:
-    text = message_of(error)
-    return text.removeprefix("NotCompilable: ") if isinstance(error, NotCompilable) else f"XLA fails: {text}"
+def _compile(trial: Trial) -> tuple[float, str]:
+    """Runs a compiled step. Returns how long it took, in seconds, and why XLA cannot compile it, "" if it can."""
+    try:
+        return trial.seconds(True, 1), ""
+    except Interrupted:
+        raise
+    except Exception as error:
+        text = message_of(error)
+        not_compilable = isinstance(error, NotCompilable)
+        return 0.0, text.removeprefix("NotCompilable: ") if not_compilable else f"XLA fails: {text}"
 
 
 def _not_tried(config: TrainConfig, trial: Trial, steps_left: int) -> str:
@@ -202,12 +206,9 @@ def _measured(trial: Trial, steps_left: int, cache: Path) -> Choice:
 
 def _faster(trial: Trial, count: int) -> Choice:
     """Measures both ways in turns of `count` steps."""
-    try:
-        compile_seconds = trial.seconds(True, 1)
-    except Interrupted:
-        raise
-    except Exception as error:
-        return Choice(False, _reason(error))
+    compile_seconds, why_not = _compile(trial)
+    if why_not:
+        return Choice(False, why_not)
     turns = [[trial.seconds(way, count) / count for way in (False, True)] for _ in range(TURNS)]
     plain, compiled = (statistics.median(times) for times in zip(*turns, strict=True))
     why = f"a step takes {plain:.3g} s plain, {compiled:.3g} s compiled ({compile_seconds:.0f} s to compile)"
