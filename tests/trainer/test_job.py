@@ -215,7 +215,13 @@ def test_out_of_memory_names_a_precision_that_the_card_has(cards: list[Any], pre
 def test_out_of_memory_does_not_name_a_precision_in_use() -> None:
     for precision, advice in (("mixed_float16", "image_size"), ("float32", "try --precision=mixed_bfloat16")):
         config = TrainConfig(precision=precision)
-        assert str(out_of_memory(config, make_replicas(config))).endswith(advice)
+        line = str(out_of_memory(config, make_replicas(config)))
+        assert line.endswith(advice)
+        assert ": use --micro_batches=2, lower global_batch_size" in line
+    config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
+    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower" in str(
+        out_of_memory(config, make_replicas(config))
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
