@@ -42,8 +42,10 @@ def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: P
     monkeypatch.setattr("trainer.models.gan._batch_norm", lambda x: x)
     one, *others = (run_steps(small(*flags, "--precision=float64", *way), 3) for way in ((), *WAYS))
     for model, logs in others:
-        assert largest_difference(weights(one[0]), weights(model)) < 1e-10
-        assert logs.means() == pytest.approx(one[1].means(), rel=1e-10)
+        agree = largest_difference(weights(one[0]), weights(model)) < 1e-10
+        assert agree == (not depends_on_replicas(model, replicas=2, micro_batches=2))
+        if agree:
+            assert logs.means() == pytest.approx(one[1].means(), rel=1e-10)
 
 
 def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
