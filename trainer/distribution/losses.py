@@ -30,7 +30,12 @@ def parts_of_batch() -> int:
 def counts_found() -> Iterator[list[Any]]:
     """Yields the counts by which losses in the block divide, of the rows at hand alone, in their order."""
     found: list[Any] = []
-    token = _total.set(lambda own: [own, found.append(own)][0])
+
+    def keep(own: Any) -> Any:
+        found.append(own)
+        return own
+
+    token = _total.set(keep)
     try:
         yield found
     finally:
