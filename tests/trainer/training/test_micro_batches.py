@@ -33,7 +33,8 @@ def own(model: str, data: str) -> tuple[str, ...]:
     pytest.param(("--model=dcgan",), id="dcgan", marks=pytest.mark.slow),
     pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
     *(pytest.param(own(*names), id=names[0]) for names in [
-        ("by_weight", "weighted"), ("masked_text", "next_tokens"), ("regularized", "weighted"), ("scalar_loss", "arrays"),
+        ("by_weight", "weighted"), ("masked_text", "next_tokens"), ("regularized", "weighted"),
+        ("scalar_loss", "arrays"),
     ]),
 ])  # fmt: skip
 def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: Patch) -> None:
