@@ -319,7 +319,7 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     assert all(title in to_terminal(rows) for title in titles - {"tier", "s/epoch"})
     assert "Final accuracy is accuracy." in remarks
     assert "FID" not in markdown[0]
-    assert "No FID for any tier: the run did not compute it: use --fid_every_steps." in remarks
+    assert "No FID, coverage for any tier: the run did not compute it: use --fid_every_steps." in remarks
 
 
 @pytest.mark.parametrize(
