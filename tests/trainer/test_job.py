@@ -192,7 +192,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
 @pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
 def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
-    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: lower"):
+    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2, lower"):
         run(config)
     assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
 
