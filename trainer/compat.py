@@ -10,7 +10,7 @@ import itertools
 import pkgutil
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -40,6 +40,7 @@ PRIVATE_NAMES = (
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
 )
 
 
@@ -320,6 +321,13 @@ def cpu_devices_per_worker(count: int) -> Iterator[None]:
         extended._initialize_local_devices = original
 
 
+def parse_profile(content: bytes) -> Any:
+    """Returns the XSpace in the content of an xplane.pb file of TensorFlow's profiler. No fallback."""
+    space = _private("tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace")()
+    space.ParseFromString(content)
+    return space
+
+
 def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
     """Returns what `name` of PRIVATE_NAMES is, on `owner` if given; checks that it takes the arguments.
 
@@ -329,7 +337,8 @@ def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any
     try:
         found = getattr(pkgutil.resolve_name(path) if owner is None else owner, attribute)
         if callable(found):
-            inspect.signature(found).bind(*arguments, **named)
+            with suppress(ValueError):  # a built-in type has no signature
+                inspect.signature(found).bind(*arguments, **named)
     except (ImportError, AttributeError, TypeError):
         raise Missing(name) from None
     return found

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from trainer.errors import UserError
 from trainer.log import log
 from trainer.rehearsal import has_own_parts, rehearse
 from trainer.reporting.job_directory import JobDir
-from trainer.reporting.progress import Progress
+from trainer.reporting.progress import Progress, StepLogs
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult
 from trainer.training.callbacks import bind, restore_callbacks, state_of_callbacks
@@ -26,6 +26,7 @@ from trainer.training.fid import make_fid
 from trainer.training.hooks import Best, make_hooks
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
+from trainer.training.profiling import StepProfile
 from trainer.training.state import LearningRates
 
 
@@ -97,16 +98,26 @@ class TrainingRun:
                 restore_callbacks(self.callbacks, self.restored["callbacks"])
                 self.rates.resume(self.restored.get("learning_rates") or self.rates.state())
         callbacks.on_epoch_begin((progress.step - self.pending) // progress.steps_per_epoch)
-        hooks = self._hooks(reporter, callbacks, evaluate, control)
-        begin = self.peers.begin_call if self.peers else lambda: None
+        logs = self.job_dir.logs if self.is_chief else None
+        profile = StepProfile(config.profiled, logs, progress, reporter.profiled)
+        hooks = [*self._hooks(reporter, callbacks, evaluate, control), profile.cuts]
+
+        def begin() -> None:
+            if self.peers:
+                self.peers.begin_call()
+            profile.before_call()
+
+        def on_call(progress: Progress, logs: StepLogs) -> None:
+            profile.after_call()
+            reporter.on_call(progress, logs)
+
         steps, rows = self.setup.step_runner(), self.setup.rows_from(progress.step)
         if self.pending:
             run_due_hooks(hooks, progress, model)
         if not progress.ends:
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
-        train(
-            steps, rows, progress, hooks, callbacks, reporter.on_call, CallSize(config.steps_per_loop), control, begin
-        )
+        with closing(profile):
+            train(steps, rows, progress, hooks, callbacks, on_call, CallSize(config.steps_per_loop), control, begin)
         callbacks.on_train_end()
         return control
 

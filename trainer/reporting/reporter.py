@@ -10,6 +10,7 @@ from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import as_uint8, encode_png, grid, noise
 from trainer.log import log
+from trainer.reporting.breakdown import advice, in_words
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
@@ -53,6 +54,7 @@ class Reporter:
         self._measured: Scalars = {}  # newest values of evaluation, FID and KID
         self._evaluated: Scalars = {}
         self._fid_features: str | None = None
+        self._profile: dict[str, Any] = {}
         self.metric_names: Sequence[str] = ()  # of evaluation, FID and KID: set before the first call
 
     def state(self) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class Reporter:
             "measured": self._measured,
             "evaluated": self._evaluated,
             "fid_features": self._fid_features,
+            "profile": self._profile,
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -75,6 +78,7 @@ class Reporter:
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
         self._fid_features = state["fid_features"]
+        self._profile = dict(state.get("profile", {}))
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device. Raises UserError if the run never reports the tuning metric."""
@@ -126,6 +130,18 @@ class Reporter:
         note = f"{samples:,} images, features of {features}"
         self._measure("quality", progress, found, note, {"features": features, "samples": samples})
 
+    def profiled(self, progress: Progress, first_step: int, shares: Mapping[str, float]) -> None:
+        """Reports what the time of the steps from `first_step` on went to, as `trainer.reporting.breakdown` says."""
+        found = {kind: round(share, 4) for kind, share in shares.items()}
+        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": found}
+        epoch = round(progress.epoch, 4)
+        self._append(
+            {"kind": "profile", "step": progress.step, "epoch": epoch, "first_step": first_step, "shares": found}
+        )
+        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(found)}")
+        for line in advice(found):
+            log.info(line)
+
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:
             self._job_dir.append_stats(entry)
@@ -164,7 +180,8 @@ class Reporter:
             final["fid_features"] = self._fid_features
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}
+        profile: Result = {"profile": self._profile} if self._profile else {}
+        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **profile}
 
     def close(self) -> None:
         """Closes the bar and the event files."""
@@ -183,6 +200,7 @@ class Reporter:
             "seconds": round(progress.seconds, 3),
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
+            "input_wait_seconds": rounded(running.input_wait_seconds),
             "untimed_steps": running.steps - running.timed_steps,
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
