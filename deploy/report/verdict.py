@@ -244,7 +244,16 @@ def _estimates(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[
 
 
 # Settings that do not change the work, or that the number of steps replaces.
-_NOT_WORK = {"recipe", "job_dir", "cache_dir", "epochs", "steps", "expect_devices", "report_every_steps"}
+_NOT_WORK = {
+    "recipe",
+    "job_dir",
+    "cache_dir",
+    "epochs",
+    "steps",
+    "expect_devices",
+    "report_every_steps",
+    "profile_steps",
+}
 
 
 def _other_job(estimate: Mapping[str, Any], row: TierSummary, runs: Sequence[Run]) -> str:

@@ -13,7 +13,7 @@ from trainer.compat import parse_profile
 from trainer.reporting.breakdown import ALL_REDUCE, CALL, INPUT, KINDS, MATRIX, MEMORY, Span, divide
 
 PROFILES = "plugins/profile/*/*.xplane.pb"  # where TensorBoard looks for them, below its folder of logs
-EVENT_OF_A_CALL = "train"  # `trainer.training.steps` records one around each call
+EVENT_OF_A_CALL = "train"  # that the loop records around each call
 
 _TINY_PS = 10_000_000  # an operation of a CPU below 10 µs costs about what it takes to call it
 _OPERATION = re.compile(r"[\w./-]+:(_?[A-Z]\w*)")  # while/body/_1/while/dense/MatMul:MatMul

@@ -12,8 +12,8 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.trace import PROFILES, shares_of
 from trainer.training.loop import Hook
 
-# Operations and kernels, without Python's own calls: those of the loop are few.
-_OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
+# Records operations and kernels, without Python's own calls: those of the loop are few.
+OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StepProfile:
             return
         self._before = self._profiles()
         try:
-            tf.profiler.experimental.start(str(self.logs), options=_OPTIONS)
+            tf.profiler.experimental.start(str(self.logs), options=OPTIONS)
             self._first = step + 1
         except tf.errors.OpError as error:
             log.warning(f"profile_steps: TensorFlow's profiler cannot start: {error.message}")

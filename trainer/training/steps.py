@@ -97,11 +97,12 @@ class StepRunner:
             asked = timestamp(after=step)
             with tf.control_dependencies([asked]):
                 batch = next(iterator)
-            ready = timestamp(after=batch)
+            with tf.device("CPU:0"):
+                times = tf.stack([asked, timestamp(after=batch)])
             with self._losses_reduced():  # around the threads of all replicas
                 on_each = strategy.run(self._step, args=(batch, step))
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
-            rows = rows.write(i, tf.concat([total, tf.stack([asked, ready])], axis=0))
+            rows = rows.write(i, tf.concat([total, times], axis=0))
         return rows.stack()
 
     def _losses_reduced(self) -> AbstractContextManager[None]:

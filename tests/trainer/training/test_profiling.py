@@ -1,7 +1,12 @@
-"""Tests profiles of real runs: what their time goes to, their files, and when none is made."""
+"""Tests profiles of real runs: what the time of a step goes to, their files, and when none is made."""
 
+import dataclasses
 import json
+import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +15,203 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Log
-from tests.support import prepared, refused, run_job
+from deploy.localrun.workers import free_addresses
+from tests import workers
+from tests.fixtures import Log, Patch
+from tests.own_data import Batches
+from tests.support import prepared, refused
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
-from trainer.data.own import InSequence
-from trainer.reporting.breakdown import DISPATCH, INPUT, KINDS, MATRIX, MUCH
+from trainer.data.dataset import Dataset
+from trainer.reporting.breakdown import ALL_REDUCE, DISPATCH, INPUT, KINDS, MATRIX
+from trainer.reporting.reporter import Reporter
 from trainer.reporting.trace import PROFILES
+from trainer.storage.run_layout import RUN_INFO
+from trainer.training.preemption import StopRequest
+
+HERE = __name__
+
+
+class _Slow(Batches):
+    """Takes 20 ms longer for each batch."""
+
+    def __getitem__(self, batch: int) -> Any:
+        time.sleep(0.02)
+        return super().__getitem__(batch)
+
+
+def rows_of(config: TrainConfig, *, columns: int = 4, slow: bool = False) -> Any:
+    """Returns batches of noise that are quick to make, or slow."""
+    x = np.random.default_rng(0).normal(size=(4 * config.global_batch_size, columns)).astype(np.float32)
+    return (_Slow if slow else Batches)((x, x[:, :1]), config.global_batch_size)
+
+
+class _Chain(keras.layers.Layer):
+    """Applies 700 small operations, one after the other; the gradient has two for each."""
+
+    def call(self, x: Any) -> Any:
+        first = x
+        for _ in range(350):  # without the products TensorFlow would join the sines
+            x = tf.sin(x) * first
+        return x
+
+
+def model_of(config: TrainConfig, dataset: Dataset, *, layers: str = "small") -> keras.Model:
+    """Returns one that does next to nothing, one of 2,100 tiny operations, or one of large matrix products."""
+    kinds = {"small": [], "chain": [_Chain()], "products": [keras.layers.Dense(2048, use_bias=False)]}
+    model = keras.Sequential([keras.Input(dataset.spec[0].shape), *kinds[layers], keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-6), loss="mse")
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _not_rehearsed(monkeypatch: Patch) -> None:
+    """Leaves out the export that is tried before training: nothing is exported here."""
+    monkeypatch.setattr("trainer.training_run.rehearse", lambda *given: None)
+
+
+def trained(folder: Path, *flags: str) -> Path:
+    """Trains without export; returns the job directory."""
+    own = [f"--model={HERE}:model_of", f"--data={HERE}:rows_of", f"--job_dir={folder}"]
+    config = resolve([*own, "--global_batch_size=16", "--report_every_steps=5", *flags]).config
+    run = prepared(config)
+    run.job_dir.write(RUN_INFO, {"config": dataclasses.asdict(config)})
+    reporter = Reporter(config, run.job_dir, run.progress, lambda: run.checkpoints.latest, run.setup.replicas.devices)
+    run.train(reporter, StopRequest())
+    run.save(reporter)
+    run.checkpoints.wait()
+    reporter.close()
+    return folder
+
+
+def result_of(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text())
+
+
+def lines_of(folder: Path, kind: str) -> list[Any]:
+    found = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+PRODUCTS = ("--layers=products", "--columns=2048", "--global_batch_size=512")
+
+
+@pytest.mark.parametrize(("flags", "main", "advised"), [
+    (("--slow",), INPUT, "prepare the data"),
+    (("--layers=chain",), DISPATCH, "--jit_compile"),
+    (PRODUCTS, MATRIX, "mixed_bfloat16"),
+])  # fmt: skip
+def test_runs_with_one_limit_are_told_apart(
+    tmp_path: Path, caplog: Log, flags: tuple[str, ...], main: str, advised: str
+) -> None:
+    caplog.set_level("INFO", "trainer")
+    folder = trained(tmp_path, "--steps=20", "--profile_steps=8..15", *flags)
+    profile = result_of(folder)["profile"]
+    shares = profile["shares"]
+    assert (profile["first_step"], profile["last_step"], list(shares)) == (8, 15, list(KINDS))
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+    assert max(shares, key=shares.__getitem__) == main
+    assert shares[main] > 0.5
+    (line,) = lines_of(folder, "profile")
+    assert (line["step"], line["first_step"], line["shares"]) == (15, 8, shares)
+    assert [report["step"] for report in lines_of(folder, "report")] == [5, 10, 15, 20]
+    assert len(list((folder / "logs").glob(PROFILES))) == 1
+    assert any(advised in record.message for record in caplog.records)
+    waited = result_of(folder)["input_wait_seconds"] / result_of(folder)["step_seconds"]
+    assert (waited > 0.3) == (main == INPUT)
+
+
+def test_a_profile_is_kept_by_a_run_that_resumes_and_not_made_again(tmp_path: Path, caplog: Log) -> None:
+    """One whose steps the first call of a process holds, which builds the graph, is not made; the line says so."""
+    flags = ("--profile_steps=2..3", "--checkpoint_every_steps=6")
+    profile = result_of(trained(tmp_path, *flags, "--steps=6"))["profile"]
+    again = result_of(trained(tmp_path, *flags, "--steps=9"))
+    assert (again["steps"], again["profile"]) == (9, profile)
+    assert len(list((tmp_path / "logs").glob(PROFILES))) == 1
+    assert "profile_steps" not in caplog.text
+    later = result_of(trained(tmp_path, "--profile_steps=10..12", "--steps=14"))
+    assert (later["steps"], later["profile"]) == (14, profile)
+    assert "profile_steps: the run starts at step 9" in caplog.text
+
+
+def test_a_run_that_ends_within_the_steps_has_a_profile_of_those_before(tmp_path: Path) -> None:
+    assert result_of(trained(tmp_path, "--profile_steps=4..50", "--epochs=2"))["profile"]["last_step"] == 8
+
+
+def test_without_it_no_profiler_is_started(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.delattr(tf.profiler.experimental, "start")
+    folder = trained(tmp_path, "--steps=5")
+    assert not list((folder / "logs").glob("plugins"))
+    assert (lines_of(folder, "profile"), "profile" in result_of(folder)) == ([], False)
+    assert all(line["input_wait_seconds"] >= 0 for line in lines_of(folder, "report"))
+
+
+def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -> None:
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    try:
+        assert "profile" not in result_of(trained(tmp_path / "run", "--profile_steps=4..5", "--steps=6"))
+    finally:
+        tf.profiler.experimental.stop()
+    assert "profile_steps: TensorFlow's profiler cannot start" in caplog.text
+
+
+@pytest.mark.parametrize(("steps", "line"), [
+    ("100", "profile_steps=100: write it as 100..110"),
+    ("1..5", "profile_steps=1..5: take 1 to 100 steps, from step 2 on"),
+    ("9..8", "take 1 to 100 steps"),
+    ("100..200", "take 1 to 100 steps"),
+    ("18..21", "profile_steps=18..21, but the run ends at step 20: take earlier ones"),
+])  # fmt: skip
+def test_steps_that_cannot_be_profiled_are_refused(steps: str, line: str) -> None:
+    with refused(line):
+        resolve(["--recipe=wgan_gp_digits", "--steps=20", f"--profile_steps={steps}"])
+
+
+@contextmanager
+def slow_link(address: str, seconds: float) -> Iterator[str]:
+    """Gives the address of a proxy that passes on what it gets `seconds` later."""
+    host, _, port = address.rpartition(":")
+    with socket.create_server((host, 0)) as server:
+
+        def pump(source: socket.socket, target: socket.socket) -> None:
+            try:
+                while chunk := source.recv(1 << 20):
+                    time.sleep(seconds)
+                    target.sendall(chunk)
+            except OSError:
+                pass
+            finally:
+                target.close()
+
+        def accept() -> None:
+            while True:
+                try:
+                    client = server.accept()[0]
+                except OSError:
+                    return
+                try:
+                    target = socket.create_connection((host, int(port)))
+                except OSError:  # the worker has not started yet
+                    client.close()
+                    continue
+                for pair in ((client, target), (target, client)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"{host}:{server.getsockname()[1]}"
+
+
+@pytest.mark.slow
+def test_two_workers_with_a_slow_link_wait_for_each_other(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("TRAINER_CLUSTER_SECRET", "x" * 32)
+    flags = (f"--model={HERE}:model_of", f"--data={HERE}:rows_of", "--steps=12", "--global_batch_size=16",
+             "--profile_steps=6..10", "--checkpoint_every_steps=0", f"--job_dir={tmp_path / 'job'}")  # fmt: skip
+    chief, worker = free_addresses(2)
+    with slow_link(chief, 0.03) as delayed:
+        both = [workers.start([chief, worker], 0, flags, tmp_path / "0.log"),
+                workers.start([delayed, worker], 1, flags, tmp_path / "1.log")]  # fmt: skip
+        codes = workers.end(both, 100)
+    assert codes == [0, 0], (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
+    shares = result_of(tmp_path / "job")["profile"]["shares"]
+    assert max(shares, key=shares.__getitem__) == ALL_REDUCE
+    assert shares[ALL_REDUCE] > 0.5
