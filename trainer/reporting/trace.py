@@ -19,7 +19,7 @@ _TINY_PS = 10_000_000  # an operation of a CPU below 10 µs costs about what it 
 _OPERATION = re.compile(r"[\w./-]+:(_?[A-Z]\w*)")  # while/body/_1/while/dense/MatMul:MatMul
 # They only call others, which have events of their own.
 _CALLERS = re.compile(r"(Stateful|Stateless)?(PartitionedCall|While|If|Case)")
-_ALL_REDUCE = re.compile(r"Collective|nccl", re.IGNORECASE)
+_ALL_REDUCE = re.compile(r"collective|nccl|all-reduce", re.IGNORECASE)
 _MATRIX = re.compile(
     r"matmul|conv(?!ert)|gemm|gemv|einsum|cutlass|xmma|wgrad|dgrad|fprop|winograd|rnn|lstm|attention|fmha"
     r"|(?<![a-z])dot(?![a-z])",
@@ -41,17 +41,21 @@ def shares_of(profile: Path) -> dict[str, float]:
 
 
 def _of_host(plane: Any) -> Iterator[Span]:
-    """Yields the calls, the waits for a batch, and the operations of all threads but those that make batches."""
+    """Yields the calls, the waits for a batch, and the operations of all threads but those that make batches.
+
+    An operation is TensorFlow's, or one of those that XLA made of them.
+    """
     for line in plane.lines:
         makes_batches = line.name.startswith("tf_data")
-        for name, _, start, end in _events(plane, line):
-            operation = _OPERATION.fullmatch(name)
+        for name, texts, start, end in _events(plane, line):
+            found = _OPERATION.fullmatch(name)
+            operation = found[1] if found else texts.get("hlo_op", "")
             if name == EVENT_OF_A_CALL:
                 yield start, end, CALL
             elif name == "IteratorGetNextOp::DoCompute":
                 yield start, end, INPUT
-            elif operation and not makes_batches and not _CALLERS.fullmatch(operation[1]):
-                kind = _kind(operation[1])
+            elif operation and not makes_batches and not _CALLERS.fullmatch(operation):
+                kind = _kind(operation)
                 if kind == ALL_REDUCE or end - start >= _TINY_PS:
                     yield start, end, kind
 
@@ -60,9 +64,9 @@ def _of_gpu(plane: Any) -> Iterator[Span]:
     """Yields the kernels and copies of a GPU. TensorFlow names the operation that started one, where it knows it."""
     for line in plane.lines:
         if line.name.startswith("Stream"):
-            for name, stats, start, end in _events(plane, line):
-                operation = _OPERATION.fullmatch(stats.get("tf_op", ""))
-                by_operation = _kind(operation[1]) if operation else MEMORY
+            for name, texts, start, end in _events(plane, line):
+                found = _OPERATION.fullmatch(texts.get("tf_op", ""))
+                by_operation = _kind(found[1]) if found else MEMORY
                 yield start, end, by_operation if by_operation != MEMORY else _kind(name)
 
 
