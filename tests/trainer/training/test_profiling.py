@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from trainer.training.preemption import StopRequest
 
 HERE = __name__
 BATCHES = 24  # of an epoch
+made: dict[float, float] = {}  # when each slow batch was made, by its first number
+ended: list[tuple[float, float]] = []  # the first number of a step's batch, and when the step ended
 
 
 class _Slow(Batches):
@@ -41,7 +44,9 @@ class _Slow(Batches):
 
     def __getitem__(self, batch: int) -> Any:
         time.sleep(self.seconds)
-        return super().__getitem__(batch)
+        found = super().__getitem__(batch)
+        made[float(found[0][0, 0])] = time.time()
+        return found
 
 
 def rows_of(config: TrainConfig, *, columns: int = 4, batch_seconds: float = 0.0) -> Any:
@@ -62,12 +67,17 @@ class _Chain(keras.layers.Layer):
         return x
 
 
+def _sleep(x: Any) -> Any:
+    time.sleep(0.08)
+    ended.append((float(x[0, 0]), time.time()))
+    return x
+
+
 class _Sleep(keras.layers.Layer):
     """Takes 80 ms."""
 
     def call(self, x: Any) -> Any:
-        slept = tf.numpy_function(lambda x: (time.sleep(0.08), x)[1], [x], x.dtype)
-        return tf.ensure_shape(slept, x.shape)
+        return tf.ensure_shape(tf.numpy_function(_sleep, [x], x.dtype), x.shape)
 
 
 def model_of(config: TrainConfig, dataset: Dataset, *, layers: str = "small") -> keras.Model:
@@ -112,7 +122,7 @@ def lines_of(folder: Path, kind: str) -> list[Any]:
     return [line for line in found if line["kind"] == kind]
 
 
-PRODUCTS = ("--layers=products", "--columns=1024", "--global_batch_size=256")
+PRODUCTS = ("--layers=products", "--columns=512", "--global_batch_size=1024")
 
 
 @pytest.mark.parametrize(("flags", "main", "advised"), [
@@ -137,14 +147,20 @@ def test_steps_of_tiny_operations_and_of_large_products_are_told_apart(
 
 
 def test_the_share_that_is_lost_for_input_is_within_five_points_of_the_truth(tmp_path: Path, caplog: Log) -> None:
-    """A step of 80 ms waits 120 of 200 ms, once the batches that were made while the graph was built are used up."""
+    """A step of 80 ms waits 120 of 200 ms, once the batches that were made while the graph was built are used up.
+
+    On a busy machine less, so that the truth is when each batch was made, and when the step before had ended.
+    """
     caplog.set_level("INFO", "trainer")
     flags = ("--layers=sleep", "--batch_seconds=0.2", "--steps=20", "--profile_steps=13..20", "--report_every_steps=12")
     folder = trained(tmp_path, *flags)
-    assert result_of(folder)["profile"]["shares"][INPUT] == pytest.approx(0.6, abs=0.05)
+    waits = [max(0.0, made[batch] - before) for (_, before), (batch, _) in pairwise(ended)][-8:]
+    truth = sum(waits) / (ended[-1][1] - ended[-9][1])
+    assert 0.2 < truth < 0.7
+    assert result_of(folder)["profile"]["shares"][INPUT] == pytest.approx(truth, abs=0.05)
     last = lines_of(folder, "report")[-1]
-    assert last["input_wait_seconds"] / last["step_seconds"] == pytest.approx(0.6, abs=0.05)
-    assert re.search("waits for input (5[5-9]|6[0-5]) %", caplog.text)
+    assert last["input_wait_seconds"] / last["step_seconds"] == pytest.approx(truth, abs=0.05)
+    assert re.search(r"20/20 .* waits for input \d\d %", caplog.text)
     assert "prepare the data" in caplog.text
 
 
@@ -237,7 +253,7 @@ def test_two_workers_with_a_slow_link_wait_for_each_other(tmp_path: Path) -> Non
             workers.start(addresses, index, (str(found), *own), tmp_path / f"{index}.log", "tests.profiled_worker")
             for index, addresses in enumerate(([chief, worker], [delayed, worker]))
         ]
-        codes = workers.end(both, 120)
+        codes = workers.end(both)
     assert codes == [0, 0], (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
     shares = json.loads(found.read_text())
     assert max(shares, key=shares.__getitem__) == ALL_REDUCE
