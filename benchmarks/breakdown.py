@@ -33,7 +33,7 @@ def profiled(loop: TrainingLoop, count: int) -> tuple[dict[str, float], float]:
 
 
 def measure(recipe: str, repeats: int, seconds: float) -> dict[str, list[Any]]:
-    """Returns the shares, and the seconds of equal calls: while profiled, as they are, and without timestamps."""
+    """Returns the shares, and the seconds of a step while it is profiled, as it is, and without timestamps."""
     flags = (f"--recipe={recipe}", "--data=digits", "--replicas=1")
     with patch("trainer.training.steps.timestamp", lambda after: tf.constant(0.0, tf.float64)):
         bare = TrainingLoop(setup_of(*flags))
@@ -43,8 +43,9 @@ def measure(recipe: str, repeats: int, seconds: float) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {name: [] for name in ("shares", "profiled", "plain", "bare")}
     for _ in range(repeats):
         shares, took = profiled(loop, count)
-        for name, value in (("shares", shares), ("profiled", took), ("plain", loop(count)), ("bare", bare(count))):
-            found[name].append(value)
+        found["shares"].append(shares)
+        for name, each in (("profiled", took), ("plain", loop(count)), ("bare", bare(count))):
+            found[name].append(each / count)
     return found
 
 
