@@ -3,11 +3,7 @@
 import dataclasses
 import json
 import re
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,15 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deploy.localrun.workers import free_addresses
-from tests import workers
 from tests.fixtures import Log, Patch
 from tests.own_data import Batches
 from tests.support import prepared, refused
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.reporting.breakdown import ALL_REDUCE, DISPATCH, INPUT, KINDS, MATRIX
+from trainer.reporting.breakdown import DISPATCH, INPUT, KINDS, MATRIX
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.trace import PROFILES
 from trainer.storage.run_layout import RUN_INFO
@@ -208,53 +202,3 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
 def test_steps_that_cannot_be_profiled_are_refused(steps: str, line: str) -> None:
     with refused(line):
         resolve(["--recipe=wgan_gp_digits", "--steps=20", f"--profile_steps={steps}"])
-
-
-@contextmanager
-def slow_link(address: str, seconds: float) -> Iterator[str]:
-    """Gives the address of a proxy that passes on what it gets `seconds` later."""
-    host, _, port = address.rpartition(":")
-    with socket.create_server((host, 0)) as server:
-
-        def pump(source: socket.socket, target: socket.socket) -> None:
-            try:
-                while chunk := source.recv(1 << 20):
-                    time.sleep(seconds)
-                    target.sendall(chunk)
-            except OSError:
-                pass
-            finally:
-                target.close()
-
-        def accept() -> None:
-            while True:
-                try:
-                    client = server.accept()[0]
-                except OSError:
-                    return
-                try:
-                    target = socket.create_connection((host, int(port)))
-                except OSError:  # the worker has not started yet
-                    client.close()
-                    continue
-                for pair in ((client, target), (target, client)):
-                    threading.Thread(target=pump, args=pair, daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"{host}:{server.getsockname()[1]}"
-
-
-@pytest.mark.slow
-def test_two_workers_with_a_slow_link_wait_for_each_other(tmp_path: Path) -> None:
-    found, own = tmp_path / "shares.json", (f"--model={HERE}:model_of", f"--data={HERE}:rows_of")
-    chief, worker = free_addresses(2)
-    with slow_link(chief, 0.03) as delayed:
-        both = [
-            workers.start(addresses, index, (str(found), *own), tmp_path / f"{index}.log", "tests.profiled_worker")
-            for index, addresses in enumerate(([chief, worker], [delayed, worker]))
-        ]
-        codes = workers.end(both)
-    assert codes == [0, 0], (tmp_path / "0.log").read_text() + (tmp_path / "1.log").read_text()
-    shares = json.loads(found.read_text())
-    assert max(shares, key=shares.__getitem__) == ALL_REDUCE
-    assert shares[ALL_REDUCE] > 0.5
