@@ -21,6 +21,7 @@ VERBS = {
     "cancel": "cancel a job, and wait until it has ended",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "estimate": "estimate time and cost of a full job on each tier, from a short run",
+    "tune": "try settings of one recipe, here or on Vertex AI, and report the best",
     "report": "make a table, a verdict and one HTML file from job directories",
 }
 

@@ -85,5 +85,13 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
         return layers.Conv2DTranspose.from_config(self.get_config())
 
 
+def prefers_many_rows() -> bool:
+    """Returns whether one operation over many rows is faster than several over few: on GPUs, which have to start each.
+
+    On a CPU, the features of few rows stay in its caches.
+    """
+    return _has_gpu()
+
+
 def _has_gpu() -> bool:
     return bool(tf.config.get_visible_devices("GPU"))
