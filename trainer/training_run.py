@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from trainer.distribution.peers import Peers
 from trainer.errors import UserError
 from trainer.log import log
 from trainer.rehearsal import has_own_parts, rehearse
+from trainer.reporting.breakdown import tried_by
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.reporting.reporter import Reporter
@@ -101,9 +103,14 @@ class TrainingRun:
                 restore_callbacks(self.callbacks, self.restored["callbacks"])
                 self.rates.resume(self.restored.get("learning_rates") or self.rates.state())
         callbacks.on_epoch_begin((progress.step - self.pending) // progress.steps_per_epoch)
-        logs = self.job_dir.logs if self.is_chief else None
-        profile = StepProfile(config.profiled, logs, progress, reporter.profiled)
-        hooks = [*self._hooks(reporter, callbacks, evaluate, control), profile.cuts]
+        hooks = self._hooks(reporter, callbacks, evaluate, control)
+        if self.pending:
+            run_due_hooks(hooks, progress, model)
+        steps = self.setup.step_runner()
+        if not (progress.ends or control):
+            log.info("builds the training step: seconds, or minutes for a large model with several replicas")
+            steps = self._chosen_steps(reporter, stop, control)
+        rows, profile = self.setup.rows_from(progress.step), self._profile(reporter)
 
         def begin() -> None:
             if self.peers:
@@ -114,15 +121,9 @@ class TrainingRun:
             profile.after_call()
             reporter.on_call(progress, logs)
 
-        if self.pending:
-            run_due_hooks(hooks, progress, model)
-        steps = self.setup.step_runner()
-        if not (progress.ends or control):
-            log.info("builds the training step: seconds, or minutes for a large model with several replicas")
-            steps = self._chosen_steps(reporter, stop, control)
-        rows = self.setup.rows_from(progress.step)
         with closing(profile):
-            train(steps, rows, progress, hooks, callbacks, on_call, CallSize(config.steps_per_loop), control, begin)
+            hooks, size = [*hooks, profile.cuts], CallSize(config.steps_per_loop)
+            train(steps, rows, progress, hooks, callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
         return control
 
@@ -148,6 +149,11 @@ class TrainingRun:
         if self.is_chief:
             self.job_dir.add_to_run_info(compilation=asdict(self.choice))
         return trial.runner(self.choice.compiled)
+
+    def _profile(self, reporter: Reporter) -> StepProfile:
+        tried = tried_by(asdict(self.config), asdict(self.choice) if self.choice else {})
+        report = partial(reporter.profiled, tried=tried)
+        return StepProfile(self.config.profiled, self.job_dir.logs if self.is_chief else None, self.progress, report)
 
     def _hooks(
         self, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.reporting.breakdown import KINDS
+from trainer.reporting.breakdown import KINDS, tried_by
 from trainer.reporting.run_files import (
     Result,
     StatsEntry,
@@ -62,6 +62,7 @@ class Run:
     restarts: int
     peak_memory_gib: float | None
     profile: Mapping[str, float]  # share of each kind in the profiled steps; empty without --profile_steps
+    tried: tuple[str, ...]  # remedies for slow steps that it uses, or has found to be slower
     final: Mapping[str, float]  # the newest value of each loss and metric
     started: str  # UTC; "" if unknown
     command: str
@@ -119,6 +120,7 @@ def read_run(folder: Path) -> Run:
         uncounted=uncounted,
         peak_memory_gib=number(result.get("peak_memory_gib")),
         profile=_shares(mapping(mapping(result, "profile"), "shares")),
+        tried=tuple(tried_by(config, mapping(info, "compilation"))),
         final=_scalars(final) if final else _newest(entries),
         started=str(info.get("started", "")),
         command=str(info.get("command", "")),

@@ -31,7 +31,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *(_ranking(real, baseline or rows[0].tier) if real or not done else ()),
         *_scaling(real),
         *_communication(real),
-        *_causes(real),
+        *_causes(collection, real),
         *_different_work(collection, rows),
         *_losses(collection, done),
         *_ends(collection, rows),
@@ -122,10 +122,11 @@ def _communication(done: Sequence[TierSummary]) -> Iterator[str]:
             )
 
 
-def _causes(done: Sequence[TierSummary]) -> Iterator[str]:
+def _causes(collection: Collection, done: Sequence[TierSummary]) -> Iterator[str]:
     """Says what the time of a step goes to, what to do about it, and how that shifts between the tiers."""
+    tried = {tier.name: [each for run in tier.runs for each in run.tried] for tier in collection.tiers}
     for row in done:
-        yield from (f"{row.tier}: {line}." for line in advice(_shares(row)))
+        yield from (f"{row.tier}: {line}." for line in advice(_shares(row), tried[row.tier]))
     profiled = [(row.tier, _shares(row)) for row in done if row.profile_matrix is not None]
     for kind in KINDS:
         (one, least), (other, most) = (

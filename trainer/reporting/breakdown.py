@@ -1,10 +1,15 @@
 """Says in words what the time of a step goes to, and what to do about it. Imports no TensorFlow: `deploy` uses it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 MATRIX, MEMORY, ALL_REDUCE, INPUT, DISPATCH = KINDS = ("matrix", "memory", "all_reduce", "input", "dispatch")
 CALL = "call"  # the time of a call to the device, which is divided
+AWAITED, STARTING = (
+    "awaited",
+    "starting",
+)  # on a CPU the host waits for what XLA compiled; a thread runs operations of it
 
 WORDS = {
     MATRIX: "matrix work",
@@ -13,23 +18,25 @@ WORDS = {
     INPUT: "waiting for input",
     DISPATCH: "dispatch",
 }
-ADVICE = {
-    MATRIX: "use --precision=mixed_bfloat16, or faster or more devices",
-    MEMORY: "use --jit_compile, which joins operations, or --precision=mixed_bfloat16, which halves their bytes",
-    ALL_REDUCE: "use fewer, larger machines, or a larger batch per replica",
-    INPUT: "prepare the data (python -m trainer.data.prepare), or make your own data function faster",
-    DISPATCH: "use a larger batch per replica, or --jit_compile",
+JIT_COMPILE, MIXED = "use --jit_compile", "use --precision=mixed_bfloat16"
+REMEDIES = {
+    MATRIX: (MIXED, "use faster or more devices"),
+    MEMORY: (JIT_COMPILE, MIXED, "use devices with faster memory"),
+    ALL_REDUCE: ("use fewer, larger machines", "use a larger batch per replica"),
+    INPUT: ("prepare the data (python -m trainer.data.prepare)", "make your own data function faster"),
+    DISPATCH: ("use a larger batch per replica", JIT_COMPILE),
 }
 MUCH = 0.2  # of a step: from here on, time in which a device computes nothing calls for advice
 
-Span = tuple[int, int, str]  # start, end, and CALL or one of KINDS
+Span = tuple[int, int, str]  # start, end, and one of KINDS, CALL, AWAITED or STARTING
 
 
 def divide(spans: Iterable[Span]) -> dict[str, float]:
     """Divides the time within the spans of CALL among KINDS, as shares of 1; {} if there is no such time.
 
     Work comes first, in equal parts for all that runs at once; then an all-reduce; then waiting for input; an instant
-    with none of these is dispatch.
+    with none of these is dispatch. But while XLA is AWAITED and no operation is STARTING, there is matrix work: XLA
+    has its products and convolutions done by other threads, without a trace.
     """
     changes = sorted(
         (at, change, kind) for start, end, kind in spans if start < end for at, change in ((start, 1), (end, -1))
@@ -52,6 +59,8 @@ def _doing(running: Mapping[str, int]) -> dict[str, int]:
     """Returns how much of each kind an instant belongs to."""
     if work := {kind: running[kind] for kind in (MATRIX, MEMORY) if running[kind]}:
         return work
+    if running[AWAITED] and not running[STARTING]:
+        return {MATRIX: 1}
     return {next((kind for kind in (ALL_REDUCE, INPUT) if running[kind]), DISPATCH): 1}
 
 
@@ -61,9 +70,21 @@ def in_words(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{100 * share:.0f} % {words}" for share, words in parts if share >= 0.005)
 
 
-def advice(shares: Mapping[str, float]) -> list[str]:
-    """Returns what to do, the most useful first: for each kind without computing above MUCH, else for the main work."""
+def advice(shares: Mapping[str, float], tried: Collection[str] = ()) -> list[str]:
+    """Returns what to do, the most useful first: for each kind without computing above MUCH, else for the main work.
+
+    `tried`: remedies that are left out.
+    """
     idle = [kind for kind in (INPUT, DISPATCH, ALL_REDUCE) if shares.get(kind, 0.0) >= MUCH]
     main = max((kind for kind in KINDS if kind in shares), key=lambda kind: shares[kind], default=None)
     kinds = sorted(idle, key=lambda kind: -shares[kind]) or ([main] if main else [])
-    return [f"{WORDS[kind]} {100 * shares[kind]:.0f} %: {ADVICE[kind]}" for kind in kinds]
+    left = {kind: ", or ".join(remedy for remedy in REMEDIES[kind] if remedy not in tried) for kind in kinds}
+    return [f"{WORDS[kind]} {100 * shares[kind]:.0f} %: {remedies}" for kind, remedies in left.items()]
+
+
+def tried_by(config: Mapping[str, Any], compilation: Mapping[str, Any]) -> list[str]:
+    """Returns the remedies that a run uses, or has found to be slower, by these parts of its run.json."""
+    compiles = config.get("jit_compile") == "true" or compilation.get("compiled")
+    mixed = str(config.get("precision")).startswith("mixed")
+    measured = compilation.get("compiled_step_seconds")
+    return [*([JIT_COMPILE] if compiles or measured else []), *([MIXED] if mixed else [])]

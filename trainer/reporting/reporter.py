@@ -1,6 +1,6 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -130,8 +130,10 @@ class Reporter:
         note = f"{samples:,} images, features of {features}"
         self._measure("quality", progress, found, note, {"features": features, "samples": samples})
 
-    def profiled(self, progress: Progress, first_step: int, shares: Mapping[str, float]) -> None:
-        """Reports what the time of the steps from `first_step` on went to, as `trainer.reporting.breakdown` says."""
+    def profiled(
+        self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
+    ) -> None:
+        """Reports what the time of the steps from `first_step` on went to, and remedies but for those `tried`."""
         found = {kind: round(share, 4) for kind, share in shares.items()}
         self._profile = {"first_step": first_step, "last_step": progress.step, "shares": found}
         epoch = round(progress.epoch, 4)
@@ -139,7 +141,7 @@ class Reporter:
             {"kind": "profile", "step": progress.step, "epoch": epoch, "first_step": first_step, "shares": found}
         )
         log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(found)}")
-        for line in advice(found):
+        for line in advice(found, tried):
             log.info(line)
 
     def _append(self, entry: StatsEntry) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.compat import parse_profile
-from trainer.reporting.breakdown import ALL_REDUCE, CALL, INPUT, KINDS, MATRIX, MEMORY, Span, divide
+from trainer.reporting.breakdown import ALL_REDUCE, AWAITED, CALL, INPUT, KINDS, MATRIX, MEMORY, STARTING, Span, divide
 
 PROFILES = "plugins/profile/*/*.xplane.pb"  # where TensorBoard looks for them, below its folder of logs
 EVENT_OF_A_CALL = "train"  # that the loop records around each call
@@ -18,7 +18,13 @@ EVENT_OF_A_CALL = "train"  # that the loop records around each call
 _TINY_PS = 10_000_000  # an operation of a CPU below 10 µs costs about what it takes to call it
 _OPERATION = re.compile(r"[\w./-]+:(_?[A-Z]\w*)")  # while/body/_1/while/dense/MatMul:MatMul
 # They only call others, which have events of their own.
-_CALLERS = re.compile(r"(Stateful|Stateless)?(PartitionedCall|While|If|Case)")
+_CALLERS = re.compile(r"(Stateful|Stateless)?(PartitionedCall|While|If|Case)|(while|call|conditional)[.\d]*")
+_EVENTS = {
+    EVENT_OF_A_CALL: CALL,
+    "IteratorGetNextOp::DoCompute": INPUT,
+    "BlockUntilReady": AWAITED,
+    "ThunkExecutor::Execute": STARTING,
+}
 _ALL_REDUCE = re.compile(r"collective|nccl|all-reduce", re.IGNORECASE)
 _MATRIX = re.compile(
     r"matmul|conv(?!ert)|gemm|gemv|einsum|cutlass|xmma|wgrad|dgrad|fprop|winograd|rnn|lstm|attention|fmha"
@@ -41,7 +47,7 @@ def shares_of(profile: Path) -> dict[str, float]:
 
 
 def _of_host(plane: Any) -> Iterator[Span]:
-    """Yields the calls, the waits for a batch, and the operations of all threads but those that make batches.
+    """Yields _EVENTS, and the operations of all threads but those that make batches.
 
     An operation is TensorFlow's, or one of those that XLA made of them.
     """
@@ -50,10 +56,8 @@ def _of_host(plane: Any) -> Iterator[Span]:
         for name, texts, start, end in _events(plane, line):
             found = _OPERATION.fullmatch(name)
             operation = found[1] if found else texts.get("hlo_op", "")
-            if name == EVENT_OF_A_CALL:
-                yield start, end, CALL
-            elif name == "IteratorGetNextOp::DoCompute":
-                yield start, end, INPUT
+            if name in _EVENTS:
+                yield start, end, _EVENTS[name]
             elif operation and not makes_batches and not _CALLERS.fullmatch(operation):
                 kind = _kind(operation)
                 if kind == ALL_REDUCE or end - start >= _TINY_PS:

@@ -334,12 +334,14 @@ def test_what_a_step_goes_to_is_said_with_what_to_do_about_it(tmp_path: Path) ->
     for sentence in (
         "waits: waiting for input 41 %: prepare the data (python -m trainer.data.prepare)",
         "one: matrix work 90 %: use --precision=mixed_bfloat16",
-        "two: dispatch 55 %: use a larger batch per replica, or --jit_compile.\ntwo: all-reduce 31 %: use fewer",
+        "two: dispatch 55 %: use a larger batch per replica, or use --jit_compile.\ntwo: all-reduce 31 %: use fewer",
         "Matrix work is 10 % of a step on two, 90 % on one.",
         "All-reduce is 0 % of a step on one, 31 % on two.",
     ):
         assert sentence in words
     assert "Memory-bound work is" not in words
+    edit(tmp_path / "two" / "run.json", compilation={"compiled": True})
+    assert "two: dispatch 55 %: use a larger batch per replica.\n" in words_of(tmp_path)
     edit(tmp_path / "one" / "result.json", profile={"shares": {"matrix": "most"}})
     assert rows_of(tmp_path)["one"].profile_dispatch is None
 

@@ -18,6 +18,7 @@ from trainer.reporting.breakdown import (
     advice,
     divide,
     in_words,
+    tried_by,
 )
 from trainer.reporting.trace import shares_of
 
@@ -82,6 +83,20 @@ def test_a_profile_of_a_cpu(tmp_path: Path) -> None:
     assert shares_of(file) == known(matrix=0.4, memory=0.1, all_reduce=0.1, input=0.2, dispatch=0.2)
 
 
+def test_a_profile_of_a_step_that_xla_compiled_for_a_cpu(tmp_path: Path) -> None:
+    """XLA's loops only call others; while no thread starts operations, a convolution runs that has no event."""
+    awaits = {"/host:CPU": {
+        "python": [("train", 0, 1000)],
+        "tf_Compute/1": [("BlockUntilReady", 0, 900)],
+        "tf_Eigen/1": [("ThunkExecutor::Execute", 0, 300), ("while.3", 0, 300), ("add_fusion.1", 0, 100),
+                       ("convolution.5", 200, 300)],
+        "tf_Eigen/2": [("ThunkExecutor::Execute", 600, 700), ("add_fusion.1", 600, 700)],
+    }}  # fmt: skip
+    names = ("while.3", "add_fusion.1", "convolution.5")
+    file = write(tmp_path / "x", awaits, {name: name for name in names})
+    assert shares_of(file) == known(matrix=0.1 + 0.3 + 0.2, memory=0.2, dispatch=0.1 + 0.1)
+
+
 def test_a_profile_of_two_gpus(tmp_path: Path) -> None:
     """The mean over the GPUs; what the host computes does not count, and it waits while a GPU works at no cost."""
     first = {"Stream #7(Compute)": [
@@ -106,7 +121,7 @@ def test_a_profile_without_a_call_says_nothing(tmp_path: Path) -> None:
     ({INPUT: 0.41, MATRIX: 0.585, DISPATCH: 0.004}, "58 % matrix work, 41 % waiting for input",
      "waiting for input 41 %"),
     ({DISPATCH: 0.55, ALL_REDUCE: 0.3, MEMORY: 0.15}, "55 % dispatch, 30 % all-reduce, 15 % memory-bound work",
-     "dispatch 55 %: use a larger batch per replica, or --jit_compile"),
+     "dispatch 55 %: use a larger batch per replica, or use --jit_compile"),
     ({MATRIX: 0.7, DISPATCH: 0.19, MEMORY: 0.11}, "70 % matrix work, 19 % dispatch, 11 % memory-bound work",
      "matrix work 70 %"),
 ])  # fmt: skip
@@ -115,3 +130,18 @@ def test_words_and_advice(shares: dict[str, float], words: str, first: str) -> N
     assert advice(shares)[0].startswith(first)
     assert len(advice(shares)) == (2 if ALL_REDUCE in shares else 1)
     assert advice({}) == []
+
+
+@pytest.mark.parametrize(("config", "compilation", "memory", "dispatch"), [
+    ({"jit_compile": "auto", "precision": "float32"}, {"compiled": False},
+     "use --jit_compile, or use --precision=mixed_bfloat16, or use devices", "batch per replica, or use --jit_compile"),
+    ({"jit_compile": "auto", "precision": "mixed_float16"}, {"compiled": True}, "use devices", "batch per replica"),
+    ({"jit_compile": "auto"}, {"compiled_step_seconds": 0.2}, "use --precision=", "batch per replica"),
+    ({"jit_compile": "true"}, {}, "use --precision=mixed_bfloat16, or use devices", "batch per replica"),
+])  # fmt: skip
+def test_what_a_run_uses_or_has_measured_is_not_advised(
+    config: dict[str, str], compilation: dict[str, Any], memory: str, dispatch: str
+) -> None:
+    found = [advice({kind: 0.9}, tried_by(config, compilation))[0] for kind in (MEMORY, DISPATCH)]
+    assert found[0].startswith(f"memory-bound work 90 %: {memory}")
+    assert found[1].endswith(dispatch)

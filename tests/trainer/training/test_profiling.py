@@ -75,11 +75,16 @@ class _Sleep(keras.layers.Layer):
 
 
 def model_of(config: TrainConfig, dataset: Dataset, *, layers: str = "small") -> keras.Model:
-    """Returns one that does next to nothing, one of 2,100 tiny operations, of large matrix products, or of 80 ms."""
+    """Returns one that does next to nothing, or mostly what `layers` says: 2,100 tiny operations, or 80 ms, or …"""
     kinds = {
         "small": [],
         "chain": [_Chain()],
         "products": [keras.layers.Dense(2048, use_bias=False)],
+        "convolutions": [
+            keras.layers.Reshape((16, 16, -1)),
+            keras.layers.Conv2D(64, 5, use_bias=False),
+            keras.layers.Flatten(),
+        ],
         "sleep": [_Sleep()],
     }
     model = keras.Sequential([keras.Input(dataset.spec[0].shape), *kinds[layers], keras.layers.Dense(1)])
@@ -117,10 +122,12 @@ def lines_of(folder: Path, kind: str) -> list[Any]:
 
 
 PRODUCTS = ("--layers=products", "--columns=512", "--global_batch_size=1024")
+COMPILED = ("--layers=convolutions", "--columns=2048", "--global_batch_size=64", "--jit_compile=true")
 
 
 @pytest.mark.parametrize(("flags", "main", "advised"), [
     (("--layers=chain",), DISPATCH, "--jit_compile"), (PRODUCTS, MATRIX, "mixed_bfloat16"),
+    (COMPILED, MATRIX, "mixed_bfloat16"),
 ])  # fmt: skip
 def test_steps_of_tiny_operations_and_of_large_products_are_told_apart(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...], main: str, advised: str
