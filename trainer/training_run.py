@@ -14,6 +14,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.peers import Peers
 from trainer.errors import UserError
+from trainer.interface import ModelInterface
 from trainer.log import log
 from trainer.rehearsal import has_own_parts, rehearse
 from trainer.reporting.breakdown import tried_by
@@ -151,9 +152,12 @@ class TrainingRun:
         return trial.runner(self.choice.compiled)
 
     def _profile(self, reporter: Reporter) -> StepProfile:
-        tried = tried_by(asdict(self.config), asdict(self.choice) if self.choice else {})
-        report = partial(reporter.profiled, tried=tried)
-        return StepProfile(self.config.profiled, self.job_dir.logs if self.is_chief else None, self.progress, report)
+        """Returns the profile of the chosen steps; only the chief writes one."""
+        choice = asdict(self.choice) if self.choice else {}
+        report = partial(reporter.profiled, tried=tried_by(asdict(self.config), choice))
+        compiled = choice.get("compiled") or ModelInterface.of(self.setup.model).compiles_gradients
+        logs = self.job_dir.logs if self.is_chief else None
+        return StepProfile(self.config.profiled, logs, self.progress, report, bool(compiled))
 
     def _hooks(
         self, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control

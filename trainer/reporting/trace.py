@@ -1,7 +1,8 @@
 """Reads the profile of some steps that TensorFlow wrote, and divides their time by what the devices did.
 
 The only module that knows the names in such a profile: those of threads, of operations and of a GPU's kernels. They
-are the same in TensorFlow 2.17 and 2.21. On a CPU an operation is an event of a thread; on a GPU a kernel of a stream.
+are the same in TensorFlow 2.17 and 2.21, but that 2.17 records nothing of what XLA compiled for a CPU. On a CPU an
+operation is an event of a thread; on a GPU a kernel of a stream.
 """
 
 import re
@@ -33,15 +34,18 @@ _MATRIX = re.compile(
 )
 
 
-def shares_of(profile: Path) -> dict[str, float]:
+def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
     """Returns the share of each kind of `trainer.reporting.breakdown`, the mean over the GPUs; {} if nothing is in it.
 
-    Raises `trainer.compat.Missing` if this TensorFlow cannot read its profiles.
+    compiled: XLA compiled the steps or their gradients. Raises ValueError if the profile has nothing of them, and
+    `trainer.compat.Missing` if this TensorFlow cannot read its profiles.
     """
     space = parse_profile(profile.read_bytes())
     host = [span for plane in space.planes if plane.name.startswith("/host:CPU") for span in _of_host(plane)]
     around = [span for span in host if span[2] in (CALL, INPUT)]
     gpus = [list(_of_gpu(plane)) for plane in space.planes if plane.name.startswith("/device:GPU")]
+    if compiled and not any(gpus) and not any(span[2] == AWAITED for span in host):
+        raise ValueError("this TensorFlow records nothing of what XLA compiles for CPUs: use --jit_compile=false")
     divided = [divide([*around, *kernels]) for kernels in gpus if kernels] or [divide(host)]
     return {kind: sum(each[kind] for each in divided) / len(divided) for kind in KINDS} if divided[0] else {}
 

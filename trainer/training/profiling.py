@@ -35,13 +35,14 @@ class Cuts(Hook):
 class StepProfile:
     """Records `steps` (from 1) on the worker that has a folder of `logs`; `report` gets the first one and the shares.
 
-    Every worker must use its `cuts`, so that all of them have the same calls.
+    Every worker must use its `cuts`, so that all of them have the same calls. compiled: as of `shares_of`.
     """
 
     steps: range
     logs: Path | None
     progress: Progress
     report: Callable[[Progress, int, Mapping[str, float]], None]
+    compiled: bool = False
     _first: int = 0  # the first step of the profile that runs; 0: none does
     _before: set[Path] = field(default_factory=set)  # earlier profiles
 
@@ -83,7 +84,7 @@ class StepProfile:
             tf.profiler.experimental.stop()
             (file,) = self._profiles() - self._before
             if self.progress.step >= first:
-                self.report(self.progress, first, shares_of(file))
+                self.report(self.progress, first, shares_of(file, compiled=self.compiled))
         except (tf.errors.OpError, Missing, OSError, ValueError) as error:
             log.warning(f"profile_steps: the profile cannot be read: {error}")
 

@@ -94,7 +94,11 @@ def test_a_profile_of_a_step_that_xla_compiled_for_a_cpu(tmp_path: Path) -> None
     }}  # fmt: skip
     names = ("while.3", "add_fusion.1", "convolution.5")
     file = write(tmp_path / "x", awaits, {name: name for name in names})
-    assert shares_of(file) == known(matrix=0.1 + 0.3 + 0.2, memory=0.2, dispatch=0.1 + 0.1)
+    found = known(matrix=0.1 + 0.3 + 0.2, memory=0.2, dispatch=0.1 + 0.1)
+    assert shares_of(file) == shares_of(file, compiled=True) == found
+    nothing = {"/host:CPU": {"python": [("train", 0, 1000)]}}  # as TensorFlow 2.17 records it
+    with pytest.raises(ValueError, match="nothing of what XLA compiles"):
+        shares_of(write(tmp_path / "y", nothing), compiled=True)
 
 
 def test_a_profile_of_two_gpus(tmp_path: Path) -> None:

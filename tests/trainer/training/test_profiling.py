@@ -127,7 +127,8 @@ COMPILED = ("--layers=convolutions", "--columns=2048", "--global_batch_size=64",
 
 @pytest.mark.parametrize(("flags", "main", "advised"), [
     (("--layers=chain",), DISPATCH, "--jit_compile"), (PRODUCTS, MATRIX, "mixed_bfloat16"),
-    (COMPILED, MATRIX, "mixed_bfloat16"),
+    pytest.param(COMPILED, MATRIX, "mixed_bfloat16", marks=pytest.mark.skipif(
+        tf.__version__.startswith("2.17."), reason="it records nothing of what XLA compiles for CPUs")),
 ])  # fmt: skip
 def test_steps_of_tiny_operations_and_of_large_products_are_told_apart(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...], main: str, advised: str
