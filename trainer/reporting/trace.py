@@ -35,10 +35,10 @@ _MATRIX = re.compile(
 
 
 def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
-    """Returns the share of each kind of `trainer.reporting.breakdown`, the mean over the GPUs; {} if nothing is in it.
+    """Returns the share of each kind of `trainer.reporting.breakdown`, the mean over the GPUs.
 
-    compiled: XLA compiled the steps or their gradients. Raises ValueError if the profile has nothing of them, and
-    `trainer.compat.Missing` if this TensorFlow cannot read its profiles.
+    compiled: XLA compiled the steps or their gradients. Raises ValueError if the profile has no steps, or nothing of
+    what XLA compiled, and `trainer.compat.Missing` if this TensorFlow cannot read its profiles.
     """
     space = parse_profile(profile.read_bytes())
     host = [span for plane in space.planes if plane.name.startswith("/host:CPU") for span in _of_host(plane)]
@@ -47,7 +47,9 @@ def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
     if compiled and not any(gpus) and not any(span[2] == AWAITED for span in host):
         raise ValueError("this TensorFlow records nothing of what XLA compiles for CPUs: use --jit_compile=false")
     divided = [divide([*around, *kernels]) for kernels in gpus if kernels] or [divide(host)]
-    return {kind: sum(each[kind] for each in divided) / len(divided) for kind in KINDS} if divided[0] else {}
+    if not divided[0]:
+        raise ValueError("it has no steps")
+    return {kind: sum(each[kind] for each in divided) / len(divided) for kind in KINDS}
 
 
 def _of_host(plane: Any) -> Iterator[Span]:

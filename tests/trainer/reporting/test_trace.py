@@ -117,8 +117,9 @@ def test_a_profile_of_two_gpus(tmp_path: Path) -> None:
     assert shares_of(file) == known(matrix=0.45, memory=0.15, all_reduce=0.1, input=0.15, dispatch=0.15)
 
 
-def test_a_profile_without_a_call_says_nothing(tmp_path: Path) -> None:
-    assert shares_of(write(tmp_path / "x", {"/host:CPU": {"python": [("x:MatMul", 0, 100)]}})) == {}
+def test_a_profile_without_a_call_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it has no steps"):
+        shares_of(write(tmp_path / "x", {"/host:CPU": {"python": [("x:MatMul", 0, 100)]}}))
 
 
 @pytest.mark.parametrize(("shares", "words", "first"), [

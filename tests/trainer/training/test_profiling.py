@@ -75,7 +75,7 @@ class _Sleep(keras.layers.Layer):
 
 
 def model_of(config: TrainConfig, dataset: Dataset, *, layers: str = "small") -> keras.Model:
-    """Returns one that does next to nothing, or mostly what `layers` says: 2,100 tiny operations, or 80 ms, or …"""
+    """Returns one of 2,100 tiny operations, of large products or convolutions, of 80 ms; else of next to nothing."""
     kinds = {
         "small": [],
         "chain": [_Chain()],
