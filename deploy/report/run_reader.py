@@ -64,6 +64,7 @@ class Run:
     profile: Mapping[str, float]  # share of each kind in the profiled steps; empty without --profile_steps
     tried: tuple[str, ...]  # remedies for slow steps that it uses, or has found to be slower
     final: Mapping[str, float]  # the newest value of each loss and metric
+    quality: str  # what measures of images must have in common to be compared; "" without such
     started: str  # UTC; "" if unknown
     command: str
     tensorflow: str  # version
@@ -122,6 +123,7 @@ def read_run(folder: Path) -> Run:
         profile=_shares(mapping(mapping(result, "profile"), "shares")),
         tried=tuple(tried_by(config, mapping(info, "compilation"))),
         final=_scalars(final) if final else _newest(entries),
+        quality=_quality(mapping(final, "quality")),
         started=str(info.get("started", "")),
         command=str(info.get("command", "")),
         tensorflow=str(mapping(info, "versions").get("tensorflow", "")),
@@ -175,6 +177,11 @@ def _shares(found: Mapping[str, Any]) -> dict[str, float]:
 def _newest(entries: Iterable[StatsEntry]) -> dict[str, float]:
     """Returns the last value of every loss and metric; means over an epoch do not count."""
     return {name: value for entry in entries if entry["kind"] != "epoch" for name, value in _scalars(entry).items()}
+
+
+def _quality(about: Mapping[str, Any]) -> str:
+    parts = {"features": "features_sha256", "images": "samples", "formulas": "formulas"}
+    return ", ".join(f"{name} {about.get(key)}" for name, key in parts.items()) if about else ""
 
 
 def _scalars(entry: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Writes job directories with given times, in the format of the trainer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ def plant(
     epochs: bool = False,
     waited: float = 0.0,
     profile: Sequence[float] = (),
+    quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
     `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
     for input. `profile`: the shares of trainer.reporting.breakdown.KINDS. `final`: more final metrics, as fid=12.
+    `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -59,7 +61,8 @@ def plant(
     result = {
         "state": state, "error": error, "steps": total, "wall_seconds": startup + now, "startup_seconds": startup,
         "training_seconds": now, "peak_memory_gib": 1.5,
-        "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final}},
+        "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final},
+                  **({"quality": dict(quality)} if quality else {})},
     }  # fmt: skip
     if profile:
         result["profile"] = {"first_step": 2, "last_step": 4, "shares": dict(zip(KINDS, profile, strict=True))}
