@@ -70,7 +70,17 @@ def test_prices_are_printed_before_the_first_job_is_submitted(command: Command, 
 def test_a_warning_is_printed_once_for_all_its_tiers(
     session: Session, dist: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    given = ["cpu", "t4x1", "l4x1", "--on=vertex", "--dry_run", *WHERE, *JOB, "--precision=mixed_bfloat16"]
+    given = [
+        "cpu",
+        "t4x1",
+        "l4x1",
+        "--on=vertex",
+        "--dry_run",
+        "--image=prebuilt",
+        *WHERE,
+        *JOB,
+        "--precision=mixed_bfloat16",
+    ]
     assert compare.main([*given, f"--out={tmp_path / 'out'}"], session) == 0
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert [line[:45] for line in warned] == [
@@ -163,6 +173,6 @@ def test_end_to_end_with_gcloud_and_real_training(
     assert [row.final_loss for row in (workers, devices)] == pytest.approx([one.final_loss] * 2, rel=1e-3)
     assert "Simulated devices: l4x2" in capsys.readouterr().out
     sent = [json.dumps(job["jobSpec"]) for job in cloud.jobs.values()]
-    assert all("packageUris" in spec and '"disableRetries": true' in spec for spec in sent)
+    assert all("vertex_trainer" in spec and '"disableRetries": true' in spec for spec in sent)
     stored = [blob.name for blob in gcs.connect()._client.list_blobs(bucket.bucket)]
     assert len([name for name in stored if name.endswith(".whl")]) == 1  # uploaded once

@@ -15,7 +15,8 @@ import yaml
 from deploy.__main__ import main
 from deploy.cli import image
 from deploy.spec import packages as package
-from deploy.spec.packages import Package, build_wheel, trainer_package, user_package
+from deploy.spec.images import RECORD, remembered
+from deploy.spec.packages import Package, build_wheel, packages_with, trainer_package, user_package
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.errors import UserError
 
@@ -234,7 +235,11 @@ def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused
 
 
 def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources = {package.name: package.digest for package in packages_with("")}
     for code in (0, 1):
         stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\nexit {code}', monkeypatch)
         assert image.main(["--image=us-docker.pkg.dev/p/r/x:1"]) == code
         assert (tmp_path / "given").read_text().startswith("builds submit")
+        found = remembered()
+        assert (found and (found.uri, found.sources)) == (None if code else ("us-docker.pkg.dev/p/r/x:1", sources))
+        RECORD.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -13,8 +14,9 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
+from deploy.spec.images import PLAIN_IMAGE
 from deploy.spec.packages import Package
-from deploy.spec.plain_image import requirements
+from deploy.spec.plain_image import TENSORFLOW, requirements
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
 
@@ -25,6 +27,8 @@ FILES = {
     "hello-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     "hello-1.dist-info/RECORD": "",
 }
+
+IMAGE_PYTHON = re.compile(r"\d+\.\d+")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def wheel(cloud: Emulator, tmp_path: Path) -> str:
 
 def command(capsys: Capture, *flags: str) -> tuple[list[str], list[str], dict[str, str]]:
     """Returns command, arguments and variables of the first worker, from the printed spec."""
-    assert main(["render", "cpu", *WHERE, *JOB, "--install", *flags]) == 0
+    assert main(["render", "cpu", *WHERE, *JOB, *flags]) == 0
     task = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]
     assert task["imageUri"] == "python:3.12-slim"
     return task["command"], task["args"], {each["name"]: each["value"] for each in task["env"]}
@@ -106,22 +110,23 @@ def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
 @pytest.mark.usefixtures("dist")
 def test_a_dry_run_says_what_is_installed_and_what_that_costs(cloud: Emulator, capsys: Capture) -> None:
     network = "--network=projects/1/global/networks/n"
-    assert main(["submit", "l4x4", *WHERE, *JOB, "--project=p", "--install", network, "--dry_run"]) == 0
+    assert main(["submit", "l4x4", *WHERE, *JOB, "--project=p", network, "--dry_run"]) == 0
     shown = capsys.readouterr().out
-    assert "# warning: each worker installs tensorflow[and-cuda]==2.21.* at each start: " in shown
+    said = "# runs in python:3.12-slim: each worker installs tensorflow[and-cuda]==2.21.* at each start: "
+    assert said in shown
     assert " GB from pypi.org, some 4 minutes, about 0.31 USD (not measured on Vertex AI): with --network= " in shown
-    assert "the prebuilt TensorFlow image" not in shown
+    assert "warning" not in shown
     spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
     variables = {each["name"]: each["value"] for each in spec["workerPoolSpecs"][0]["containerSpec"]["env"]}
     assert variables["LD_LIBRARY_PATH"].split(":")[0] == "/usr/local/nvidia/lib64"
     assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     ((address, digest),) = json.loads(variables["TRAINER_START"])["packages"]
     assert f"-{digest[:12]}/vertex_trainer-" in address
-    assert "python -m deploy package --bucket=gs://my-bucket --project=p --install=true\n" in shown
+    assert "python -m deploy package --bucket=gs://my-bucket --project=p\n" in shown
     assert cloud.requests == []
 
 
-def test_a_checked_wheel_has_an_address_of_its_own() -> None:
+def test_a_wheel_has_an_address_of_its_own() -> None:
     package = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
     assert package.uri("gs://b") == "gs://b/packages/vertex_trainer-1.0-e3b0c44298fc-0123456789ab/" + package.wheel
 
@@ -144,3 +149,24 @@ def test_the_cpu_set_is_installed_and_trains(
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "out" / "result.json").read_text())["state"] == "done"
     assert requirements(0)[0].split("==")[1].rstrip("*") in (tmp_path / "out" / "run.json").read_text()
+
+
+@pytest.mark.slow
+def test_pip_finds_a_cuda_set_for_the_image(clean: Path, tmp_path: Path) -> None:
+    """Resolves what a job with GPUs installs, for the image's Python, and installs nothing."""
+    python = IMAGE_PYTHON.search(PLAIN_IMAGE)
+    assert python
+    systems = [f"--platform=manylinux_2_{version}_x86_64" for version in (28, 27, 17)]
+    where = [f"--python-version={python[0]}", "--only-binary=:all:", *systems, f"--target={tmp_path / 'none'}"]
+    report, dry = tmp_path / "report.json", ["--quiet", "--dry-run", f"--report={tmp_path / 'report.json'}"]
+    pip = [str(clean), "-m", "pip", "install", *dry, *where]
+    if run([*pip, "--no-deps", "nvidia-cudnn-cu12"]).returncode:
+        pytest.skip("the package index of this machine has no packages of NVIDIA's, or there is none")
+    done = run([*pip, *requirements(1)])
+    assert done.returncode == 0, done.stderr
+    versions = {
+        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(report.read_text())["install"]
+    }
+    assert versions["tensorflow"].startswith(TENSORFLOW.rstrip("*"))
+    assert versions.keys() >= {f"nvidia-{name}-cu12" for name in ("cublas", "cuda-runtime", "cudnn", "cufft", "nccl")}
+    assert tuple(map(int, versions["keras"].split(".")[:2])) >= (3, 12)
