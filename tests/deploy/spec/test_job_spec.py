@@ -46,7 +46,7 @@ def task(made: Job, pool: int = 0) -> dict:
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
-    """What `submit` says of the job, and its whole spec, but for the start command. UPDATE_GOLDEN=1 writes them anew."""
+    """What `submit` says of the job, and its whole spec but for the start command. UPDATE_GOLDEN=1 writes them anew."""
     submitted = job(path.stem)
     made = "".join(f"# {line}\n" for line in describe(submitted)) + to_yaml(submitted.spec)
     start = yaml.safe_load(made)["workerPoolSpecs"][0]["containerSpec"]["command"][2]
