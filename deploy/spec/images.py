@@ -131,9 +131,9 @@ def tag_name(uri: str) -> str:
 
     https://docs.cloud.google.com/artifact-registry/docs/reference/rest/v1/projects.locations.repositories.packages.tags
     """
-    found = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/([^/]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
+    found = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/((?:[^/]+\.[^/]+/)?[^/.]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
     if not found:
         return ""
     location, project, repository, package, tag = found.groups()
-    package = package.replace("/", "%2F")
+    project, package = project.replace("/", ":"), package.replace("/", "%2F")  # example.com:my-project
     return f"projects/{project}/locations/{location}/repositories/{repository}/packages/{package}/tags/{tag}"
