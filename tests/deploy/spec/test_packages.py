@@ -1,5 +1,6 @@
 """What is shipped: known without building, built from a clean copy, and installed as Vertex AI's containers do."""
 
+import dataclasses
 import json
 import os
 import re
@@ -41,7 +42,8 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
     assert one.digest != Package("p", "1", {"a": b"xb", "b": b"y"}).digest
     assert one.digest != Package("p", "1", {"a": b"y", "b": b"x"}).digest
     assert Package("p", "1", {"a": b"bc"}).digest != Package("p", "1", {"ab": b"c"}).digest
-    assert one.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}/p-1-py3-none-any.whl"
+    built = dataclasses.replace(one, sha256="0123456789abcdef")
+    assert built.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
 
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:

@@ -15,7 +15,6 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.spec.images import PLAIN_IMAGE
-from deploy.spec.packages import Package
 from deploy.spec.plain_image import TENSORFLOW, requirements
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
@@ -122,11 +121,6 @@ def test_a_dry_run_says_what_is_installed_and_what_that_costs(cloud: Emulator, c
     assert f"-{digest[:12]}/vertex_trainer-" in address
     assert "python -m deploy package --bucket=gs://my-bucket --project=p\n" in shown
     assert cloud.requests == []
-
-
-def test_a_wheel_has_an_address_of_its_own() -> None:
-    package = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
-    assert package.uri("gs://b") == "gs://b/packages/vertex_trainer-1.0-e3b0c44298fc-0123456789ab/" + package.wheel
 
 
 @pytest.mark.slow
