@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Patch
-from tests.support import largest_difference, refused, run_steps, small, weights
+from tests.support import largest_difference, refused, run_job, run_steps, small, weights
 from trainer.build import build_setup
-from trainer.config.train_config import MAY_CHANGE, TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.strategy import make_replicas
 from trainer.models.layers import depends_on_replicas
+from trainer.reporting.run_files import read_run_info
 from trainer.training.compilation import Choice, Trial, choose
 
 ROOT = Path(__file__).parents[3]
@@ -89,8 +90,16 @@ def test_xla_does_not_compile_a_step_of_passes() -> None:
     assert choose(config, trial, 50) == Choice(False, "XLA would keep all of micro_batches=4 in memory at once")
 
 
-def test_a_resumed_run_may_change_it() -> None:
-    assert "micro_batches" in MAY_CHANGE
+def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
+    flags = ("--model=mlp", "--dropout=0.3", "--precision=float64", "--replicas=1", "--jit_compile=false")
+    straight, _ = run_steps(small(*flags), 4)
+    for steps, passes in ((2, 4), (4, 2)):
+        config = small(*flags, f"--job_dir={tmp_path}", f"--steps={steps}", f"--micro_batches={passes}")
+        job_dir = run_job(config)
+    resumed = keras.saving.load_model(job_dir / "model" / "model.keras")
+    assert largest_difference(weights(straight), weights(resumed)) < 1e-10
+    about, _ = read_run_info(job_dir)
+    assert about["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
 
 
 # The peak of TensorFlow's own allocator, as on a GPU, above what lies there between steps.
