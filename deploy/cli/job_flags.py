@@ -4,17 +4,18 @@ import argparse
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, command_line
+from deploy.cli.arguments import add_flags, add_script_flags, command_line
 from deploy.cli.target import add_backend
-from deploy.spec.job_spec import Job, JobOptions
-from deploy.spec.packages import built, packages_with
+from deploy.spec.job_spec import Job, JobOptions, Program
+from deploy.spec.packages import Package, built, packages_with
 from deploy.spec.plain_image import IMAGE
+from deploy.spec.script import Script
 from deploy.spec.sources import MOST_MB
 from deploy.spec.spec_changes import SpecChanges, read_labels
 from deploy.spec.spec_rules import check_image
 from trainer.config.flags import Parser
-from trainer.config.overrides import Overrides
 from trainer.errors import UserError
 
 
@@ -22,6 +23,7 @@ def add_job_flags(own: Parser) -> None:
     """Declares the flags of one job; `read_options` reads them."""
     own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
     add_submission_flags(own)
+    add_script_flags(own)
     own.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
     own.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
@@ -81,22 +83,30 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
     return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
 
 
-def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
+def read_options(asked: argparse.Namespace, overrides: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
+    if isinstance(overrides, Script):
+        packages = [built(overrides.package(asked.max_package_mb))]
+        return _options(asked, overrides.subject, packages)
     if asked.image and asked.package and not asked.install:
         raise UserError("--image and --package contradict each other: build the package into the image")
     if asked.image and "/" not in check_image("image", asked.image) and not asked.install:
         raise UserError(
             f"image={asked.image}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME"
         )
-    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
-        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
     packages = packages_with(asked.package, asked.max_package_mb) if asked.install or not asked.image else []
     subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
+    return _options(asked, subject, list(map(built, packages)) if asked.install else packages)
+
+
+def _options(asked: argparse.Namespace, subject: str, packages: Sequence[Package]) -> JobOptions:
+    if asked.image:
+        check_image("image", asked.image)
+    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
+        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
     return JobOptions(
-        subject, new_submission(), asked.name, tuple(map(built, packages) if asked.install else packages), asked.image,
-        asked.install, asked.max_cost,
+        subject, new_submission(), asked.name, tuple(packages), asked.image, asked.install, asked.max_cost,
         disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
     )  # fmt: skip
 
@@ -107,7 +117,8 @@ def package_command(job: Job, asked: argparse.Namespace) -> str:
         return ""
     given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": asked.package}
     given["max_package_mb"] = "" if asked.max_package_mb == MOST_MB else asked.max_package_mb
-    given["install"] = "true" if asked.install else ""
+    given["install"] = "true" if asked.install and not isinstance(job.config, Script) else ""
+    given |= {"script": asked.script, "module": asked.module}
     return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
 
 

@@ -16,10 +16,12 @@ from deploy.spec.checks import (
     check_region,
     check_tensorboard,
     warnings,
+    warnings_of_script,
 )
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
 from deploy.spec.plain_image import IMAGE, about_installing, run_in_plain_image
+from deploy.spec.script import Script
 from deploy.spec.spec_changes import check_kms_key
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
@@ -62,13 +64,18 @@ class JobOptions:
         return self.name or f"{self.subject}-{self.submission}"
 
 
+# What is asked of a job and what that means on a tier: the trainer's flags and settings, or a script, which is both.
+Program = Overrides | Script
+Settings = TrainConfig | Script
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
     """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
     tier: Tier
-    overrides: Overrides
-    config: TrainConfig
+    overrides: Program
+    config: Settings
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
         """Returns the same training with another job directory."""
@@ -83,7 +90,7 @@ class Job:
     name: str
     tier: Tier
     gcp: GcpConfig
-    config: TrainConfig
+    config: Settings
     output: str
     spec: Mapping[str, Any]
     packages: tuple[Package, ...]
@@ -93,8 +100,10 @@ class Job:
     kms_key: str = ""  # that encrypts what the job keeps on its disks
 
 
-def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
+def request_on(tier: Tier, overrides: Program) -> TrainingRequest:
     """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
+    if isinstance(overrides, Script):
+        return TrainingRequest(tier, overrides, overrides)
     expected = tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
         given = overrides.values["expect_devices"]
@@ -112,14 +121,49 @@ def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
 def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request. Raises UserError if it is known to fail."""
     tier, config = _limited(request.tier, options), request.config
-    own_image = (bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]) and not options.install
-    packages = () if own_image else options.packages
     check_region(tier, gcp)
     check_kms_key(options.kms_key, gcp.region)
+    request = dataclasses.replace(request, tier=tier)
+    spec = copy.deepcopy(dict(tier.spec))
+    output = _output(spec, config, gcp, options.folder)
+    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    write = _write_script if isinstance(config, Script) else _write_training
+    packages, shown = write(spec, request, gcp, options, output)
+    check_tensorboard(spec, gcp)
+    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
+    return Job(
+        name, tier, gcp, config, output, spec, packages, shown, options.check, options.labels, options.kms_key
+    )  # fmt: skip
+
+
+_Written = tuple[tuple[Package, ...], tuple[str, ...]]  # the packages that a job needs, and warnings
+
+
+def _write_script(
+    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, output: str
+) -> _Written:
+    """Makes the workers of `spec` run the user's script."""
+    script, tier = request.overrides, request.tier
+    assert isinstance(script, Script), "a script is what is asked and what runs"
+    pools = [spec["workerPoolSpecs"][pool.index] for pool in tier.pools if pool.index < 2]
+    (package,) = options.packages
+    where = (package, gcp.bucket, output, options.image, options.install)
+    images = {script.write_task(pool, tier, *where) for pool in pools}
+    return options.packages, tuple(warnings_of_script(tier, images))
+
+
+def _write_training(
+    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, output: str
+) -> _Written:
+    """Makes the workers of `spec` run the trainer."""
+    tier, config, overrides = request.tier, request.config, request.overrides
+    assert isinstance(config, TrainConfig), "no script"
+    assert isinstance(overrides, Overrides), "no script"
+    own_image = (bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]) and not options.install
+    packages = () if own_image else options.packages
     if not own_image:
         check_inputs(config, packages)
-    spec = copy.deepcopy(dict(tier.spec))
-    arguments = [*_arguments(request.overrides), f"--expect_devices={tier.accelerators}"]
+    arguments = [*_arguments(overrides), f"--expect_devices={tier.accelerators}"]
     images = set()
     for pool in tier.pools:
         if pool.index < 2:  # a Reduction Server takes none of our arguments
@@ -137,16 +181,8 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
                 check_module(where, module, module, packages, runs=True)
             if packages and not options.install:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
-    output = _output(spec, config, gcp, options.folder)
-    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
-    check_tensorboard(spec, gcp)
-    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     shown = tuple(warnings(tier, config, images))
-    if options.install:
-        shown = (about_installing(tier, "network" in spec), *shown)
-    return Job(
-        name, tier, gcp, config, output, spec, packages, shown, options.check, options.labels, options.kms_key
-    )  # fmt: skip
+    return packages, (about_installing(tier, "network" in spec), *shown) if options.install else shown
 
 
 def _run_check(task: dict[str, Any]) -> None:
@@ -158,8 +194,10 @@ def _run_check(task: dict[str, Any]) -> None:
         task["command"] = ["python", "-m", CHECK]
 
 
-def training(config: TrainConfig) -> str:
+def training(config: Settings) -> str:
     """Returns one line that states what is trained."""
+    if isinstance(config, Script):
+        return config.about
     count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
     length = f"{count:,} {unit}{'s' if count > 1 else ''}"
     by_default = not config.recipe and config.model == TrainConfig.model
@@ -224,7 +262,7 @@ def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:
     return task
 
 
-def _output(spec: Mapping[str, Any], config: TrainConfig, gcp: GcpConfig, folder: str) -> str:
+def _output(spec: Mapping[str, Any], config: Settings, gcp: GcpConfig, folder: str) -> str:
     """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if config.job_dir:
         address = output_address(config.job_dir, "job_dir")
