@@ -1,5 +1,6 @@
 """Tests a script of the user's own on this machine and on Vertex AI: what it finds, its numbers, its ends."""
 
+import itertools
 import json
 import os
 import statistics
@@ -76,7 +77,8 @@ def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) ->
         assert variables["CLOUD_ML_JOB_ID"].startswith("local-")
         assert not [name for name in variables if name.startswith("TRAINER_")]
         assert variables["PYTHONPATH"].split(os.pathsep)[1:] == ["/elsewhere"]
-        assert os.listdir(found["path"][1])[:1] and "vertex_report.py" in os.listdir(found["path"][1])
+        assert os.listdir(found["path"][1])[:1]
+        assert "vertex_report.py" in os.listdir(found["path"][1])
 
 
 def test_its_numbers_come_from_reports_and_from_printed_lines(capsys: Capture) -> None:
@@ -87,7 +89,7 @@ def test_its_numbers_come_from_reports_and_from_printed_lines(capsys: Capture) -
     lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(10, 91, 10)]
     assert [line["metrics"]["accuracy"] for line in lines[-2:]] == [1.0, 0.75]
-    assert lines[-1]["losses"] == {}
+    assert lines[-1]["losses"] == {"loss": None}
     about = json.loads(Path("runs/a/run.json").read_text())
     assert (about["total_steps"], about["data"]) == (80, {"unit": "examples", "examples_per_step": 64})
     assert '[workerpool0-0] 80/80\r{"step": 90' in capsys.readouterr().out.replace("\n[workerpool0-0] {", "\r{")
@@ -160,16 +162,16 @@ def _runs(pid: int) -> bool:
 
 
 def test_very_many_logs_pass_in_little_memory(tmp_path: Path) -> None:
-    """64 MB, of which 16 are one line; the report after them counts."""
-    path = script("import sys\nfor _ in range(3_000): print('x' * 16_000)\nsys.stdout.write('y' * 16_000_000 + '\\n')\n"
+    """24 MB, of which 8 are one line; the report after them counts."""
+    path = script("import sys\nfor _ in range(1_000): print('x' * 16_000)\nsys.stdout.write('y' * 8_000_000 + '\\n')\n"
                   "print('{\"step\": 5, \"loss\": 0.5}')")  # fmt: skip
-    code = (f"import resource, sys\nfrom {WORKER} import main\ncode = main()\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)\nsys.exit(code)")  # fmt: skip
+    code = f"import sys\nfrom {WORKER} import main\ncode = main()\nsys.exit(open('/proc/self/status').read())"
     plan = read_script(str(path), "", "", []).local_plan(load_tier("cpu"), tmp_path / "job")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **plan}
     done = run([sys.executable, "-c", code], env=environment)
-    assert (done.returncode, len(done.stdout)) == (0, 3_000 * 16_001 + 16_000_001 + len('{"step": 5, "loss": 0.5}\n'))
-    assert int(done.stderr) < 60_000, "KiB"
+    assert (done.returncode, len(done.stdout)) == (1, 1_000 * 16_001 + 8_000_001 + len('{"step": 5, "loss": 0.5}\n'))
+    (most,) = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("VmHWM")]
+    assert most < 40_000, "KiB"
     assert result(str(tmp_path / "job"))["steps"] == 5
 
 
@@ -196,14 +198,17 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
         folder = Path("runs/c", row.tier, "repeat-1")
         lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
         times = [line["seconds"] for line in lines]
-        steps = [(after - before) / 10 for before, after in zip(times[:-1], times[1:], strict=True)]
-        assert row.step_seconds and row.images_per_second
+        steps = [(after - before) / 10 for before, after in itertools.pairwise(times)]
+        assert row.step_seconds
+        assert row.images_per_second
         assert row.step_seconds.median == pytest.approx(statistics.median(steps), rel=1e-3)
         assert row.images_per_second.median == pytest.approx(statistics.median(64 / each for each in steps), rel=1e-3)
         assert row.startup_seconds == result(str(folder))["startup_seconds"]
         assert row.total_seconds == result(str(folder))["wall_seconds"]
         assert (row.steps, row.final_loss, row.final_accuracy) == (80, 1 / 8, 1.0)
-    assert cpu.images_per_second and simulated.images_per_second and cpu.total_seconds
+    assert cpu.images_per_second
+    assert simulated.images_per_second
+    assert cpu.total_seconds
     ratio = simulated.images_per_second.median / cpu.images_per_second.median
     assert simulated.speed_up == pytest.approx(ratio)
     assert cpu.cost == pytest.approx(cpu.total_seconds * 3.6 / 3600)
@@ -341,6 +346,7 @@ def test_jobs_of_a_script_are_compared(
     assert compare.main(command, session) == 0
     cpu, two = summarize(collect([str(tmp_path / "out")]))
     assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == ("done", "done", 2, "", 1 / 8)
-    assert two.price_per_hour and two.total_seconds
+    assert two.price_per_hour
+    assert two.total_seconds
     assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)
     assert "Fastest: " in capsys.readouterr().out

@@ -20,8 +20,10 @@ FILES = {"train.py": "print('trains')\n", "helper.py": "", "data/table.csv": "1,
 def project(tmp_path: Path) -> Path:
     """Returns the working folder, with a script in it, and with what must not go along."""
     folder = tmp_path / "work"
-    more = {"runs/old/stats.jsonl": "", "dist/old.whl": "", "env/pyvenv.cfg": "", "env/lib/x.py": "",
-            "a.ipynb": "{}", ".git/HEAD": "", "nets/task.py": "", "nets/requirements.txt": "torch\n", "nets/__init__.py": ""}  # fmt: skip
+    more = {
+        "runs/old/stats.jsonl": "", "dist/old.whl": "", "env/pyvenv.cfg": "", "env/lib/x.py": "", "a.ipynb": "{}",
+        ".git/HEAD": "", "nets/task.py": "", "nets/requirements.txt": "torch\n", "nets/__init__.py": "",
+    }  # fmt: skip
     for name, content in {**FILES, **more}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
