@@ -49,14 +49,15 @@ class Record:
 
     def begin(self) -> None:
         """Continues the record of an earlier start that did not end as planned, and writes what is known."""
-        earlier = _object(self._files.read(RESULT))
+        earlier, stats = _object(self._files.read(RESULT)), self._files.read(STATS)
+        self._written[STATS] = stats  # of a run that was done: it is replaced
         if earlier and earlier.get("state") != "done":
             self._before, self._restarts = (
                 _number(earlier.get("wall_seconds")) or 0.0,
                 1 + (_count(earlier.get("restarts")) or 0),
             )
             self._startup = _number(earlier.get("startup_seconds"))
-            found = [(_object(line).get("step"), line) for line in self._files.read(STATS).splitlines()]
+            found = [(_object(line).get("step"), line) for line in stats.splitlines()]
             self._lines = [(step, line) for step, line in found if isinstance(step, int)]
         self.write()
 

@@ -35,10 +35,13 @@ for step in range(1, 9):
     report(step=10 * step, examples=640 * step, total_steps=80, loss=1 / step, accuracy=step / 8)
 """
 FINDS = """
-import json, os, sys
+import json, os, sys, time
 found = {"words": sys.argv[1:], "variables": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
-with open(os.environ["RANK"] + ".json", "w") as file:
+with open(os.environ["RANK"], "w") as file:
     json.dump(found, file)
+os.rename(os.environ["RANK"], os.environ["RANK"] + ".json")
+while os.environ["RANK"] == "0" and not os.path.exists("1.json"):  # the job ends with its chief
+    time.sleep(0.02)
 """
 
 
@@ -182,7 +185,7 @@ def test_a_script_without_numbers_has_time_and_state(capsys: Capture) -> None:
     assert (row.state, row.steps, row.images_per_second) == ("done", 0, None)
     assert row.total_seconds == result("runs/c/cpu/repeat-1")["wall_seconds"]
     assert row.cost == pytest.approx(0.001 * row.total_seconds)
-    assert "no report" in capsys.readouterr().out
+    assert "stats.jsonl is missing" in capsys.readouterr().out
 
 
 def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
@@ -261,6 +264,7 @@ def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
 @pytest.fixture
 def vertex(cloud: Emulator, flying: FlyingClock, bare: Path, tmp_path: Path) -> Emulator:
     """Returns the emulator, which runs what a job's spec says, and a clock on which that takes no time."""
+    cloud.accounts = {"": "me@my-proj.test", "not-a-secret": "me@my-proj.test"}  # the SDK's, and gcloud's
     cloud.run = lambda google, job: runs_spec(google, job, bare, tmp_path)
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]  # type: ignore[func-returns-value]
     return cloud
@@ -313,7 +317,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:
     script("import sys\nsys.exit(7)")
     assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 1
-    assert "exited with a non-zero status of 7." in capsys.readouterr().out
+    assert "exited with a non-zero status of 7." in capsys.readouterr().err
     (found,) = [json.loads(content) for name, content in vertex.objects.items() if name.endswith("/result.json")]
     assert (found["state"], found["exit_code"]) == ("failed", 7)
 
@@ -341,7 +345,7 @@ def test_jobs_of_a_script_are_compared(
     """Each job's numbers come back from the bucket, with the money of its tier."""
     script(REPORTS)
     command = ["cpu", "cpu-2workers", "--script=mine/train.py", *target, "--backend=sdk", "--max_cost=5", "--spot"]
-    assert compare.main(["cpu", "--dry_run", *command[1:]], session) == 0
+    assert compare.main([*command, "--dry_run"], session) == 0
     assert "ships mine: 1 file, 0.0 MB; vertex_report.py" in capsys.readouterr().out
     assert compare.main(command, session) == 0
     cpu, two = summarize(collect([str(tmp_path / "out")]))
@@ -350,3 +354,72 @@ def test_jobs_of_a_script_are_compared(
     assert two.total_seconds
     assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)
     assert "Fastest: " in capsys.readouterr().out
+
+
+KERAS = """
+import keras
+import numpy as np
+from vertex_report import report
+
+
+class Report(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        steps = self.params["steps"] * (epoch + 1)
+        report(step=steps, examples=steps * 32, **logs)
+
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+model.fit(x, x.sum(axis=1), batch_size=32, epochs=4, validation_split=0.25, callbacks=[Report()])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_fit_has_the_numbers_of_a_recipe() -> None:
+    """As the examples of keras.io are written, with its progress bar."""
+    script(KERAS)
+    assert local("cpu") == 0
+    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [6, 12, 18, 24]
+    assert [set(line["losses"]) for line in lines] == [{"loss", "val_loss"}] * 4
+    assert lines[-1]["losses"]["loss"] < lines[0]["losses"]["loss"]
+    assert lines[-1]["images_per_second"] == pytest.approx(32 / lines[-1]["step_seconds"])
+    assert result()["final"]["metrics"].keys() == {"mae", "val_mae"}
+
+
+TORCH = """
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(64, 4)[dist.get_rank() :: dist.get_world_size()]
+for step in range(1, 21):
+    optimizer.zero_grad()
+    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+    print(json.dumps({"step": step, "examples": 64 * step, "loss": loss.item()}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_of_pytorch_train_together() -> None:
+    """By MASTER_ADDR, RANK and the others alone: DistributedDataParallel over gloo."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script(TORCH)
+    assert local("cpu-2workers") == 0
+    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert lines[-1]["losses"]["loss"] < 0.1 * lines[0]["losses"]["loss"]
