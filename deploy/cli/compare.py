@@ -38,8 +38,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     if isinstance(overrides, Script) and found.scaling == "weak":
         raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
+    scaling = "script" if isinstance(overrides, Script) else found.scaling  # its batch is not known
     asked = command_line("compare", arguments)
-    plan = Plan(tuple(tier.facts for tier in specs), overrides, found.scaling, found.repeats, asked)
+    plan = Plan(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
     out = local_path(found.out, "out")
     runner = _runner(specs, found, overrides, session)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():

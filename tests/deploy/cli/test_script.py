@@ -218,6 +218,7 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
     assert cpu.cost_per_million_images == pytest.approx(1e6 / cpu.images_per_second.median * 3.6 / 3600)
     assert (cpu.simulated, simulated.simulated, simulated.cost) == ("", "NVIDIA_L4 simulated on a CPU", None)
     assert "examples/s" in shown
+    assert "global batch is the same" not in shown, "nobody knows"
     assert main(command) == 0
     assert capsys.readouterr().out.count(": done before") == 2
     assert main([*command[:-1], "other"]) == 2
@@ -344,7 +345,7 @@ def test_jobs_of_a_script_are_compared(
 ) -> None:
     """Each job's numbers come back from the bucket, with the money of its tier."""
     script(REPORTS)
-    command = ["cpu", "cpu-2workers", "--script=mine/train.py", *target, "--backend=sdk", "--max_cost=5", "--spot"]
+    command = ["cpu", "cpu-2workers", "--script=mine/train.py", *target, "--backend=sdk", "--max_cost=5"]
     assert compare.main([*command, "--dry_run"], session) == 0
     assert "ships mine: 1 file, 0.0 MB; vertex_report.py" in capsys.readouterr().out
     assert compare.main(command, session) == 0
