@@ -178,7 +178,7 @@ _PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
 
 def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterator[str]:
     """Yields warnings of what is allowed but may be a mistake. `images`: of the job's containers."""
-    yield from _prebuilt(images, ", built by `python -m deploy image`")
+    yield from _prebuilt(images)
     yield from _local_paths(config)
     yield from _too_many_steps(config.steps or 0, tier)
     if tier.strategy == "SPOT":
@@ -191,7 +191,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
 
 def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
     """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
-    yield from _prebuilt(images, " or a public one")
+    yield from _prebuilt(images)
     if tier.strategy == "SPOT":
         yield (
             "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
@@ -200,11 +200,11 @@ def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
     yield from _small_machine(tier)
 
 
-def _prebuilt(images: Collection[str], built: str) -> Iterator[str]:
+def _prebuilt(images: Collection[str]) -> Iterator[str]:
     if any(_PREBUILT.match(image) for image in images):
         yield (
             "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
-            f"use --install, or --image=URI with your own{built}"
+            "use --install, or --image=URI with your own, built by `python -m deploy image`"
         )
 
 
