@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.cli import compare, jobs, submit
+from deploy.cli import compare, jobs, package, submit
 from deploy.localrun import processes
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import free_addresses, local_workers
@@ -313,6 +314,18 @@ def test_a_package_called_trainer_runs_on_two_workers(
     assert jobs.main([f"--backend={backend}", "--region=us-central1"], session) == 0
     assert "step 30 of 30 (100%)" in capsys.readouterr().out
     job["state"] = "JOB_STATE_SUCCEEDED"
+
+
+def test_the_command_that_a_dry_run_prints_uploads_the_archive(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    script("print('trains')")
+    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--dry_run"], session) == 0
+    shown = capsys.readouterr().out
+    words = shlex.split(next(line for line in shown.splitlines() if line.startswith("python -m deploy package ")))
+    assert package.main([*words[4:], "--backend=sdk"], session) == 0
+    (name,) = cloud.objects
+    assert f'"code": ["gs://{name}"' in shown
 
 
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:
