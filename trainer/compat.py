@@ -10,7 +10,7 @@ import itertools
 import pkgutil
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -43,6 +43,7 @@ PRIVATE_NAMES = (
     "tensorflow.python.distribute.values.apply_aggregation_replica_context",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
 )
 
 
@@ -323,6 +324,13 @@ def cpu_devices_per_worker(count: int) -> Iterator[None]:
         extended._initialize_local_devices = original
 
 
+def parse_profile(content: bytes) -> Any:
+    """Returns the XSpace in the content of an xplane.pb file of TensorFlow's profiler. No fallback."""
+    space = _private("tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace")()
+    space.ParseFromString(content)
+    return space
+
+
 @contextmanager
 def own_values_assigned() -> Iterator[None]:
     """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
@@ -374,7 +382,8 @@ def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any
     try:
         found = getattr(pkgutil.resolve_name(path) if owner is None else owner, attribute)
         if callable(found):
-            inspect.signature(found).bind(*arguments, **named)
+            with suppress(ValueError):  # a built-in type has no signature
+                inspect.signature(found).bind(*arguments, **named)
     except (ImportError, AttributeError, TypeError):
         raise Missing(name) from None
     return found

@@ -7,13 +7,15 @@ interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 from deploy.cli.arguments import add_script_flags, add_table_flags, command_line, parse_program, parser, read_prices
 from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.cli.target import add_notify
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
+from deploy.comparison.execution import Plan, Runner, TierPlan, announce, compare, missing_runs, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
@@ -21,9 +23,10 @@ from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.job_spec import Program
 from deploy.spec.script import Script
 from deploy.spec.tier import Tier
+from deploy.vertex.notification import Notification, read_notify
 from deploy.vertex.session import SESSION, Session
 from trainer.config.flags import Parser, whole
-from trainer.errors import DONE, INTERRUPTED, UserError
+from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.storage import local_path
 
 SCALINGS = ("strong", "weak")
@@ -40,6 +43,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
     scaling = "script" if isinstance(overrides, Script) else found.scaling  # its batch is not known
     asked = command_line("compare", arguments)
+    notification = Notification(read_notify(found.notify), session.clock)
     plan = Plan(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
     out = local_path(found.out, "out")
     runner = _runner(specs, found, overrides, session)
@@ -50,14 +54,28 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         if not missing_runs(plan, out):
             print(f"nothing to submit: all runs in {out} are done")
         return DONE
+    parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
     try:
-        parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
-        code = compare(plan, runs, out, runner, parallel)
+        with notification.deferred():
+            code = _compared(notification, plan, runs, out, runner, parallel)
+            if any_begun(out):
+                write_report([found.out], found.out, found.baseline, usd_by_tier)
     except KeyboardInterrupt:
         print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
-    if any_begun(out):
-        write_report([found.out], found.out, found.baseline, usd_by_tier)
+    return code
+
+
+def _compared(
+    notification: Notification, plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int
+) -> int:  # fmt: skip
+    """Returns what `compare` returns, and gives it to the notification."""
+    try:
+        code = compare(plan, runs, out, runner, parallel)
+    except UserError as error:
+        notification.compared(USER_MUST_CHANGE, out, str(error))
+        raise
+    notification.compared(code, out)
     return code
 
 
@@ -75,6 +93,7 @@ def _flags() -> Parser:
     )
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
     add_place_flags(own, jobs, dry_run, disable_retries=True)
+    add_notify(own)
     add_table_flags(own)
     add_script_flags(own)
     return own

@@ -21,7 +21,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     )
     add_flags(cli, "bucket", "package", "max_package_mb", "project")
     add_script_flags(cli)
-    cli.add_boolean("install", "for jobs of --install, whose addresses contain the SHA-256 of the wheels")
     add_backend(cli)
     args = cli.parse_args(arguments)
     gcp = GcpConfig(needed_project(read_project(args.project)), "", checked_address("bucket", args.bucket))
@@ -36,5 +35,4 @@ def _packages(args: argparse.Namespace) -> Sequence[Package]:
     """Returns the packages of a job that trains, or the one of a script."""
     if args.script or args.module:
         return [built(read_script(args.script, args.module, args.package, ()).package(args.max_package_mb))]
-    packages = packages_with(args.package, args.max_package_mb)
-    return list(map(built, packages)) if args.install else packages
+    return list(map(built, packages_with(args.package, args.max_package_mb)))

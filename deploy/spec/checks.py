@@ -204,7 +204,7 @@ def _prebuilt(images: Collection[str]) -> Iterator[str]:
     if any(_PREBUILT.match(image) for image in images):
         yield (
             "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
-            "use --install, or --image=URI with your own, built by `python -m deploy image`"
+            "use --image=install, or --image=URI with your own, built by `python -m deploy image`"
         )
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.spec.code_archive import CodeArchive
+from deploy.spec.images import Contents, Image
 from deploy.spec.packages import DIST, Package
-from deploy.spec.plain_image import IMAGE, IN_JOB, STARTER, driver_variables
+from deploy.spec.plain_image import IN_JOB, STARTER, driver_variables
 from deploy.spec.sources import MOST_MB, user_sources
 from deploy.spec.tier import TierFacts
 from trainer.config.fields import nearest
@@ -120,24 +121,32 @@ class Script:
             about += "; requirements.txt is installed at each start"
         return CodeArchive(self.subject, "0", {**files, **ours, "ours/__main__.py": _MAIN}, about)
 
-    def write_task(self, pool: dict[str, Any], tier: TierFacts, package: Package, bucket: str, output: str,
-                   image: str, install: bool) -> str:  # fmt: skip
-        """Makes the task of a worker pool run the script, and returns its image."""
+    def about_image(self, image: Image, package: Package) -> str:
+        """Returns what a script finds in a plain Python image."""
+        listed = "code/requirements.txt" in package.files
+        found = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
+        return f"runs in {image.uri}, with {found}: --image=URI or --image=prebuilt names another"
+
+    def write_task(
+        self, pool: dict[str, Any], tier: TierFacts, package: Package, bucket: str, output: str, image: Image
+    ) -> str:
+        """Makes the task of a worker pool run the script, and returns the address of its image."""
         before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-        image = image or (IMAGE if install else before.get("executorImageUri") or before["imageUri"])
-        gpus = tier.accelerators if install else 0  # of a plain image it is not known whether it finds the driver
+        uri = str(image.uri or before.get("executorImageUri") or before["imageUri"])
+        # Of another image than a plain one it is not known how it finds the driver.
+        gpus = tier.accelerators if image.contents is Contents.PYTHON else 0
         code = [package.uri(bucket), package.sha256]
         start = {"gpus": gpus, "packages": [], "code": code, "script": self.plan(tier, output)}
         variables = {"TRAINER_START": json.dumps(start), "PYTHONUNBUFFERED": "1", **driver_variables(gpus)}
         given = {variable["name"]: variable for variable in before.get("env", [])}
         pool["containerSpec"] = {
-            "imageUri": image,
+            "imageUri": uri,
             "command": ["python3", "-c", STARTER.read_text(encoding="utf-8")],
             "args": [*before.get("args", []), *self.words],
             "env": [*({"name": name, "value": value} for name, value in variables.items() if name not in given),
                     *given.values()],
         }  # fmt: skip
-        return str(image)
+        return uri
 
 
 def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:

@@ -121,11 +121,14 @@ def test_flags_that_do_not_fit_a_script_are_refused(
 
 def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path, capsys: Capture) -> None:
     words = ["--name", "two words", '"quoted"', "it's", "", "$(HOME)", "--", "--steps=3"]
-    flags = ["--install", "--max_cost=20", "--spot", "--labels=team=vision", "--project=p", "--dry_run"]
+    flags = ["--max_cost=20", "--spot", "--labels=team=vision", "--project=p", "--dry_run"]
     assert main(["submit", "l4x1-2workers", "--script=train.py", *WHERE, *flags, "--", *words]) == 0
     shown = capsys.readouterr().out
     assert "# runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3\n" in shown
     assert "# ships work: 7 files, 0.0 MB; left out: " in shown
+    assert (
+        "# runs in python:3.12-slim, with what requirements.txt names: --image=URI or --image=prebuilt names" in shown
+    )
     assert "# warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
     assert "python -m deploy package --bucket=gs://my-bucket --project=p --script=train.py\n" in shown
     spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
@@ -141,7 +144,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
 
 
 def test_a_prebuilt_image_is_a_container_without_our_package(project: Path, capsys: Capture) -> None:
-    assert main(["render", "cpu", "--script=train.py", *WHERE]) == 0
+    assert main(["render", "cpu", "--script=train.py", "--image=prebuilt", *WHERE]) == 0
     printed = capsys.readouterr()
     (pool,) = yaml.safe_load(printed.out)["workerPoolSpecs"]
     assert "pythonPackageSpec" not in pool
