@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from deploy.planning.interval import Interval
+from deploy.planning.scaling import Point, interval
 from deploy.report.collection import Collection
 from deploy.report.run_reader import Run
 from deploy.report.summary import TierSummary, summarize
@@ -16,19 +18,6 @@ from deploy.spec.tier import TierFacts
 from trainer.config.own_settings import fixed_settings
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Holds a number between two bounds; the middle is not guaranteed."""
-
-    low: float
-    middle: float
-    high: float
-
-    def times(self, factor: float) -> "Interval":
-        """Returns all three numbers multiplied by a factor."""
-        return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,7 @@ def estimate(
     found, used, assumptions = [], dict[str, None](), []
     for tier in tiers:
         given = speeds.get(tier.name)
-        basis = _basis(tier, [rows[name] for name in runs], given)
+        basis = _basis(tier, [rows[name] for name in runs], config, given)
         if not basis:
             found.append(unknown_estimate(tier, tiers, given))
             continue
@@ -152,7 +141,9 @@ def _is_of(tier: TierFacts, row: TierSummary) -> bool:
     return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
 
 
-def _basis(tier: TierFacts, rows: Sequence[TierSummary], given: float | None) -> Basis | None:
+def _basis(
+    tier: TierFacts, rows: Sequence[TierSummary], config: TrainConfig, given: float | None
+) -> Basis | None:
     """Returns the basis of a tier's estimate; None if no row measures it.
 
     Several simulated devices measure nothing, because they share one machine.
@@ -164,33 +155,29 @@ def _basis(tier: TierFacts, rows: Sequence[TierSummary], given: float | None) ->
     own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
     if own:
         return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
-    return _beyond(tier, alike) or (_shared(tier, alike[0]) if alike else None)
+    return _beyond(tier, alike, config) or (_shared(tier, alike[0]) if alike else None)
 
 
-def _beyond(tier: TierFacts, alike: Iterable[TierSummary]) -> Basis | None:
-    """Returns the basis for a tier with more devices than two measured tiers of one machine.
+def _beyond(tier: TierFacts, alike: Iterable[TierSummary], config: TrainConfig) -> Basis | None:
+    """Returns the basis for a tier with more devices than two measured tiers of one machine (`deploy.planning.scaling`).
 
-    A step takes a / N + b, as the bandwidth of a ring all-reduce does. At most b doubles, or nothing is gained.
+    The quartiles of the larger tier's step times widen it.
     """
     rows = [row for row in alike if row.workers == tier.workers == 1]
     few, many = (choose(rows, key=lambda row: row.devices, default=None) for choose in (min, max))
     if not few or not many or not few.devices < many.devices < tier.devices:
         return None
-    small, large = few.step_seconds, many.step_seconds
-    assert small is not None, "only measured rows come here"
-    assert large is not None, "only measured rows come here"
-
-    def parts(of_few: float, of_many: float) -> tuple[float, float]:
-        stays = (many.devices * of_many - few.devices * of_few) / (many.devices - few.devices)
-        stays = min(max(stays, 0.0), of_many)
-        return (of_many - stays) * many.devices / tier.devices, stays
-
-    middle, (shrinks, stays) = sum(parts(small.median, large.median)), parts(small.low, large.high)
-    high = min(shrinks + 2 * stays, large.high)
-    factor = Interval(sum(parts(small.high, large.low)) / large.low, middle / large.median, high / large.high)
+    small, large = _point(few, config), _point(many, config)
+    factor = interval(small, large, tier.devices, config.global_batch_size / tier.devices).times(1 / large.seconds)
     words = f"by a / N + b through {few.devices} and {many.devices} devices, {tier.devices} take "
     words += f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
     return Basis((many.tier, few.tier), factor, f"{words} (the runs of {few.tier} and {many.tier})")
+
+
+def _point(row: TierSummary, config: TrainConfig) -> Point:
+    assert row.step_seconds is not None, "only measured rows come here"
+    rows = row.batch_per_replica or config.global_batch_size / row.devices
+    return Point(row.devices, rows, row.step_seconds.median)
 
 
 def _shared(tier: TierFacts, row: TierSummary, given: float | None = None) -> Basis:

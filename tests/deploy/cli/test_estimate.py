@@ -9,7 +9,8 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.comparison.directory import write_comparison
-from deploy.comparison.estimation import Estimate, Interval, estimate
+from deploy.comparison.estimation import Estimate, estimate
+from deploy.planning.interval import Interval
 from deploy.report.collection import Collection, collect, repeat_folder
 from deploy.spec.tier import Tier, TierFacts
 from tests.deploy.cli.test_compare import Planting, compare, deploy, planned
@@ -80,21 +81,20 @@ def two_tiers(tmp_path: Path, *seconds: float) -> Path:
 def test_two_measured_tiers_narrow_the_interval_of_a_larger_one(tmp_path: Path) -> None:
     measured = collect([str(two_tiers(tmp_path, ring(1), ring(2)))])
     four, assumptions = known(measured, L4X4)
-    assert four.seconds.middle == pytest.approx(5 + 10_000 * ring(4))  # exact: a ring's volume is a / N + b too
-    assert four.seconds.low == pytest.approx(four.seconds.middle)
-    assert four.seconds.high == pytest.approx(min(5 + 10_000 * (ring(4) + 0.04), 5 + 10_000 * ring(2)))
+    assert four.seconds.low < 5 + 10_000 * ring(4) < four.seconds.high  # a ring's volume is a / N + b too
+    assert (four.seconds.high - four.seconds.low) / (four.seconds.high + four.seconds.low) <= 0.25
     assert any("by a / N + b through 1 and 2 devices, 4 take" in line for line in assumptions)
     two_machines, _ = known(measured, replace(L4X4, accelerators=2, workers=2))
     assert two_machines.seconds.low < four.seconds.low  # another network: not measured, so the wide interval
 
 
-@pytest.mark.parametrize(("seconds", "bounds"), [((0.1, 0.04), (0.02, 0.02)), ((0.1, 0.2), (0.2, 0.2))])
+@pytest.mark.parametrize(("seconds", "expected"), [((0.1, 0.04), 0.02), ((0.1, 0.2), 0.2)])
 def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
-    tmp_path: Path, seconds: tuple[float, float], bounds: tuple[float, float]
+    tmp_path: Path, seconds: tuple[float, float], expected: float
 ) -> None:
     measured = collect([str(two_tiers(tmp_path, *seconds))])
     four, _ = known(measured, L4X4)
-    assert (four.seconds.low, four.seconds.high) == pytest.approx([5 + 10_000 * each for each in bounds])
+    assert four.seconds.low < 5 + 10_000 * expected < four.seconds.high < 5 + 12_500 * expected
 
 
 def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
