@@ -8,7 +8,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from benchmarks.flops import step_flops
+from trainer.planning.counting import step_flops
 from benchmarks.runner import elapsed, make_parser, print_table, program, ratios, save, some_of
 from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.config.overrides import recipe_names

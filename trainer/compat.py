@@ -40,6 +40,8 @@ PRIVATE_NAMES = (
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
+    "keras.optimizers.Optimizer._trainable_variables",
+    "tensorflow.Graph._get_function",
 )
 
 
@@ -235,6 +237,35 @@ def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, 
         warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
         return None
     return first[index], second[index]
+
+
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the variables that an optimizer was built for. Fallback: none, with a warning."""
+    try:
+        found: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
+    except Missing as error:
+        warn_once(f"{error}; until then a plan counts no bytes of gradients that replicas sum")
+        return []
+    return found
+
+
+def graph_of_function(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that `graph` calls. No fallback: nothing in it would be counted."""
+    return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
+
+
+def traced_space(content: bytes) -> Any:
+    """Parses an XSpace, the format of TensorFlow's traces: https://github.com/openxla/xla/tree/main/xla/tsl/profiler.
+
+    TensorFlow writes the files by its public profiler, and has the parser without documentation. No fallback.
+    """
+    name = "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace"
+    try:
+        space = pkgutil.resolve_name(name)()
+    except (ImportError, AttributeError):
+        raise Missing(name) from None
+    space.ParseFromString(content)
+    return space
 
 
 def makes_batches(dataset: tf.data.Dataset) -> bool:

@@ -48,10 +48,13 @@ class StepRunner:
         counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results)
 
+    def traced(self, iterator: Any) -> Any:
+        """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
+        return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
+
     def operations(self, iterator: Any) -> set[str]:
         """Returns the types of all operations of a step."""
-        first, count = tf.constant(0, tf.int64), tf.constant(0)
-        graph = self._run.get_concrete_function(iterator, first, count).graph.as_graph_def()
+        graph = self.traced(iterator).graph.as_graph_def()
         functions = [node for function in graph.library.function for node in function.node_def]
         return {node.op for node in [*graph.node, *functions]}
 

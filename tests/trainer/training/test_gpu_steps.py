@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from benchmarks.flops import traced_steps
+from trainer.planning.counting import traced_steps
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Capture, Patch
 from tests.gpu_graph import GpuStep, optimised, row

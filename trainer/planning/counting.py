@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from trainer.build import TrainingSetup
+from trainer.compat import graph_of_function
 
 # The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
 # with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
@@ -24,6 +23,8 @@ _CONVOLUTIONS = {
     "DepthwiseConv2dNativeBackpropFilter": (("in", 2), ("out", 0)),
 }
 _TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
+# No kernel is started for them.
+NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp", "Reshape", "Squeeze", "StopGradient"}
 _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 
@@ -41,8 +42,7 @@ class Operation:
 
 def traced_steps(setup: TrainingSetup) -> Any:
     """Traces the tf.function over steps that the loop calls; returns its ConcreteFunction."""
-    step, count = tf.constant(0, tf.int64), tf.constant(1)
-    return setup.step_runner()._run.get_concrete_function(setup.rows_from(0), step, count)
+    return setup.step_runner().traced(setup.rows_from(0))
 
 
 def step_graph(setup: TrainingSetup) -> Any:
@@ -77,7 +77,7 @@ def step_flops(setup: TrainingSetup) -> int:
 
 
 def _function(graph: Any, op: Any, attribute: str) -> Any:
-    return graph._get_function(op.get_attr(attribute).name).graph
+    return graph_of_function(graph, op.get_attr(attribute).name)
 
 
 def _needed(graph: Any) -> list[Any]:

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.interval import Interval
@@ -30,6 +30,7 @@ class Estimate:
     reason: str = ""
     bound: str = ""
     steps: int | None = None  # of the full job
+    step: Interval | None = None  # seconds of one
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,14 @@ class Basis:
     words: str
 
 
+# Returns how many times as long a step takes on a tier as in a measured row, by the work in its graph; None: unknown.
+Scale = Callable[[TierFacts, TierSummary], Interval | None]
+
+
 def estimate(
-    measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
-) -> tuple[list[Estimate], list[str]]:
+    measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float],
+    by_graph: Scale = lambda tier, row: None,
+) -> tuple[list[Estimate], list[str]]:  # fmt: skip
     """Returns an estimate for each tier, and the assumptions. Raises UserError if the short run is of another training.
 
     `speeds`: by tier, the speed of one of its devices relative to one of the short run, if it was given.
@@ -57,7 +63,7 @@ def estimate(
     found, used, assumptions = [], dict[str, None](), []
     for tier in tiers:
         given = speeds.get(tier.name)
-        basis = _basis(tier, [rows[name] for name in runs], config, given)
+        basis = _basis(tier, [rows[name] for name in runs], config, given, by_graph)
         if not basis:
             found.append(unknown_estimate(tier, tiers, given))
             continue
@@ -71,7 +77,7 @@ def estimate(
         seconds = _seconds(runs[name], rows[name], steps, basis.factor)
         usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
         unpriced = "" if usd else f"no price: give --price_per_hour={tier.name}=USD"
-        found.append(Estimate(tier.name, seconds, usd, unpriced, steps=steps))
+        found.append(Estimate(tier.name, seconds, usd, unpriced, steps=steps, step=_step(rows[name], basis.factor)))
     sources = [_source(runs[name], rows[name]) for name in used]
     return found, [*sources, *_ALWAYS, *assumptions] if used else []
 
@@ -142,7 +148,7 @@ def _is_of(tier: TierFacts, row: TierSummary) -> bool:
 
 
 def _basis(
-    tier: TierFacts, rows: Sequence[TierSummary], config: TrainConfig, given: float | None
+    tier: TierFacts, rows: Sequence[TierSummary], config: TrainConfig, given: float | None, by_graph: Scale
 ) -> Basis | None:
     """Returns the basis of a tier's estimate; None if no row measures it.
 
@@ -155,7 +161,22 @@ def _basis(
     own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
     if own:
         return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
-    return _beyond(tier, alike, config) or (_shared(tier, alike[0]) if alike else None)
+    real = [row for row in rows if not row.simulated]
+    nearest = sorted(real, key=lambda row: (row not in alike, abs(row.devices - tier.devices)))
+    return (
+        _beyond(tier, alike, config)
+        or next(filter(None, (_by_graph(tier, row, by_graph) for row in nearest)), None)
+        or (_shared(tier, alike[0]) if alike else None)
+    )
+
+
+def _by_graph(tier: TierFacts, row: TierSummary, by_graph: Scale) -> Basis | None:
+    """Returns the basis by the work in the step's graph, if the rates of both kinds of device are known."""
+    factor = by_graph(tier, row)
+    if factor is None:
+        return None
+    words = f"by the work in the graph, a step takes {figures(factor.low)} to {figures(factor.high)} x the time of"
+    return Basis((row.tier,), factor, f"{words} one of {row.tier}")
 
 
 def _beyond(tier: TierFacts, alike: Iterable[TierSummary], config: TrainConfig) -> Basis | None:
@@ -205,8 +226,11 @@ def _seconds(run: Run, row: TierSummary, steps: int, factor: Interval) -> Interv
     assert row.step_seconds is not None, "only measured rows come here"
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
-    return Interval(
-        start + steps * row.step_seconds.low * factor.low + rest,
-        start + steps * row.step_seconds.median * factor.middle + rest,
-        start + steps * row.step_seconds.high * factor.high + rest * longer,
-    )
+    all_steps = _step(row, factor).times(steps)
+    return Interval(start + all_steps.low + rest, start + all_steps.middle + rest, start + all_steps.high + rest * longer)
+
+
+def _step(row: TierSummary, factor: Interval) -> Interval:
+    """Returns the seconds of a step: the measured ones, with their quartiles, times the factor."""
+    assert row.step_seconds is not None, "only measured rows come here"
+    return Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high).product(factor)

@@ -1,0 +1,117 @@
+"""Makes the plan of a run: what a step needs by the rows of a replica, from real steps at three numbers of rows."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.build import set_precision_and_seed
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Arrays, Dataset, NestedArrays, Subset
+from trainer.data.sources import load_dataset
+from trainer.log import log
+from trainer.planning.allocations import traced
+from trainer.planning.counting import NO_KERNEL, Operation, operations
+from trainer.planning.measured_step import MeasuredStep
+from trainer.planning.peaks import Prediction, Trace, peak_bytes
+from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, peak_of, plan_key, versions
+
+_FIRST_ROWS = 8
+_MOST_ROWS = 64
+_MOST_FLOPS = 4e11  # of a step that is run here: some seconds on two cores
+_BATCH_NORMS = ("FusedBatchNormV3", "FusedBatchNormGradV3")  # each sums over replicas if they are synchronised
+
+
+def make_plan(config: TrainConfig) -> StepPlan:
+    """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail."""
+    set_precision_and_seed(config)
+    dataset = load_dataset(config)
+    with closing(dataset):
+        first = _measured(config, dataset, _FIRST_ROWS)
+        updates, reduced = first.step.updates()
+        if config.sync_batch_norm:
+            updates += sum(op.times for op in first.operations if op.type in _BATCH_NORMS)
+        state, batches = first.step.state_bytes, first.step.batches_per_step
+        others = [_measured(config, dataset, rows) for rows in larger(sum(op.flops for op in first.operations))]
+        examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
+    return StepPlan(
+        model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
+        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, *(each.trace for each in others), state),
+        work=_work(first, others[-1]), all_reduces=updates, reduced_bytes=reduced,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Holds what a step of one number of rows allocates and computes."""
+
+    step: MeasuredStep
+    trace: Trace
+    operations: Sequence[Operation]
+
+
+def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
+    log.info(f"runs three steps of {config.model} with {rows} rows on this CPU")
+    built: list[MeasuredStep] = []
+
+    def build() -> MeasuredStep:
+        built.append(MeasuredStep(config, dataset, rows))
+        return built[0]
+
+    trace = traced(rows, build)
+    return _Measured(built[0], trace, _operations(built[0].graph))
+
+
+def larger(flops: int) -> list[int]:
+    """Returns two more numbers of rows, the second twice the first, by the FLOPs of a step with _FIRST_ROWS."""
+    most = _MOST_FLOPS / max(flops, 1) * _FIRST_ROWS
+    largest = min(_MOST_ROWS, max(4 * _FIRST_ROWS, 2 ** int(math.log2(max(most, 1)))))
+    return [largest // 2, largest]
+
+
+def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
+    """Returns the lines of memory, from the two larger traces; the first one tells how far they are off."""
+    predicted = Prediction(small, large, state)
+    device, cpu = predicted.device_lines(), predicted.cpu_lines()
+    measured = peak_bytes(first, state, temporaries=False)
+    rows = 2 * large.rows
+    return Memory(
+        device=device, device_16_bit=predicted.device_lines(half=True), cpu=cpu, state_bytes=state,
+        measured_rows=[first.rows, small.rows, large.rows], error=abs(peak_of(device, first.rows) / measured - 1),
+        fragments=max(1.0, predicted.limits(rows, temporaries=False)[1] / peak_of(device, rows)),
+    )  # fmt: skip
+
+
+def _operations(graph: Any) -> list[Operation]:
+    return [op for op in operations(graph) if op.type not in NO_KERNEL]
+
+
+def _work(small: _Measured, large: _Measured) -> list[Work]:
+    """Returns the operations with what each needs by the rows, those that are alike together."""
+    fewer, more = small.trace.rows, large.trace.rows
+
+    def line(few: int, many: int, times: int) -> Line:
+        per_row = (many - few) / (more - fewer) / times
+        return Line(few / times - per_row * fewer, per_row)
+
+    counts: Counter[tuple[str, Line, Line]] = Counter()
+    for a, b in zip(small.operations, large.operations, strict=True):
+        key = a.type, line(a.flops, b.flops, a.times), line(a.moved_bytes, b.moved_bytes, a.times)
+        counts[key] += a.times
+    return [Work(kind, times, flops, moved) for (kind, flops, moved), times in counts.items()]
+
+
+def _bytes_of(examples: Any) -> int:
+    """Returns the bytes of examples that lie in the host's memory; 0 for those that are read as they are needed."""
+    if isinstance(examples, Subset):
+        return _bytes_of(examples.examples)
+    if isinstance(examples, Arrays):
+        return sum(each.nbytes for each in (examples.images, examples.labels) if each is not None)
+    if isinstance(examples, NestedArrays):
+        return sum(np.asarray(each).nbytes for each in tf.nest.flatten(examples.parts))
+    return 0
