@@ -51,12 +51,13 @@ def main(arguments: Sequence[str]) -> int:
     if sources:
         scale = partial(scale_by_graph, plan, config, machines)
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, speeds, scale)
-        by_tier = {each.tier: asdict(each) for each in estimates}
-        content = {"from": sources, "config": asdict(config), "tiers": by_tier, "assumptions": assumed}
-        write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
     by_name = {each.tier: each for each in estimates}
-    each = forecasts(specs, plan, config, machines, by_name, found.preemptions_per_hour)
-    _write(out, PlanTable(plan, each, _about(plan, config), assumed), Wish(found.within, found.budget))
+    found_by_tier = forecasts(specs, plan, config, machines, by_name, found.preemptions_per_hour)
+    kept = {each.tier: {"seconds": asdict(each.seconds) if each.seconds else None, "steps": each.steps}
+            for each in found_by_tier}  # fmt: skip
+    content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
+    write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
+    _write(out, PlanTable(plan, found_by_tier, _about(plan, config), assumed), Wish(found.within, found.budget))
     return DONE
 
 

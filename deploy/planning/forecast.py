@@ -29,6 +29,8 @@ class Forecast:
     batch_per_device: int | None
     fit: Fit | None
     step: Interval | None  # seconds
+    seconds: Interval | None  # of the whole job, without preemptions
+    steps: int
     basis: str  # BY_GRAPH, BY_RUNS; "" without times
     offers: tuple[Offer, ...]
     problems: tuple[str, ...]
@@ -74,7 +76,9 @@ def _forecast(
         found = tuple(offers(tier, table, seconds, lost, preemptions_per_hour))
         if not found:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
-    return Forecast(tier.name, tier.machine, tier.devices, rows, fit, step, basis, found, tuple(problems))
+    return Forecast(
+        tier.name, tier.machine, tier.devices, rows, fit, step, seconds, steps, basis, found, tuple(problems)
+    )
 
 
 def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates | None, str]:

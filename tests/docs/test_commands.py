@@ -164,7 +164,7 @@ Rule = Callable[[Command, Session], None]
 CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
     "deploy compare": "deploy.comparison.execution.make_writable",
-    "deploy estimate": "deploy.cli.estimate._short_run",
+    "deploy plan": "deploy.cli.plan.plan_of",
     "deploy report": "deploy.cli.report.write_report",
 }
 RULES: Mapping[str, Rule] = {

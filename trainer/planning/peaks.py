@@ -4,13 +4,14 @@ Each allocation is `fixed + per_row x rows` bytes; the larger trace gives the or
 and the peak is the largest of these lines: another moment may be the peak of a small batch than of a large one.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from trainer.planning.allocator import Allocator, rounded
-from trainer.reporting.plan_file import Line
+from trainer.reporting.plan_file import Line, largest_rows, peak_of
 
 _TEMPORARY = "temp"  # the kind of what one kernel needs while it runs
 _FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers
@@ -81,6 +82,20 @@ class Prediction:
     def fits(self, rows: float, limit: int, *, temporaries: bool = True) -> bool:
         """Returns whether an allocator with `limit` bytes gives the step all that it asks for."""
         return self._peak(rows, limit, _any if temporaries else _lasting) is not None
+
+    def fragments(self, limit: int) -> float:
+        """Returns how many times as much memory a GPU with `limit` bytes needs as the largest step there holds."""
+        lines = self.device_lines()
+        fits, too_many = 1.0, float(largest_rows(lines, limit) + 1)
+        if not self.fits(fits, limit, temporaries=False):
+            return 1.0
+        while too_many > 1.02 * fits:
+            middle = math.sqrt(fits * too_many)
+            if self.fits(middle, limit, temporaries=False):
+                fits = middle
+            else:
+                too_many = middle
+        return max(1.0, limit / peak_of(lines, fits))
 
     def _limit(self, rows: float, wanted: Callable[[Allocation], bool]) -> int:
         enough = too_little = self._peak(rows, None, wanted) or 1

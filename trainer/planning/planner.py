@@ -24,6 +24,7 @@ from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, peak_of, p
 _FIRST_ROWS = 8
 _MOST_ROWS = 64
 _MOST_FLOPS = 4e11  # of a step that is run here: some seconds on two cores
+_CARDS = (14, 36)  # GiB that two kinds of cards have for tensors
 _BATCH_NORMS = ("FusedBatchNormV3", "FusedBatchNormGradV3")  # each sums over replicas if they are synchronised
 
 
@@ -79,11 +80,10 @@ def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
     predicted = Prediction(small, large, state)
     device, cpu = predicted.device_lines(), predicted.cpu_lines()
     measured = peak_bytes(first, state, temporaries=False)
-    rows = 2 * large.rows
     return Memory(
         device=device, device_16_bit=predicted.device_lines(half=True), cpu=cpu, state_bytes=state,
         measured_rows=[first.rows, small.rows, large.rows], error=abs(peak_of(device, first.rows) / measured - 1),
-        fragments=max(1.0, predicted.limits(rows, temporaries=False)[1] / peak_of(device, rows)),
+        fragments=max(predicted.fragments(gib * 2**30) for gib in _CARDS),
     )  # fmt: skip
 
 
