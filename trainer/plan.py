@@ -25,7 +25,7 @@ All settings but the first group are those of python -m trainer.task.
 
 Exit codes: 0 the plan is made; 2 you must change something; 1 a fault of this package or of the platform."""
 # TensorFlow's CPU then allocates as its GPUs do; one operation at a time, so that two runs agree.
-_ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def _run(given: Sequence[str]) -> int:
     set_verbose(request.verbose)
     config = request.config
     out = local_path(own.out, "out") if own.out else kept_plan(config)
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)
     with quiet_start():
         from trainer.planning.planner import make_plan
     plan = make_plan(config)

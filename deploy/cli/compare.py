@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
-from deploy.cli.job_flags import add_submission_flags, read_options
+from deploy.cli.job_flags import add_plan_flags, add_submission_flags, memory_lines, read_options
 from deploy.cli.target import add_backend
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     runner = _runner(specs, found, overrides, session)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
         runs = plan.resolve(runner)
+    if found.on == "vertex":
+        print("\n".join(memory_lines(((tier, runs[tier.name].config) for tier in specs), found, overrides)), flush=True)
     if found.dry_run:
         announce(plan, runs, out, runner)
         if not missing_runs(plan, out):
@@ -74,6 +76,7 @@ def _flags() -> Parser:
                      "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
     own.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
     add_submission_flags(own)
+    add_plan_flags(own)
     add_backend(own)
     own.set_defaults(name="", disable_retries=True, backend="")
     add_table_flags(own)
@@ -83,7 +86,7 @@ def _flags() -> Parser:
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Overrides, session: Session) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run"):
+    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run", "plan", "force"):
         if getattr(found, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     return LocalRunner(tiers)

@@ -7,8 +7,6 @@ again only if the settings, your sources or the versions change. Times come from
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,6 +18,7 @@ from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
 from deploy.planning.estimation import Estimate, estimate
 from deploy.planning.forecast import forecasts, scale_by_graph
+from deploy.planning.kept import plan_of
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
 from deploy.report.collection import ESTIMATE, collect
@@ -29,7 +28,7 @@ from trainer.config.flags import Parser, whole
 from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, UserError
-from trainer.reporting.plan_file import StepPlan, kept_plan, read_plan
+from trainer.reporting.plan_file import StepPlan, read_plan
 from trainer.storage import expanded, local_path, make_writable, write_whole
 
 
@@ -59,18 +58,6 @@ def main(arguments: Sequence[str]) -> int:
     write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
     _write(out, PlanTable(plan, found_by_tier, _about(plan, config), assumed), Wish(found.within, found.budget))
     return DONE
-
-
-def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
-    """Returns the plan that is kept for these settings, made now if there is none."""
-    path = kept_plan(config)
-    if not path.is_file():
-        print("measures steps on this machine's CPU, once for these settings …", flush=True)
-        flags = overrides.without("job_dir").arguments()
-        code = subprocess.run([sys.executable, "-m", "trainer.plan", *flags], check=False).returncode
-        if code:
-            raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
-    return read_plan(path)
 
 
 def _write(out: Path, table: PlanTable, wish: Wish) -> None:

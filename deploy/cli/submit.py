@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, package_command, read_options, seconds
+from deploy.cli.job_flags import add_job_flags, add_plan_flags, memory_lines, package_command, read_options, seconds
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         "TIER --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
+    add_plan_flags(own)
     add_backend(own)
     own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
     own.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
@@ -53,8 +54,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
     jobs = _candidates(asked, overrides, options)
+    of_memory = [] if asked.check else memory_lines(((job.tier, job.config) for job in jobs), asked, overrides)
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
+    print("".join(f"# {line}\n" for line in dict.fromkeys(of_memory)), end="", flush=True)
     if asked.dry_run:
         print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE

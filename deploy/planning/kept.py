@@ -1,0 +1,44 @@
+"""Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
+
+import subprocess
+import sys
+
+from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, fit_on
+from deploy.spec.machine_table import load_machines
+from deploy.spec.tier import Tier
+from trainer.config.overrides import Overrides
+from trainer.config.train_config import TrainConfig
+from trainer.errors import UserError
+from trainer.reporting.plan_file import StepPlan, kept_plan, read_plan
+
+
+def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
+    """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
+    path = kept_plan(config)
+    if not path.is_file():
+        print("measures steps on this machine's CPU, once for these settings …", flush=True)
+        flags = overrides.without("job_dir", "expect_devices").arguments()
+        code = subprocess.run([sys.executable, "-m", "trainer.plan", *flags], check=False).returncode
+        if code:
+            raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
+    return read_plan(path)
+
+
+def memory_line(tier: Tier, config: TrainConfig, *, force: bool = False) -> str:
+    """Returns what the kept plan says of the tier's memory, or that nobody looked.
+
+    Raises UserError if the run cannot fit, by more than the error of the prediction, unless `force`.
+    """
+    path = kept_plan(config)
+    if not path.is_file():
+        return f"{tier.name}: whether it fits the memory was not looked at: --plan does so (some steps on this CPU)"
+    try:
+        fit = fit_on(read_plan(path), config, tier, load_machines())
+    except UserError as error:
+        return f"{tier.name}: whether it fits the memory is not known: {error}"
+    if fit is None:
+        return f"{tier.name}: whether it fits the memory is not known: its devices' is not in the table of machines"
+    if fit.verdict == TOO_LARGE and not force:
+        raise UserError(f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it anyway")
+    said = {FITS: "fits the memory", NEAR: "warning: may not fit the memory", TOO_LARGE: "warning: does not fit the memory"}
+    return f"{tier.name}: {said[fit.verdict]}: it {fit.words}"
