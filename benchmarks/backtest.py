@@ -37,7 +37,7 @@ def held_out(known: Sequence[Case]) -> list[Outcome]:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """Returns Markdown: by kind of prediction, how many are inside, the widest interval and the errors of the middle."""
+    """Returns Markdown: by kind of prediction, how many are inside, the widest interval, the errors of the middle."""
     lines = ["| rows a GPU | predictions | inside | half-width, at most | error of the middle: median, largest |",
              "|---|--:|--:|--:|--:|"]  # fmt: skip
     for name, stay in (("stay", True), ("shrink", False)):
@@ -61,6 +61,7 @@ def main() -> None:
     for case, found in outcomes:
         given = f"{case.few.devices}, {case.many.devices}"
         lines.append(f"| {case.configuration} | {case.gpu} | {given} | {case.target.devices} | "
-                     f"{found.middle:.2f} ({found.low:.2f} - {found.high:.2f}) | {case.target.seconds:.2f} |")  # fmt: skip
+                     f"{found.middle:.2f} ({found.low:.2f} - {found.high:.2f}) | "
+                     f"{case.target.seconds:.2f} |")  # fmt: skip
     print_table("Seconds for 1,000 images", lines)
     save("backtest", inside=sum(each.inside for each in outcomes), predictions=len(outcomes))

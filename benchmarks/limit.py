@@ -8,10 +8,10 @@ from functools import partial
 
 import tensorflow as tf
 
-from trainer.planning.counting import step_flops
 from benchmarks.runner import elapsed, make_parser, print_table, program, ratios, save, some_of
 from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.config.overrides import recipe_names
+from trainer.planning.counting import step_flops
 
 PRODUCTS = ((512, 160), (1024, 20), (2048, 3))  # the size of square matrices and their products in some 0.2 s
 PARSER = make_parser(__doc__, repeats=5, seconds=1.5)

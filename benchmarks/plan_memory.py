@@ -105,7 +105,7 @@ def main() -> None:
     if options.only:
         print(json.dumps((predicted if options.only == "predict" else measured)(options.rows, flags)))
         return
-    draw, raw = random.Random(options.seed), {}  # noqa: S311
+    draw, raw = random.Random(options.seed), {}
     lines = ["| | a GPU would hold: predicted, measured (MB) | a CPU | limits: right, too near to say, wrong |",
              "|---|--:|--:|--:|"]  # fmt: skip
     for number, (name, given) in enumerate(CASES.items()):

@@ -41,7 +41,9 @@ def add_plan_flags(own: Parser) -> None:
     own.add_boolean("force", "send a job that does not fit the memory by its plan")
 
 
-def memory_lines(runs: Iterable[tuple[Tier, TrainConfig]], asked: argparse.Namespace, overrides: Overrides) -> list[str]:
+def memory_lines(
+    runs: Iterable[tuple[Tier, TrainConfig]], asked: argparse.Namespace, overrides: Overrides
+) -> list[str]:
     """Returns what is known of the memory of each tier. Raises UserError for one that the run cannot fit."""
     found = []
     for tier, config in runs:

@@ -1,8 +1,8 @@
 """Says before anything is paid whether a run fits each tier, how long it takes and what it costs, with intervals.
 
-Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and made
-again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at hand
-(--from) from these, which is much narrower. No machine is started.
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
+made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
+hand (--from) from these, which is much narrower. No machine is started.
 """
 
 import argparse
@@ -81,8 +81,8 @@ def _flags() -> Parser:
     own = parser("plan", __doc__ or "", "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
     own.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
                      "(default: all of job_configs/)")  # fmt: skip
-    own.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a comparison"
-                     ", local or gs://: times come from it")  # fmt: skip
+    own.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
+                     "comparison, local or gs://: times come from it")  # fmt: skip
     own.add_argument("--short_steps", type=whole(20, 10**6), default=0, metavar="STEPS", help="first make a run of so "
                      "many steps here, for the first tier that this machine can measure")  # fmt: skip
     own.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")

@@ -180,7 +180,7 @@ def _by_graph(tier: TierFacts, row: TierSummary, by_graph: Scale) -> Basis | Non
 
 
 def _beyond(tier: TierFacts, alike: Iterable[TierSummary], config: TrainConfig) -> Basis | None:
-    """Returns the basis for a tier with more devices than two measured tiers of one machine (`deploy.planning.scaling`).
+    """Returns the basis for a tier with more devices than two measured tiers of one machine, by `scaling.interval`.
 
     The quartiles of the larger tier's step times widen it.
     """
@@ -227,7 +227,9 @@ def _seconds(run: Run, row: TierSummary, steps: int, factor: Interval) -> Interv
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
     all_steps = _step(row, factor).times(steps)
-    return Interval(start + all_steps.low + rest, start + all_steps.middle + rest, start + all_steps.high + rest * longer)
+    return Interval(
+        start + all_steps.low + rest, start + all_steps.middle + rest, start + all_steps.high + rest * longer
+    )
 
 
 def _step(row: TierSummary, factor: Interval) -> Interval:

@@ -1,4 +1,4 @@
-"""Puts together what is known of one run on each tier: whether it fits, the time of a step and of the job, the money."""
+"""Puts together what is known of a run on each tier: whether it fits, the time of a step and of the job, the money."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +93,9 @@ def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates
     return rates, ""
 
 
-def scale_by_graph(plan: StepPlan, config: TrainConfig, table: Machines, tier: TierFacts, row: TierSummary) -> Interval | None:
+def scale_by_graph(
+    plan: StepPlan, config: TrainConfig, table: Machines, tier: TierFacts, row: TierSummary
+) -> Interval | None:
     """Returns how many times as long a step takes on `tier` as in the measured `row`; None if rates are not known."""
     there, _ = _rates(tier, table, config)
     measured = table.accelerators.get(row.kind)

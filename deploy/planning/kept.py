@@ -40,5 +40,9 @@ def memory_line(tier: Tier, config: TrainConfig, *, force: bool = False) -> str:
         return f"{tier.name}: whether it fits the memory is not known: its devices' is not in the table of machines"
     if fit.verdict == TOO_LARGE and not force:
         raise UserError(f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it anyway")
-    said = {FITS: "fits the memory", NEAR: "warning: may not fit the memory", TOO_LARGE: "warning: does not fit the memory"}
+    said = {
+        FITS: "fits the memory",
+        NEAR: "warning: may not fit the memory",
+        TOO_LARGE: "warning: does not fit the memory",
+    }
     return f"{tier.name}: {said[fit.verdict]}: it {fit.words}"

@@ -75,7 +75,8 @@ def _bar(each: Forecast) -> str:
     return (
         f'<div class="memory {kind}"><span class="name">{html.escape(each.tier)}</span>'
         f'<span class="bar" role="img" aria-label="{html.escape(words)}"><i style="width: {low:.1f}%"></i>'
-        f'<b style="width: {high - low:.1f}%"></b></span><span class="words">{html.escape(words)}, {fit.verdict}</span></div>'
+        f'<b style="width: {high - low:.1f}%"></b></span>'
+        f'<span class="words">{html.escape(words)}, {fit.verdict}</span></div>'
     )
 
 

@@ -99,15 +99,16 @@ class PlanTable:
         table, memory = load_machines(), self.plan.memory
         bases = {each.basis for each in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
-               f"{figures(100 * memory.error)} % off at the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for CUDA, "
+               f"{100 * memory.error:.1f} % off at the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for CUDA, "
                f"{WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
         if BY_GRAPH in bases:
-            yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of data "
-                   "sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
+            yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of "
+                   "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
         if BY_RUNS in bases:
             yield from self.assumed
-        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. The "
-               "time to get machines is not included, nor are saving and evaluation where no run shows them.")  # fmt: skip
+        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. "
+               "The time to get machines is not included, nor are saving and evaluation where no run shows "
+               "them.")  # fmt: skip
         yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
         yield from (f"{each.tier}: {problem}" for each in self.forecasts for problem in each.problems)
         near = [each.tier for each in self.forecasts if each.fit and each.fit.verdict == NEAR]

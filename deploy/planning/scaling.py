@@ -6,8 +6,8 @@ A step on N GPUs takes a / N + b (docs/scaling.md). Two things make that wrong, 
 - Kernels lose efficiency with fewer rows. Where the two measured times show that already, b has it in it; else a step
   takes `ratio ** SLOWER_BY_ROWS` times as long if the rows a GPU shrink by `ratio`.
 
-The interval is the range of what is left of the published times, twice as wide, as other networks differ by more, and at
-least 10 % to each side, as the published times vary within a run.
+The interval is the range of what is left of the published times, twice as wide, as other networks differ by more, and
+at least 10 % to each side, as the published times vary within a run.
 `python -m benchmarks.backtest` predicts each published configuration from all others, and counts.
 """
 
@@ -70,7 +70,9 @@ def step_seconds(few: Point, many: Point, devices: int, rows: float) -> float:
     return ((many.seconds - stays) * many.devices / devices + stays) * shrunk
 
 
-def interval(few: Point, many: Point, devices: int, rows: float, errors: Mapping[bool, Error] | None = None) -> Interval:
+def interval(
+    few: Point, many: Point, devices: int, rows: float, errors: Mapping[bool, Error] | None = None
+) -> Interval:
     """Returns the prediction with its interval. `errors`: those of `calibrated`, by default of all published times."""
     error = (errors or calibrated(cases()))[few.rows == many.rows == rows]
     middle = step_seconds(few, many, devices, rows) * math.exp((error.low + error.high) / 2)

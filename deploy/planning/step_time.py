@@ -20,8 +20,8 @@ from trainer.reporting.plan_file import StepPlan
 # Assumed: to dispatch an operation, to start an all-reduce on one machine and over several.
 LAUNCH_SECONDS, ALL_REDUCE_SECONDS, NETWORK_SECONDS = 5e-6, 30e-6, 200e-6
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU
-# The published networks were compiled by XLA; kernels of other networks, smaller or not fused, may be slower than these.
-# Assumed: nothing that was published says by how much.
+# The published networks were compiled by XLA; kernels of others, smaller or not fused, may be slower. Assumed: nothing
+# that was published says by how much.
 _SLOWER, _MARGIN = 2.0, 1.1
 _SAME_CARD = 1.25  # assumed: the counted effect of more devices of one card, either way
 

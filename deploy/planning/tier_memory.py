@@ -84,8 +84,8 @@ def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
     # In memory once as it was read and once as TensorFlow's tensors; a checkpoint's copy of the state comes on top.
     wanted = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
     if tier.accelerators and machine and machine.memory_gb and wanted > USABLE * machine.memory_gb * GIB:
-        yield (f"the data need {math.ceil(wanted / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: prepare "
-               "them (python -m trainer.data.prepare), which reads large shards row by row")  # fmt: skip
+        yield (f"the data need {math.ceil(wanted / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
+               "prepare them (python -m trainer.data.prepare), which reads large shards row by row")  # fmt: skip
     disk = _disk_gb(tier.spec["workerPoolSpecs"][0])
     if plan.data_bytes + _IMAGE_BYTES > disk * 1e9:
         yield f"the staged data need {plan.data_bytes / 1e9:.0f} GB of a disk of {disk} GB: raise bootDiskSizeGb"

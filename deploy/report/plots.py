@@ -50,7 +50,8 @@ _Times = Callable[[Run], tuple[list[float], list[float]]]
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
     """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
     return [
-        Figure(title, in_units(caption, rows), to_svg(title, plot)) for title, caption, plot in drawings(collection, rows)
+        Figure(title, in_units(caption, rows), to_svg(title, plot))
+        for title, caption, plot in drawings(collection, rows)
     ]
 
 

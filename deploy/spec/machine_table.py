@@ -170,9 +170,7 @@ def load_machines(price_file: str = "") -> Machines:
     table = read_yaml(TABLE, "machines.yaml")
     prices = table["prices"]
     factor = prices["vertex_factor"]
-    accelerators = {
-        name: _accelerator(name, facts, factor) for name, facts in table["accelerators"].items()
-    }
+    accelerators = {name: _accelerator(name, facts, factor) for name, facts in table["accelerators"].items()}
     machines = {
         name: _machine(name, facts, kind == "host_machines", factor)
         for kind in ("host_machines", "accelerator_machines")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer.planning.counting import operations, step_flops, step_graph
 from tests.support import fresh_collectives, small
 from trainer.build import build_setup
 from trainer.distribution.strategy import make_replicas
+from trainer.planning.counting import operations, step_flops, step_graph
 
 ROWS = 2
 

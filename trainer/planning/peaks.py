@@ -141,9 +141,7 @@ def _lasting(allocation: Allocation) -> bool:
     return not allocation.temporary
 
 
-def _lines(
-    trace: Trace, size: Callable[[int], Line], state: float, wanted: Callable[[Allocation], bool]
-) -> list[Line]:
+def _lines(trace: Trace, size: Callable[[int], Line], state: float, wanted: Callable[[Allocation], bool]) -> list[Line]:
     fixed, per_row, lines = state, 0.0, [Line(state, 0.0)]
     for index in trace.order[trace.step :]:
         if not wanted(trace.allocations[max(index, ~index)]):

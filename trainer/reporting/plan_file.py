@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trainer
 from trainer.config.own_settings import is_dotted

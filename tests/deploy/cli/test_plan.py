@@ -1,4 +1,4 @@
-"""The plan of all tiers: what follows from the graph and from runs, what is not known, how far it was off afterwards."""
+"""The plan with runs at hand: what follows from a short run, what is not known, and how far it was off afterwards."""
 
 import json
 from dataclasses import replace

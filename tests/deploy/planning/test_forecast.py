@@ -42,9 +42,7 @@ def plan_with(folder: Path, **numbers: float) -> StepPlan:
     return read_plan(planted_plan(folder, **numbers))
 
 
-@pytest.mark.parametrize(
-    ("row_gib", "verdict"), [(0.01, FITS), (0.27, NEAR), (0.33, NEAR), (0.5, TOO_LARGE)]
-)
+@pytest.mark.parametrize(("row_gib", "verdict"), [(0.01, FITS), (0.27, NEAR), (0.33, NEAR), (0.5, TOO_LARGE)])
 def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: float, verdict: str) -> None:
     """1 GiB, 64 rows and what is assumed of a GPU, in the 22.3 GiB of an L4."""
     plan = plan_with(tmp_path, row_gib=row_gib)
@@ -73,7 +71,9 @@ def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path:
 def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:
     plan = dataclasses.replace(plan_with(tmp_path), data_bytes=80 * 10**9)
     memory, disk = host_problems(plan, load_tier("l4x1"), TABLE)
-    assert memory.startswith("the data need 153 GiB of the 48 GB of g2-standard-12: prepare them (python -m trainer.data")
+    assert memory.startswith(
+        "the data need 153 GiB of the 48 GB of g2-standard-12: prepare them (python -m trainer.data"
+    )
     assert disk == "the staged data need 80 GB of a disk of 100 GB: raise bootDiskSizeGb"
     assert [*host_problems(plan_with(tmp_path), load_tier("l4x1"), TABLE)] == []
 
@@ -199,7 +199,11 @@ def test_each_reason_is_one_line(tmp_path: Path, capsys: Capture, tier: str, fla
 def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     tier = tmp_path / "b200.yaml"
     text = (JOB_CONFIGS / "h100x8.yaml").read_text()
-    text = text.replace("a3-highgpu-8g", "a4x-highgpu-4g").replace("NVIDIA_H100_80GB", "NVIDIA_GB200").replace(": 8", ": 4")
+    text = (
+        text.replace("a3-highgpu-8g", "a4x-highgpu-4g")
+        .replace("NVIDIA_H100_80GB", "NVIDIA_GB200")
+        .replace(": 8", ": 4")
+    )
     tier.write_text(text)
     assert main(planned(tmp_path, str(tier), "--global_batch_size=64")) == 0
     shown = capsys.readouterr().out

@@ -54,7 +54,7 @@ def test_all_that_is_freed_is_one_piece_again() -> None:
 
 
 def trace(rows: int) -> Trace:
-    """A step with a tensor of 1,024 bytes a row, a kernel's temporary, and one that a small batch has under another name."""
+    """A step with 1,024 bytes a row, a kernel's temporary, and a tensor that a small batch has under another name."""
     made = [
         Allocation("", "", 4096, 1), Allocation("while/Conv2D", "output", 1024 * rows, 1),
         Allocation("while/Conv2D", "temp", 100_000, 1),
