@@ -27,11 +27,9 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.p
 # Its batch norm of maps of one pixel magnifies rounding tenfold a step (see test_examples.py).
 _LEFT_OUT = {"fine_tuning"}
 _OF_TESTS = [
-    ("regression", "weighted"), ("regression", "rows"), ("regression", "batches"), ("regression", "tf_examples"),
-    ("regression", "tf_batches"), ("regression", "tf_endless"), ("by_weight", "weighted"), ("summed", "weighted"),
-    ("scalar_loss", "arrays"), ("by_weight", "list_of_rows"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
-    ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
-    ("regularized", "weighted"), ("bag_of_words", "sentences"),
+    ("regression", "tf_examples"), ("regression", "batches"), ("by_weight", "list_of_rows"), ("summed", "weighted"),
+    ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"), ("classifier", "classes"),
+    ("masked_text", "next_tokens"), ("regularized", "weighted"), ("bag_of_words", "sentences"),
 ]  # fmt: skip
 CASES = [
     *(name for name in EXAMPLES if name not in _LEFT_OUT),

@@ -1,4 +1,4 @@
-"""Makes small data under the names that the pages use: FOLDER (idx files) and photos."""
+"""Makes small data under the names that the pages use: FOLDER (idx files), photos and table.csv."""
 
 import struct
 from pathlib import Path
@@ -10,7 +10,7 @@ COUNT = 24
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Makes FOLDER/ and photos/ in `folder`: random images, 10 classes."""
+    """Makes them in `folder`: random images of 10 classes, and a table of six columns."""
     draw = np.random.default_rng(0)
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -22,3 +22,4 @@ def make_stand_ins(folder: Path) -> None:
     for number in range(COUNT):
         pixels = draw.integers(0, 256, (40, 48, 3), np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
+    np.savetxt(folder / "table.csv", draw.uniform(0, 1, (COUNT, 6)), delimiter=",")

@@ -46,7 +46,8 @@ def reduced(command: Command) -> list[str]:
         return _with(words, more)
     if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice
         return _with(words, [*more, "--epochs=1"])
-    return _with(words, [*more, *SHORT])
+    repeats = ["--repeats=1"] * any(word.startswith("--repeats=") for word in words)
+    return _with(words, [*more, *SHORT, *repeats])
 
 
 def _with(words: list[str], flags: list[str]) -> list[str]:

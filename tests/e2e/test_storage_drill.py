@@ -20,7 +20,7 @@ from tests.workers import ROOT
 from trainer.errors import DONE
 from trainer.storage import gcs
 
-KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "10"))
+KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "6"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 FLAGS = [
     "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--steps_per_loop=5", "--tensorboard=false",
@@ -44,7 +44,7 @@ def step_of(log: Path) -> int:
 
 
 @pytest.mark.slow
-def test_ten_kills_behind_random_faults_change_no_bit(
+def test_kills_behind_random_faults_change_no_bit(
     gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance, log = random.Random(SEED), tmp_path / "log"

@@ -365,7 +365,6 @@ def on_cores(count: int) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [
     ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8"),
-    ("--recipe=cnn_mnist", "--data=digits", "--image_size=20", "--width=4"),
     ("--recipe=wgan_gp_digits", "--width=8"),
 ])  # fmt: skip
 def test_end_to_end_on_workers_and_devices(tmp_path: Path, recipe: tuple[str, ...]) -> None:

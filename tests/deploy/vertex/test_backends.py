@@ -128,9 +128,15 @@ def test_whether_an_object_exists(backend: Backend, cloud: Emulator) -> None:
 
 
 LOST_RESPONSES = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
+OF_GCLOUD = [
+    pytest.param("gcloud", (500, True), marks=needs_gcloud),
+    pytest.param("gcloud", ("cut", False), marks=SLOW),
+]
 
 
-@pytest.mark.parametrize(("backend", "fault"), both(*LOST_RESPONSES, quick_gcloud=(500, True)), indirect=["backend"])
+@pytest.mark.parametrize(
+    ("backend", "fault"), [*OF_GCLOUD, *(("sdk", case) for case in LOST_RESPONSES)], indirect=["backend"]
+)
 def test_a_lost_response_never_creates_a_second_job(
     backend: Backend, cloud: Emulator, session: Session, fault: tuple[int | str, bool]
 ) -> None:

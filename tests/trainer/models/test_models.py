@@ -235,15 +235,12 @@ def changed(before: keras.Model, after: keras.Model) -> set[str]:
     return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
 
 
-@pytest.mark.slow  # it traces the whole network five times
+@pytest.mark.slow  # it traces the whole network three times
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
-    start = run_steps(resolve(flags).config, 0)[0]
-    assert depends_on_replicas(start, replicas=2) == []
-    assert changed(start, run_steps(resolve(flags).config, 2)[0]) == {"logits"}
-
     tuned = resolve([*flags, "--fine_tune_from=block7a", "--fine_tune_after_steps=2"]).config
     start = run_steps(tuned, 0)[0]
+    assert depends_on_replicas(start, replicas=2) == []
     assert changed(start, run_steps(tuned, 2)[0]) == {"logits"}
     moved = changed(start, run_steps(tuned, 3)[0])
     assert "block7a_project_conv" in moved
