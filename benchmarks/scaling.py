@@ -53,8 +53,9 @@ def counted(flags: Sequence[str]) -> Step:
 
 def _operations(*flags: str) -> list[Operation]:
     with patch("trainer.models.image_layers._has_gpu", return_value=True):  # builds the layers for GPUs
-        graph = step_graph(setup_of(*flags, "--data=digits"))
-    return [op for op in operations(graph) if op.type not in NO_KERNEL]
+        setup = setup_of(*flags, "--data=digits")
+        graph = step_graph(setup)
+    return [op for op in operations(graph, rows=setup.replicas.rows) if op.type not in NO_KERNEL]
 
 
 def step_seconds(step: Step, machine: str, devices: int) -> tuple[float, float]:

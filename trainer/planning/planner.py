@@ -65,7 +65,7 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
         return built[0]
 
     trace = traced(rows, build)
-    return _Measured(built[0], trace, _operations(built[0].graph))
+    return _Measured(built[0], trace, _operations(built[0].graph, rows))
 
 
 def larger(flops: int) -> list[int]:
@@ -87,8 +87,8 @@ def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
     )  # fmt: skip
 
 
-def _operations(graph: Any) -> list[Operation]:
-    return [op for op in operations(graph) if op.type not in NO_KERNEL]
+def _operations(graph: Any, rows: int) -> list[Operation]:
+    return [op for op in operations(graph, rows=rows) if op.type not in NO_KERNEL]
 
 
 def _work(small: _Measured, large: _Measured) -> list[Work]:

@@ -1,4 +1,4 @@
-"""Tests what `trainer.plan` predicts of memory against real steps, each in a process of its own. No time is asserted."""
+"""Tests what `trainer.plan` predicts of memory against real steps, each in a process of its own."""
 
 import json
 import random
