@@ -11,6 +11,7 @@ from deploy.cli.arguments import parse, parser
 from deploy.cli.job_flags import add_job_flags, add_plan_flags, memory_lines, package_command, read_options, seconds
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
+from deploy.planning.kept import with_prediction
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
 from deploy.spec.job_spec import CHECK_S, Job, JobOptions, render, request_on, training
@@ -85,7 +86,7 @@ def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOpt
         for region in asked.regions.split(","):
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
-                jobs.append(render(request, gcp, options))
+                jobs.append(render(request, gcp, with_prediction(request, options)))
             except NoMachines as error:
                 refused.append((f"{name} in {gcp.region}", error))
     for what, why in refused if jobs else refused[:-1]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deploy.comparison.directory import SENT_JOB
 from deploy.comparison.execution import TierPlan
+from deploy.planning.kept import with_prediction
 from deploy.report.collection import fetched
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render, request_on
@@ -144,6 +145,7 @@ class VertexRunner:
     def _job(self, run: TierPlan, submission: str = "check", job_dir: str = "") -> Job:
         request = TrainingRequest(self._tiers[run.tier.name], run.overrides, run.config)
         options = dataclasses.replace(self._options, submission=submission)
+        options = with_prediction(request, options)
         return render(request.in_job_dir(job_dir) if job_dir else request, self._gcp, options)
 
     def _find(self, sent: _SentJob) -> JobStatus | None:

@@ -1,9 +1,14 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 
-from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, fit_on
+from deploy.planning.forecast import forecasts
+from deploy.planning.interval import Interval
+from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on
+from deploy.spec.job_spec import JobOptions, TrainingRequest
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
@@ -22,6 +27,33 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
         if code:
             raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
     return read_plan(path)
+
+
+def prediction(tier: Tier, config: TrainConfig) -> str:
+    """Returns what the kept plan says of a job on the tier, for `trainer.reporting.plan_file.predicted`; "" if none."""
+    path = kept_plan(config)
+    if not path.is_file():
+        return ""
+    try:
+        (known,) = forecasts([tier], read_plan(path), config, load_machines(), {}, 0.0)
+    except UserError:
+        return ""
+    found: dict[str, float] = {}
+    if known.step:
+        found |= _three("step_seconds", known.step)
+    if known.fit:
+        found |= {**_three("device_gib", known.fit.needed.times(1 / GIB)), "largest_batch": known.fit.largest_batch}
+    return json.dumps(found)
+
+
+def _three(name: str, value: Interval) -> dict[str, float]:
+    low, middle, high = (float(f"{each:.4g}") for each in (value.low, value.middle, value.high))
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
+
+
+def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions:
+    """Returns the options of a job that takes along what its plan says; those of a check as they are."""
+    return options if options.check else replace(options, predicted=prediction(request.tier, request.config))
 
 
 def memory_line(tier: Tier, config: TrainConfig, *, force: bool = False) -> str:

@@ -59,6 +59,8 @@ class Run:
     uncounted: bool  # result.json was removed while the run had begun, so that it counts its later processes only
     restarts: int
     peak_memory_gib: float | None
+    peak_device_gib: float | None  # as TensorFlow counts it, of the fullest device
+    predicted: Mapping[str, float]  # by the plan of the job, as trainer.reporting.plan_file.predicted; {} without one
     final: Mapping[str, float]  # the newest value of each loss and metric
     started: str  # UTC; "" if unknown
     command: str
@@ -115,6 +117,10 @@ def read_run(folder: Path) -> Run:
         wall_seconds=None if uncounted else number(result.get("wall_seconds")),
         uncounted=uncounted,
         peak_memory_gib=number(result.get("peak_memory_gib")),
+        peak_device_gib=max(filter(None, map(number, items(result, "peak_device_memory_gib"))), default=None),
+        predicted={
+            key: each for key, value in mapping(result, "predicted").items() if (each := number(value)) is not None
+        },
         final=_scalars(final) if final else _newest(entries),
         started=str(info.get("started", "")),
         command=str(info.get("command", "")),

@@ -23,6 +23,7 @@ from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
+from trainer.reporting.plan_file import PREDICTED
 from trainer.storage import output_address
 
 CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
@@ -46,6 +47,7 @@ class JobOptions:
     max_wait_s: float | None = None
     disable_retries: bool = False
     check: bool = False  # check the GPUs of the tier instead of training
+    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
 
     @property
     def folder(self) -> str:
@@ -119,6 +121,8 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
             task["args"] = [*task.get("args", []), *arguments]
             if options.check:
                 _run_check(task)
+            if options.predicted:
+                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
             if "pythonModule" in task and not task.get("packageUris"):
                 where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
                 check_module(where, module, module, packages, runs=True)

@@ -50,7 +50,7 @@ DEPLOY: dict[str, set[str]] = {
     "vertex": {"spec"},
     "report": {"spec"},
     "planning": {"spec", "report"},
-    "comparison": {"spec", "localrun", "vertex", "report"},
+    "comparison": {"spec", "localrun", "vertex", "report", "planning"},
     "cli": {"spec", "localrun", "vertex", "report", "planning", "comparison"},
     "__main__": {"cli"},
 }

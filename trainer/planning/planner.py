@@ -42,7 +42,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
-        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, *(each.trace for each in others), state),
+        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, others[0].trace, others[1].trace, state),
         work=_work(first, others[-1]), all_reduces=updates, reduced_bytes=reduced,
     )  # fmt: skip
 

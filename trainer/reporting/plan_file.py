@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,11 +14,12 @@ import trainer
 from trainer.config.own_settings import is_dotted
 from trainer.config.train_config import MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
-from trainer.reporting.run_files import read_json
+from trainer.reporting.run_files import number, read_json
 from trainer.storage import write_whole
 from trainer.storage.staging import cache_home
 
 FORMAT = 1  # of plan.json
+PREDICTED = "TRAINER_PREDICTED"  # set by `python -m deploy submit`: what its plan says of the job, as JSON
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = MAY_CHANGE | {
@@ -112,15 +114,28 @@ def read_plan(path: Path) -> StepPlan:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
         memory = content.pop("memory")
-        lines = {name: _lines(memory.pop(name)) for name in ("device", "device_16_bit", "cpu")}
+        memory |= {name: _lines(memory[name]) for name in ("device", "device_16_bit", "cpu")}
         work = [Work(kind, times, Line(*flops), Line(*moved)) for kind, times, flops, moved in content.pop("work")]
-        return StepPlan(**content, memory=Memory(**lines, **memory), work=work)
+        return StepPlan(**content, memory=Memory(**memory), work=work)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
 
 
 def _lines(content: Sequence[Sequence[float]]) -> list[Line]:
     return [Line(*map(float, each)) for each in content]
+
+
+def predicted(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """Returns what the plan of this job said when it was submitted; {} if there was none.
+
+    step_seconds, step_seconds_low and _high; device_gib, device_gib_low and _high; largest_batch.
+    """
+    try:
+        content = json.loads(environment.get(PREDICTED, ""))
+    except ValueError:
+        return {}
+    return {key: valid for key, value in content.items() if (valid := number(value)) is not None} if isinstance(
+        content, dict) else {}  # fmt: skip
 
 
 def kept_plan(config: TrainConfig) -> Path:
