@@ -23,6 +23,7 @@ NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines w
 # The published networks were compiled by XLA; kernels of others, smaller or not fused, may be slower. Assumed: nothing
 # that was published says by how much.
 _SLOWER, _MARGIN = 2.0, 1.1
+_CARD_MARGIN = 1.25  # of the ratio of two cards, which two networks alone show
 _SAME_CARD = 1.25  # assumed: the counted effect of more devices of one card, either way
 
 
@@ -105,7 +106,7 @@ def between_cards(known: Iterable[Published]) -> Interval:
     by_network: dict[str, list[float]] = {}
     for each in known:
         by_network.setdefault(each.network, []).append(each.slower)
-    most = max(max(found) / min(found) for found in by_network.values()) * _MARGIN
+    most = max(max(found) / min(found) for found in by_network.values()) * _CARD_MARGIN
     return Interval(1 / most, 1.0, most)
 
 

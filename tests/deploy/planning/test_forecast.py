@@ -105,8 +105,9 @@ def test_the_band_holds_what_was_published_each_network_held_out() -> None:
         band = calibrated(each for each in every if each.variant != known.variant)
         assert band.low < known.slower < band.high
         cards = between_cards(each for each in every if each.variant != known.variant)
-        other = next(each for each in every if each.network == known.network and each.gpu != known.gpu)
-        assert cards.low < known.slower / other.slower < cards.high
+        for other in every:
+            if other.network == known.network:
+                assert cards.low < known.slower / other.slower < cards.high
 
 
 def test_a_measured_card_narrows_the_time_on_others(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def forecast(tmp_path: Path) -> Any:
 
 
 def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -> None:
-    assert main(planned(tmp_path, "--global_batch_size=64", "--within=8h", "--budget=2000", gflop=100.0)) == 0
+    assert main(planned(tmp_path, "--global_batch_size=64", "--within=2d", "--budget=2000", gflop=100.0)) == 0
     content, shown = forecast(tmp_path), capsys.readouterr().out
     tiers = {each["tier"]: each for each in content["tiers"]}
     assert len(tiers) >= 26
@@ -152,8 +153,8 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert tiers["cpu"]["step"] is None
     assert "cpu: the time on CPUs is not predicted: give a run on it with --from=" in shown
     cheapest, fastest, within, budget = content["sentences"]
-    assert within.startswith("The cheapest that ends within 8.00 hours: ")
-    assert within.removeprefix("The cheapest that ends within 8.00 hours: ") == cheapest.removeprefix("The cheapest: ")
+    assert within.startswith("The cheapest that ends within 48.0 hours: ")
+    assert within.removeprefix("The cheapest that ends within 48.0 hours: ") == cheapest.removeprefix("The cheapest: ")
     assert budget.removeprefix("The fastest for $2,000.00: ") == fastest.removeprefix("The fastest: ")
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
     usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
