@@ -94,6 +94,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def to_svg(title: str, plot: "Callable[[Axes], None]") -> str:
+    """Returns a drawing as an <svg> element. Raises UserError if matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas

@@ -229,7 +229,7 @@ def _predictions(collection: Collection, rows: Sequence[TierSummary]) -> Iterato
         parts = [
             f"{_range(said, name, factor)} {unit}, measured {figures(factor * value)}"
             for name, factor, unit, value in (
-                ("step_seconds", 1e3, "ms/step", row.step_seconds and row.step_seconds.median),
+                ("step_seconds", 1e3, "ms/step", row.step_seconds.median if row.step_seconds else None),
                 ("device_gib", 1.0, "GiB of a device with what CUDA takes", peak),
             )
             if name in said and value is not None

@@ -53,7 +53,7 @@ class Price:
 class Rates:
     """Holds what a data sheet promises: dense TFLOP/s by arithmetic ("float32", "tf32", "16_bit"), and bytes."""
 
-    tflops: Mapping[str, float]
+    tflops: Mapping[str, float] = dataclasses.field(hash=False)
     memory_gb_per_s: float
     link_gb_per_s: float  # to the other GPUs of the machine, each way
 
