@@ -18,6 +18,7 @@ from trainer.data.dataset import Dataset, first_rows
 from trainer.distribution.reachable import reachable
 from trainer.distribution.strategy import make_replicas
 from trainer.interface import ModelInterface
+from trainer.models.image_layers import as_on_gpus
 from trainer.training.state import variables_of
 
 _REPEATED_ROWS = 16
@@ -32,7 +33,8 @@ class MeasuredStep:
             config, global_batch_size=rows, replicas=1, strategy="one_device", expect_devices=0, precision=precision
         )
         set_precision_and_seed(config)
-        setup = setup_with(config, make_replicas(config), dataset)
+        with as_on_gpus():
+            setup = setup_with(config, make_replicas(config), dataset)
         self.model, self._made = setup.model, 0
         self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
         self._runner = setup.step_runner()
@@ -51,7 +53,8 @@ class MeasuredStep:
 
     def __call__(self) -> None:
         """Runs one step."""
-        self._runner(self._rows, self._made, 1)
+        with as_on_gpus():  # the first call traces
+            self._runner(self._rows, self._made, 1)
         self._made += 1
 
     def updates(self) -> tuple[int, int]:
