@@ -12,26 +12,29 @@ from trainer.errors import PlatformFault
 from trainer.planning.peaks import Allocation, Trace
 
 _LEVEL = 2  # of the trace: the first that has allocations
-_STEP = "planned step"
+_STEPS = "planned steps"
+_WARM_UP, _COUNTED = 2, 4
 _FREED = "MemoryDeallocation"
-_NAMES = ("MemoryAllocation", _FREED, _STEP)
+_NAMES = ("MemoryAllocation", _FREED, _STEPS)
 _Timed = tuple[int, str, Mapping[str, Any]]
 
 
 def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
-    """Runs `build` and then three times the step that it returns; returns all that they allocate.
+    """Runs `build` and then some times the step that it returns; returns all that they allocate.
 
-    TensorFlow's CPU must use the allocator of GPUs (trainer.plan). The last of the steps is the one that peaks are of.
+    TensorFlow's CPU must use the allocator of GPUs (trainer.plan). Operations that do not wait for one another run in
+    another order in each step, so that peaks are those of several steps.
     """
     options = tf.profiler.experimental.ProfilerOptions(_LEVEL, python_tracer_level=0, device_tracer_level=0)
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder, options)
         try:
             step = build()
-            step()
-            step()
-            with tf.profiler.experimental.Trace(_STEP):
+            for _ in range(_WARM_UP):
                 step()
+            with tf.profiler.experimental.Trace(_STEPS):
+                for _ in range(_COUNTED):
+                    step()
         finally:
             tf.profiler.experimental.stop()
         spaces = [traced_space(file.read_bytes()) for file in Path(folder).rglob("*.xplane.pb")]
@@ -42,7 +45,7 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
 
 
 def _events(spaces: Iterable[Any]) -> Iterator[_Timed]:
-    """Yields time, kind and values of each allocation, of the end of each, and of the step's beginning."""
+    """Yields time, kind and values of each allocation, of the end of each, and of the beginning of the steps."""
     for space in spaces:
         for plane in space.planes:
             names = {key: each.name for key, each in plane.event_metadata.items() if each.name in _NAMES}
@@ -70,7 +73,7 @@ def _trace(rows: int, events: Iterable[_Timed]) -> Trace:
     step = 0
     for _, name, values in events:
         address = values.get("addr")
-        if name == _STEP:
+        if name == _STEPS:
             step = len(order)
         elif name == _FREED:
             if address in live:

@@ -35,9 +35,10 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Trace:
-    """Holds all allocations from the building of the model to the end of a step with `rows` rows.
+    """Holds all allocations from the building of the model to the end of some steps with `rows` rows.
 
-    `order` has an allocation's index where it begins and ~index where it ends; the last step begins at `order[step]`.
+    `order` has an allocation's index where it begins and ~index where it ends; those of the steps that count begin at
+    `order[step]`.
     """
 
     rows: int
@@ -62,7 +63,7 @@ class Prediction:
 
         def size(index: int) -> Line:
             line, of = self._sizes[index], self._trace.allocations[index]
-            return line._replace(per_row=line.per_row / 2) if half and of.type == _FLOAT32 else line
+            return Line(line.fixed, line.per_row / 2) if half and of.type == _FLOAT32 else line
 
         return _lines(self._trace, size, self._state * (1.5 if half else 1.0), _lasting)
 

@@ -57,7 +57,7 @@ class _Measured:
 
 
 def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
-    log.info(f"runs three steps of {config.model} with {rows} rows on this CPU")
+    log.info(f"runs some steps of {config.model} with {rows} rows on this CPU")
     built: list[MeasuredStep] = []
 
     def build() -> MeasuredStep:
