@@ -1,6 +1,7 @@
 """Makes the plan of a run: what a step needs by the rows of a replica, from real steps at three numbers of rows."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,6 +15,7 @@ from trainer.build import set_precision_and_seed
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset, NestedArrays, Subset
 from trainer.data.sources import load_dataset
+from trainer.errors import UserError
 from trainer.log import log
 from trainer.planning.allocations import traced
 from trainer.planning.counting import NO_KERNEL, Operation, operations
@@ -23,7 +25,7 @@ from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, peak_of, p
 
 _FIRST_ROWS = 8
 _MOST_ROWS = 64
-_MOST_FLOPS = 4e11  # of a step that is run here: some seconds on two cores
+_MOST_FLOPS = 2e11  # of a step that is run here: seconds on two cores
 _CARDS = (14, 36)  # GiB that two kinds of cards have for tensors
 _BATCH_NORMS = ("FusedBatchNormV3", "FusedBatchNormGradV3")  # each sums over replicas if they are synchronised
 
@@ -38,7 +40,9 @@ def make_plan(config: TrainConfig) -> StepPlan:
         if config.sync_batch_norm:
             updates += sum(op.times for op in first.operations if op.type in _BATCH_NORMS)
         state, batches = first.step.state_bytes, first.step.batches_per_step
-        others = [_measured(config, dataset, rows) for rows in larger(sum(op.flops for op in first.operations))]
+        needed = peak_bytes(first.trace, state, temporaries=True)
+        rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
+        others = [_measured(config, dataset, each) for each in rows]
         examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
@@ -68,11 +72,26 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
     return _Measured(built[0], trace, _operations(built[0].graph, rows))
 
 
-def larger(flops: int) -> list[int]:
-    """Returns two more numbers of rows, the second twice the first, by the FLOPs of a step with _FIRST_ROWS."""
+def larger(flops: int, needed: int, memory: int) -> list[int]:
+    """Returns two more numbers of rows, the second twice the first, by what a step with _FIRST_ROWS takes.
+
+    flops: of that step; needed: its bytes; memory: those of this machine. Raises UserError if the memory is too small.
+    """
     most = _MOST_FLOPS / max(flops, 1) * _FIRST_ROWS
     largest = min(_MOST_ROWS, max(4 * _FIRST_ROWS, 2 ** int(math.log2(max(most, 1)))))
+    if 2 * needed * largest / _FIRST_ROWS > memory:  # with what building the model and fragments add
+        largest = 4 * _FIRST_ROWS
+    if 2 * needed * largest / _FIRST_ROWS > memory:
+        gib = 2 * needed * largest / _FIRST_ROWS / 2**30
+        raise UserError(
+            f"a step with {largest} rows needs up to {gib:.1f} GiB, this machine has {memory / 2**30:.1f}: make the "
+            "plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
+        )
     return [largest // 2, largest]
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:

@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from trainer.errors import UserError
 from trainer.planning.allocator import Allocator
 from trainer.planning.peaks import Allocation, Prediction, Trace, peak_bytes, sizes, upper_envelope
+from trainer.planning.planner import larger
 from trainer.reporting.plan_file import Line, largest_rows, peak_of
 
 MIB = 2**20
@@ -88,3 +90,12 @@ def test_the_most_rows_of_a_limit_are_within_it(limit: int) -> None:
     lines = [Line(2.0**30, 1e6)]
     rows = largest_rows(lines, limit)
     assert rows == 0 or peak_of(lines, rows) <= limit < peak_of(lines, rows + 1)
+
+
+@pytest.mark.parametrize(("flops", "needed", "expected"), [
+    (1, 2**20, [32, 64]), (10**11, 2**20, [16, 32]), (1, 2**30, [16, 32]),
+])  # fmt: skip
+def test_a_plan_runs_as_many_rows_as_time_and_memory_allow(flops: int, needed: int, expected: list[int]) -> None:
+    assert larger(flops, needed, 10 * 2**30) == expected
+    with pytest.raises(UserError, match=r"a step with 32 rows needs up to 16\.0 GiB, this machine has 10\.0: make "):
+        larger(flops, 2 * 2**30, 10 * 2**30)
