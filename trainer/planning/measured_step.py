@@ -25,13 +25,17 @@ _REPEATED_ROWS = 16
 
 
 class MeasuredStep:
-    """Builds the model and the step of one number of rows, in float32 where the run's precision has 16 bits."""
+    """Builds the model and the step of one number of rows.
+
+    In float32 where the run's precision has 16 bits, and without XLA: its operations on a CPU are not those on a GPU.
+    """
 
     def __init__(self, config: TrainConfig, dataset: Dataset, rows: int) -> None:
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
-            config, global_batch_size=rows, replicas=1, strategy="one_device", expect_devices=0, precision=precision
-        )
+            config, global_batch_size=rows, replicas=1, strategy="one_device", expect_devices=0, precision=precision,
+            jit_compile=False,
+        )  # fmt: skip
         set_precision_and_seed(config)
         with as_on_gpus():
             setup = setup_with(config, make_replicas(config), dataset)
