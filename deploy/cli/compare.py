@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
-from deploy.cli.job_flags import add_plan_flags, add_submission_flags, memory_lines, read_options
+from deploy.cli.job_flags import add_plan_flags, add_submission_flags, read_options
 from deploy.cli.target import add_backend
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
@@ -42,8 +42,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     runner = _runner(specs, found, overrides, session)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
         runs = plan.resolve(runner)
-    if found.on == "vertex":
-        print("\n".join(memory_lines(((tier, runs[tier.name].config) for tier in specs), found, overrides)), flush=True)
     if found.dry_run:
         announce(plan, runs, out, runner)
         if not missing_runs(plan, out):

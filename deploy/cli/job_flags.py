@@ -4,18 +4,14 @@ import argparse
 import re
 import secrets
 import time
-from collections.abc import Iterable
 
 from deploy.cli.arguments import add_flags, command_line
-from deploy.planning.kept import memory_line, plan_of
 from deploy.spec.job_spec import Job, JobOptions
 from deploy.spec.packages import packages_with
 from deploy.spec.sources import MOST_MB
 from deploy.spec.spec_rules import check_image
-from deploy.spec.tier import Tier
 from trainer.config.flags import Parser
 from trainer.config.overrides import Overrides
-from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
 
 
@@ -39,18 +35,6 @@ def add_plan_flags(own: Parser) -> None:
     """Declares the flags by which a job is held against its plan before it is sent."""
     own.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
     own.add_boolean("force", "send a job that does not fit the memory by its plan")
-
-
-def memory_lines(
-    runs: Iterable[tuple[Tier, TrainConfig]], asked: argparse.Namespace, overrides: Overrides
-) -> list[str]:
-    """Returns what is known of the memory of each tier. Raises UserError for one that the run cannot fit."""
-    found = []
-    for tier, config in runs:
-        if asked.plan:
-            plan_of(config, overrides)
-        found.append(memory_line(tier, config, force=asked.force))
-    return found
 
 
 def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, add_plan_flags, memory_lines, package_command, read_options, seconds
+from deploy.cli.job_flags import add_job_flags, add_plan_flags, package_command, read_options, seconds
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
-from deploy.planning.kept import with_prediction
+from deploy.planning.kept import memory_lines, with_prediction
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
 from deploy.spec.job_spec import CHECK_S, Job, JobOptions, render, request_on, training
@@ -55,10 +55,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
     jobs = _candidates(asked, overrides, options)
-    of_memory = [] if asked.check else memory_lines(((job.tier, job.config) for job in jobs), asked, overrides)
+    runs = [] if asked.check else [(job.tier, job.config) for job in jobs]
+    of_memory = memory_lines(runs, overrides, plan=asked.plan, force=asked.force)
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
-    print("".join(f"# {line}\n" for line in dict.fromkeys(of_memory)), end="", flush=True)
+    print("".join(f"# {line}\n" for line in of_memory), end="", flush=True)
     if asked.dry_run:
         print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE

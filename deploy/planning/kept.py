@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 
 from deploy.planning.forecast import forecasts
@@ -56,25 +57,35 @@ def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions
     return options if options.check else replace(options, predicted=prediction(request.tier, request.config))
 
 
-def memory_line(tier: Tier, config: TrainConfig, *, force: bool = False) -> str:
-    """Returns what the kept plan says of the tier's memory, or that nobody looked.
+def memory_lines(
+    runs: Iterable[tuple[Tier, TrainConfig]], overrides: Overrides, *, plan: bool, force: bool
+) -> list[str]:
+    """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
-    Raises UserError if the run cannot fit, by more than the error of the prediction, unless `force`.
+    plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
+    prediction, unless `force`.
     """
+    tiers: dict[str, list[str]] = {}
+    for tier, config in runs:
+        if plan:
+            plan_of(config, overrides)
+        said, cannot = _of_memory(tier, config)
+        if cannot and not force:
+            raise UserError(f"{tier.name}: the run does not fit its memory: {said}: --force sends it anyway")
+        tiers.setdefault(f"warning: does not fit the memory: {said}" if cannot else said, []).append(tier.name)
+    return [f"{', '.join(dict.fromkeys(names))}: {said}" for said, names in tiers.items()]
+
+
+def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
+    """Returns what is known of the tier's memory, and whether the run cannot fit it."""
     path = kept_plan(config)
     if not path.is_file():
-        return f"{tier.name}: whether it fits the memory was not looked at: --plan does so (some steps on this CPU)"
+        return "whether it fits the memory was not looked at: --plan does so (some steps on this CPU)", False
     try:
         fit = fit_on(read_plan(path), config, tier, load_machines())
     except UserError as error:
-        return f"{tier.name}: whether it fits the memory is not known: {error}"
+        return f"whether it fits the memory is not known: {error}", False
     if fit is None:
-        return f"{tier.name}: whether it fits the memory is not known: its devices' is not in the table of machines"
-    if fit.verdict == TOO_LARGE and not force:
-        raise UserError(f"{tier.name}: the run does not fit its memory: it {fit.words}: --force sends it anyway")
-    said = {
-        FITS: "fits the memory",
-        NEAR: "warning: may not fit the memory",
-        TOO_LARGE: "warning: does not fit the memory",
-    }
-    return f"{tier.name}: {said[fit.verdict]}: it {fit.words}"
+        return "whether it fits the memory is not known: that of its devices is not in the table of machines", False
+    said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[fit.verdict]
+    return f"{said}it {fit.words}", fit.verdict == TOO_LARGE
