@@ -8,7 +8,8 @@ HERE = Path(__file__).parent
 VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('__version__ = "')[1].split('"')[0]
 
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
-TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "matplotlib", *DEPLOY]
+TUNE = ["optuna>=5", "matplotlib"]
+TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE]
 
 setup(
     name="vertex-trainer",
@@ -47,6 +48,7 @@ setup(
         "local": ["tensorboard"],  # to look at logs/
         "deploy": DEPLOY,
         "report": ["matplotlib"],
+        "tune": TUNE,  # studies on this machine
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff", "types-PyYAML"],
     },

@@ -21,8 +21,10 @@ CASES = {
 }
 OURS, BFLOAT16, TUTORIAL = "ours", "ours, mixed_bfloat16", "tutorial-style loop"
 CANDIDATES = {
-    OURS: "trainer_loop",
-    BFLOAT16: "trainer_loop",
+    OURS: "trainer_loop:plain",
+    "ours, compiled by XLA": "trainer_loop:compiled",
+    "ours, --jit_compile=auto": "trainer_loop:auto",
+    BFLOAT16: "trainer_loop:plain",
     TUTORIAL: "tutorial",
     "Keras fit": "keras_fit:1",
     "Keras fit, 10 steps per execution": "keras_fit:10",

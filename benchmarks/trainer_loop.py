@@ -1,5 +1,7 @@
 """Runs this project's training loop, alone or as a worker of TF_CONFIG, and describes its work for its peers."""
 
+import dataclasses
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +18,10 @@ from trainer.data.batches import Schedule, batches
 from trainer.distribution.cluster import read_cluster
 from trainer.distribution.strategy import make_replicas
 from trainer.models.optimizers import FusedAdam
+from trainer.training.compilation import Trial, choose
+from trainer.training.steps import StepRunner
+
+STEPS_OF_A_RUN = 100_000  # for which "auto" chooses
 
 
 class TrainingLoop:
@@ -24,8 +30,8 @@ class TrainingLoop:
     The steps of a call are one call to the device, as in a job, where calls grow to some seconds.
     """
 
-    def __init__(self, setup: TrainingSetup) -> None:
-        self.step, self._rows, self._run = 0, setup.rows_from(0), setup.step_runner()
+    def __init__(self, setup: TrainingSetup, run_steps: StepRunner | None = None) -> None:
+        self.step, self._rows, self._run = 0, setup.rows_from(0), run_steps or setup.step_runner()
 
     def __call__(self, steps: int) -> float:
         """Runs `steps` steps; returns the seconds that they took."""
@@ -41,9 +47,24 @@ class TrainingLoop:
 
 
 def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
-    """Returns the loop and its work."""
+    """Returns the loop and its work. option: "compiled" by XLA, or "auto", as a long run chooses; else plain."""
     setup = build_setup(config, make_replicas(config, read_cluster()))
-    return TrainingLoop(setup), work_of(networks(setup.model), optimizers(setup.model))
+    return TrainingLoop(setup, _runner(setup, option)), work_of(networks(setup.model), optimizers(setup.model))
+
+
+def _runner(setup: TrainingSetup, option: str) -> StepRunner:
+    trial = Trial(
+        setup.model,
+        setup.replicas,
+        lambda compiled: setup.step_runner(compiled=compiled),
+        lambda: setup.rows_from(0),
+        first_step=0,
+    )
+    if option != "auto":
+        return trial.runner(option == "compiled")
+    with tempfile.TemporaryDirectory() as cache:  # a choice of an earlier run would hide the measurement
+        config = dataclasses.replace(setup.config, cache_dir=cache)
+        return trial.runner(choose(config, trial, STEPS_OF_A_RUN).compiled)
 
 
 def setup_of(*flags: str) -> TrainingSetup:

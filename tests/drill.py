@@ -20,6 +20,7 @@ from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 RUN = [
     "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
     "--checkpoint_every_steps=5", "--report_every_steps=3", "--sample_every_steps=50", "--tensorboard=false",
+    "--jit_compile=false",  # auto could choose differently for the undisturbed run, which measures again
 ]  # fmt: skip
 MOMENTS = ("starting, SIGKILL", "starting, SIGTERM", "training, SIGKILL", "training, SIGTERM", "saving, SIGKILL")
 _LONGEST_SECONDS = 600.0  # of any wait

@@ -237,7 +237,9 @@ def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:
     """Has every kind of loss beside that of compile()."""
     layers = [
         keras.Input(dataset.spec[0].shape),
-        keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer="l1"),
+        keras.layers.Dense(
+            8, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2), bias_regularizer=keras.regularizers.L1L2(1e-2)
+        ),
         keras.layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l2"),
     ]
     return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"])

@@ -28,10 +28,9 @@ TOUCHES_VERSIONS = (
     "trainer/training/test_checkpoint.py", "trainer/test_export.py", "trainer/data/test_sources.py",
     "trainer/config/test_overrides.py", "trainer/reporting/test_reporter.py", "trainer/storage/test_staging.py",
     "deploy/test_main.py", "deploy/spec/test_tier.py", "deploy/spec/test_packages.py", "deploy/vertex/test_backends.py",
-    "hostile",
 )  # fmt: skip
 ON_THE_FLOOR = (
-    "trainer/models/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e",
+    "trainer/models/test_models.py", "trainer/test_job.py", "trainer/storage/test_job_dir.py", "e2e/test_workers.py",
     "trainer/data/test_own.py", "trainer/training/test_evaluation.py", "trainer/distribution/test_draws.py",
 )  # fmt: skip
 

@@ -40,11 +40,11 @@ class TrainingSetup:
         """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
         return batches(self.dataset.train, self.schedule, self.replicas, first_step)
 
-    def step_runner(self) -> StepRunner:
-        """Returns the function that runs steps of the model on all replicas."""
+    def step_runner(self, *, compiled: bool = False) -> StepRunner:
+        """Returns the function that runs steps of the model on all replicas; `compiled`: by XLA."""
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment = augmentation(self.config)
-        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment)
+        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, compiled=compiled)
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

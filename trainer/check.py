@@ -141,7 +141,7 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
     from trainer.distribution.strategy import make_replicas
 
     config = dataclasses.replace(
-        config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile=False
+        config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
     setup = build_setup(config, make_replicas(config))
     with closing(setup.dataset), failures_of_reading():

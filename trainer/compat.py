@@ -38,6 +38,9 @@ PRIVATE_NAMES = (
     "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value",
     "tensorflow.data.Dataset._inputs",
     "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
+    "tensorflow.python.distribute.mirrored_run._is_gpu_device",
+    "tensorflow.python.distribute.mirrored_strategy._is_gpu_device",
+    "tensorflow.python.distribute.values.apply_aggregation_replica_context",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
     "keras.optimizers.Optimizer._trainable_variables",
@@ -349,6 +352,48 @@ def cpu_devices_per_worker(count: int) -> Iterator[None]:
         yield
     finally:
         extended._initialize_local_devices = original
+
+
+@contextmanager
+def own_values_assigned() -> Iterator[None]:
+    """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
+
+    The values must be equal. XLA cannot wait for the first replica. No fallback: a step of several replicas that XLA
+    compiles would fail.
+    """
+    name = "tensorflow.python.distribute.values.apply_aggregation_replica_context"
+    original = _private(name, None, None, None)
+
+    def apply(value: Any, aggregation: Any, destinations: Any) -> Any:
+        first = aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return value if first else original(value, aggregation, destinations)
+
+    module = pkgutil.resolve_name(name.rpartition(".")[0])
+    module.apply_aggregation_replica_context = apply
+    try:
+        yield
+    finally:
+        module.apply_aggregation_replica_context = original
+
+
+@contextmanager
+def cpus_taken_for_gpus() -> Iterator[None]:
+    """Makes a MirroredStrategy that exists treat its CPUs as GPUs in the block: XLA may then sum over them.
+
+    Only a trace is possible: TensorFlow refuses to run it. No fallback.
+    """
+    names = (
+        "tensorflow.python.distribute.mirrored_run._is_gpu_device",
+        "tensorflow.python.distribute.mirrored_strategy._is_gpu_device",
+    )
+    modules, originals = [name.rpartition(".")[0] for name in names], [_private(name, "") for name in names]
+    try:
+        for module in modules:
+            pkgutil.resolve_name(module)._is_gpu_device = lambda device: True
+        yield
+    finally:
+        for module, original in zip(modules, originals, strict=True):
+            pkgutil.resolve_name(module)._is_gpu_device = original
 
 
 def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:

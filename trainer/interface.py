@@ -84,6 +84,7 @@ class ModelInterface:
     generator: Generates | None  # the model, if nothing is missing for FID
     missing_for_fid: tuple[str, ...]
     optimizer: Any  # of a compiled model; None
+    compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
 
     @classmethod
     def of(cls, model: Any) -> "ModelInterface":
@@ -99,6 +100,7 @@ class ModelInterface:
             generator=None if missing else model,
             missing_for_fid=missing,
             optimizer=getattr(model, "optimizer", None),
+            compiles_gradients=getattr(model, "compiles_gradients", False),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.build import TrainingSetup, build_setup
+from trainer.config.own_settings import fixed_settings
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import closed_on_failure, failures_of_reading, nan_in_inputs
 from trainer.distribution.arithmetic import arithmetic
@@ -28,12 +29,13 @@ from trainer.reporting.job_directory import JobDir, open_job_dir
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.run_files import drop_stats_after, last_reported_step
+from trainer.reporting.run_files import drop_stats_after, last_reported_step, mapping, read_run_info
 from trainer.reporting.run_info import run_info, versions
 from trainer.storage.initial import fetch_checkpoint, fetch_model
 from trainer.storage.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
+from trainer.training.compilation import Choice
 from trainer.training.error_lines import is_out_of_memory, one_line, out_of_memory
 from trainer.training.hooks import Best
 from trainer.training.preemption import leave_on_signals, stop_on_signals
@@ -164,9 +166,18 @@ def prepare(
                 best.resume(restored["best"])
         result.resume(progress, last_reported_step(job_dir.root) if replicas.cluster.is_chief else 0)
         given = LearningRates(setup.model)
+        choice = _earlier_choice(config, job_dir, resumed=bool(restored))
         return TrainingRun(
-            config, job_dir, result, peers, setup, callbacks, given, checkpoints, progress, restored, best
+            config, job_dir, result, peers, setup, callbacks, given, checkpoints, progress, restored, best, choice
         )
+
+
+def _earlier_choice(config: TrainConfig, job_dir: JobDir, *, resumed: bool) -> Choice | None:
+    """Returns whether XLA compiled the steps of this run before: a new run of other settings chooses again."""
+    about, _ = read_run_info(job_dir.root)
+    before, now = mapping(about, "config"), fixed_settings(config)
+    same = all(before.get(name) == value for name, value in now.items())
+    return Choice.read(mapping(about, "compilation")) if resumed or same else None
 
 
 def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
@@ -217,6 +228,7 @@ def _describe(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
     about["data"] |= {"files": dict(files), "content": setup.content}
     about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count)
+    about["compilation"] = dataclasses.asdict(job.choice) if job.choice else {}  # until this start has chosen
     job_dir.write(RUN_INFO, about)
 
 

@@ -25,7 +25,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 # Settings of training that another machine or command does not share.
 _OF_TRAINING = {
     "recipe": "", "job_dir": "", "callbacks": "", "strategy": "auto", "replicas": 0, "expect_devices": 0,
-    "jit_compile": False, "initial_checkpoint": "", "initial_model": "",
+    "jit_compile": "false", "initial_checkpoint": "", "initial_model": "",
 }  # fmt: skip
 _PREFIX = "setting "  # no flag has a blank in its name
 

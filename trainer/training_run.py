@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import keras
@@ -21,12 +21,14 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult
 from trainer.training.callbacks import bind, restore_callbacks, state_of_callbacks
 from trainer.training.checkpoint import Checkpoints, has_pending_hooks
+from trainer.training.compilation import Choice, Trial, choose
 from trainer.training.evaluation import Evaluation, evaluation
 from trainer.training.fid import make_fid
 from trainer.training.hooks import Best, make_hooks
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
 from trainer.training.state import LearningRates
+from trainer.training.steps import StepRunner
 
 
 @dataclass
@@ -44,6 +46,7 @@ class TrainingRun:
     progress: Progress
     restored: dict[str, Any]  # the state beside the variables that the run resumes from; {} for a new run
     best: Best
+    choice: Choice | None = None  # of plain or compiled steps, made before this run was resumed
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
 
     @property
@@ -99,16 +102,41 @@ class TrainingRun:
         callbacks.on_epoch_begin((progress.step - self.pending) // progress.steps_per_epoch)
         hooks = self._hooks(reporter, callbacks, evaluate, control)
         begin = self.peers.begin_call if self.peers else lambda: None
-        steps, rows = self.setup.step_runner(), self.setup.rows_from(progress.step)
         if self.pending:
             run_due_hooks(hooks, progress, model)
-        if not progress.ends:
+        steps = self.setup.step_runner()
+        if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
+            steps = self._chosen_steps(reporter, stop, control)
+        rows = self.setup.rows_from(progress.step)
         train(
             steps, rows, progress, hooks, callbacks, reporter.on_call, CallSize(config.steps_per_loop), control, begin
         )
         callbacks.on_train_end()
         return control
+
+    def _chosen_steps(self, reporter: Reporter, stop: StopRequest, control: Control) -> StepRunner:
+        """Returns the runner of plain or of compiled steps, once run.json holds the choice."""
+        setup, step = self.setup, self.progress.step
+        trial = Trial(
+            setup.model,
+            setup.replicas,
+            lambda compiled: setup.step_runner(compiled=compiled),
+            lambda: setup.rows_from(step),
+            step,
+            control.watched().before_sum,
+        )
+        self.before_hooks = copy.deepcopy(self.state(reporter))  # what a signal saves now
+        stop.nothing_to_save = True
+        try:
+            self.choice = choose(self.config, trial, self.progress.total_steps - step, self.choice)
+        except Interrupted:
+            return trial.runner(False)  # which will not run: the next start chooses again
+        finally:
+            stop.nothing_to_save = False
+        if self.is_chief:
+            self.job_dir.add_to_run_info(compilation=asdict(self.choice))
+        return trial.runner(self.choice.compiled)
 
     def _hooks(
         self, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control

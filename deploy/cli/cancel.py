@@ -5,7 +5,8 @@ from contextlib import suppress
 
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
-from deploy.vertex.api import LABEL, Backend, JobStatus
+from deploy.spec.spec_changes import LABEL
+from deploy.vertex.api import Backend, JobStatus
 from deploy.vertex.cancellation import cancel_and_wait, cancel_double, oldest_first, that_count
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error

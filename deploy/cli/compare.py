@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
-from deploy.cli.job_flags import add_plan_flags, add_submission_flags, read_options
-from deploy.cli.target import add_backend
+from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
 from deploy.comparison.local_runner import LocalRunner
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
     found, overrides = parse(_flags(), arguments)
     usd_by_tier = read_prices(found.price_per_hour)
-    specs = read_tiers(found.tiers, found.prices, usd_by_tier)
+    specs = read_tiers(found.tiers, found.prices, usd_by_tier, read_changes(found))
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     asked = command_line("compare", arguments)
@@ -70,13 +69,9 @@ def _flags() -> Parser:
     own.add_argument(
         "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
     )
-    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
-                     "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
-    own.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
-    add_submission_flags(own)
+    jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
+    add_place_flags(own, jobs, dry_run, disable_retries=True)
     add_plan_flags(own)
-    add_backend(own)
-    own.set_defaults(name="", disable_retries=True, backend="")
     add_table_flags(own)
     return own
 
@@ -84,7 +79,5 @@ def _flags() -> Parser:
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Overrides, session: Session) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    for name in ("project", "region", "bucket", "package", "image", "max_cost", "backend", "dry_run", "plan", "force"):
-        if getattr(found, name):
-            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    refuse_flags_of_vertex(found, "dry_run", "plan", "force")
     return LocalRunner(tiers)

@@ -12,6 +12,7 @@ from deploy.spec.gcp_config import read_project
 from deploy.spec.packages import DIST, Package, packages_with, write_copy
 from deploy.vertex.gcloud import not_installed
 from trainer.errors import DONE, FAULT, UserError
+from trainer.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
 _URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")
@@ -68,7 +69,8 @@ def build_command(image: str, tensorflow: str, project: str, folder: Path) -> li
 
 def _run(command: Sequence[str]) -> int:
     try:
-        done = subprocess.run(command)
+        with gcloud_environment() as environment:
+            done = subprocess.run(command, env=environment)
     except FileNotFoundError:
         raise not_installed() from None
     return DONE if done.returncode == 0 else FAULT

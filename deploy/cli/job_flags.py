@@ -6,9 +6,12 @@ import secrets
 import time
 
 from deploy.cli.arguments import add_flags, command_line
+from deploy.cli.target import add_backend
 from deploy.spec.job_spec import Job, JobOptions
-from deploy.spec.packages import packages_with
+from deploy.spec.packages import built, packages_with
+from deploy.spec.plain_image import IMAGE
 from deploy.spec.sources import MOST_MB
+from deploy.spec.spec_changes import SpecChanges, read_labels
 from deploy.spec.spec_rules import check_image
 from trainer.config.flags import Parser
 from trainer.config.overrides import Overrides
@@ -27,8 +30,55 @@ def add_submission_flags(own: Parser) -> None:
     """Declares the flags that apply to one job and to the jobs of a comparison alike."""
     add_flags(own, "project", "region", "bucket", "package", "max_package_mb", "prices")
     own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
+    own.add_boolean("install", f"in a public Python image ({IMAGE}, or --image=): TensorFlow and the packages are "
+                    "installed at each start")  # fmt: skip
+    add_tier_flags(own)
     own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
-                     "comparison): it is stopped after as many hours as that pays for")  # fmt: skip
+                     "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
+
+
+def add_tier_flags(own: Parser) -> None:
+    """Declares the flags that change any tier; `read_changes` and `read_options` read them."""
+    own.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
+    own.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
+                     "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
+    own.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
+    own.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
+    own.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
+    own.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
+                     "long at most, as 2h")  # fmt: skip
+
+
+_OF_VERTEX = (
+    "project", "region", "bucket", "package", "image", "install", "max_cost", "backend",
+    "labels", "kms_key", "service_account", "network", "spot", "flex_start",
+)  # fmt: skip
+
+
+def add_place_flags(own: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
+    """Declares where several runs take place, and the flags of `submit`. `jobs`, `dry_run`: for the help."""
+    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+                     f"or {jobs}; the flags of `submit` say where")  # fmt: skip
+    own.add_boolean("dry_run", dry_run)
+    add_submission_flags(own)
+    add_backend(own)
+    own.set_defaults(name="", disable_retries=disable_retries, backend="")
+
+
+def refuse_flags_of_vertex(asked: argparse.Namespace, *others: str) -> None:
+    """Raises UserError if one of the flags that are for Vertex AI alone, or of `others`, is given."""
+    for name in (*_OF_VERTEX, *others):
+        if getattr(asked, name):
+            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+
+
+def read_changes(asked: argparse.Namespace) -> SpecChanges:
+    """Returns what the flags change in the spec of every tier. Raises UserError if they contradict each other."""
+    if asked.spot and asked.flex_start:
+        raise UserError("--spot and --flex_start contradict each other: drop one of them")
+    if asked.flex_start and getattr(asked, "max_wait", None):
+        raise UserError("--flex_start and --max_wait both limit the wait for machines: drop --max_wait")
+    return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
 
 
 def add_plan_flags(own: Parser) -> None:
@@ -39,20 +89,21 @@ def add_plan_flags(own: Parser) -> None:
 
 def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
-    if asked.image and asked.package:
+    if asked.image and asked.package and not asked.install:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    if asked.image and "/" not in check_image("image", asked.image):
+    if asked.image and "/" not in check_image("image", asked.image) and not asked.install:
         raise UserError(
             f"image={asked.image}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME"
         )
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
-    packages = () if asked.image else tuple(packages_with(asked.package, asked.max_package_mb))
+    packages = packages_with(asked.package, asked.max_package_mb) if asked.install or not asked.image else []
     subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
-        subject, new_submission(), asked.name, packages, asked.image, asked.max_cost,
-        disable_retries=asked.disable_retries,
+        subject, new_submission(), asked.name, tuple(map(built, packages) if asked.install else packages), asked.image,
+        asked.install, asked.max_cost,
+        disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
     )  # fmt: skip
 
 
@@ -62,6 +113,7 @@ def package_command(job: Job, asked: argparse.Namespace) -> str:
         return ""
     given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": asked.package}
     given["max_package_mb"] = "" if asked.max_package_mb == MOST_MB else asked.max_package_mb
+    given["install"] = "true" if asked.install else ""
     return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
 
 

@@ -13,6 +13,7 @@ from deploy.vertex.api import JobStatus
 from deploy.vertex.cancellation import by_submission, cancel_doubles
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
+from deploy.vertex.live import LiveLines
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
 from trainer.errors import DONE
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             cancel_doubles(jobs, backend, session.clock)
     for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
         print(_line(status, session.clock.now()))
+        for line in LiveLines(status, session.clock).lines(status):
+            print(f"  {line}")
     if not found:
         print(f"no jobs of this package in {gcp.region}")
     return DONE

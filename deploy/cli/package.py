@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
 from deploy.spec.gcp_config import GcpConfig, checked_address, needed_project, read_project
-from deploy.spec.packages import packages_with
+from deploy.spec.packages import built, packages_with
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.submission import upload_packages
@@ -18,10 +18,12 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         "package", "Builds the trainer, and a package of yours, and stores them in a bucket.", "--bucket=gs://…"
     )
     add_flags(cli, "bucket", "package", "max_package_mb", "project")
+    cli.add_boolean("install", "for jobs of --install, whose addresses contain the SHA-256 of the wheels")
     add_backend(cli)
     args = cli.parse_args(arguments)
     gcp = GcpConfig(needed_project(read_project(args.project)), "", checked_address("bucket", args.bucket))
     packages = packages_with(args.package, args.max_package_mb)
+    packages = list(map(built, packages)) if args.install else packages
     print("".join(f"{package.about}\n" for package in packages if package.about), end="", flush=True)
     with exit_on_api_error(gcp):
         upload_packages(packages, gcp.bucket, session.open(args.backend, gcp.project, gcp.region), session.clock)

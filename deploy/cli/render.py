@@ -1,10 +1,11 @@
 """Prints the spec that `gcloud ai custom-jobs create --config` takes: `python -m deploy render TIER --recipe=…`."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, package_command, read_options
+from deploy.cli.job_flags import add_job_flags, package_command, read_changes, read_options
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.gcp_config import read_gcp_config
 from deploy.spec.job_spec import render, request_on, to_yaml
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_job_flags(own)
     asked, overrides = parse(own, arguments)
-    tier, options = load_tier(asked.tier, asked.prices), read_options(asked, overrides)
+    tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, overrides)
     with sent_to_the_cloud():
         request = request_on(tier, overrides)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)
@@ -30,5 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     upload = package_command(job, asked)
     if upload:
         print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
+    beside = [f"--labels={asked.labels}"] if job.labels else []
+    beside += [f"--kms-key={job.kms_key}"] if job.kms_key else []
+    if beside:
+        print(f"a spec has neither labels nor a key: create the job with {shlex.join(beside)}", file=sys.stderr)
     print(to_yaml(job.spec), end="")
     return DONE

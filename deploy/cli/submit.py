@@ -8,8 +8,15 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse, parser
-from deploy.cli.job_flags import add_job_flags, add_plan_flags, package_command, read_options, seconds
-from deploy.cli.target import add_backend
+from deploy.cli.job_flags import (
+    add_job_flags,
+    add_plan_flags,
+    package_command,
+    read_changes,
+    read_options,
+    seconds,
+)
+from deploy.cli.target import add_backend, add_notify
 from deploy.localrun.processes import on_signals
 from deploy.planning.kept import memory_lines, with_prediction
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
@@ -22,7 +29,8 @@ from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, record_status
 from deploy.vertex.logs import watch_job
-from deploy.vertex.session import SESSION, Session
+from deploy.vertex.notification import Notification, read_notify
+from deploy.vertex.session import SESSION, Session, tell_accounts
 from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
 from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
@@ -41,6 +49,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_job_flags(own)
     add_plan_flags(own)
     add_backend(own)
+    add_notify(own)
     own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
     own.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
     own.add_boolean("detach", "do not follow the job once it is submitted")
@@ -51,6 +60,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     asked, overrides = parse(own, arguments)
     overrides = _settings_of_check(overrides) if asked.check else overrides
     options = read_options(asked, overrides)
+    notification = Notification(read_notify(asked.notify), session.clock)
     if asked.check:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
@@ -63,8 +73,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if asked.dry_run:
         print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE
-    with exit_on_api_error(jobs[0].gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
-        return _submit(jobs, record, asked, session)
+    with (
+        exit_on_api_error(jobs[0].gcp), notification.deferred(),
+        on_signals(signal.default_int_handler, signal.SIGTERM),  # as Ctrl-C
+    ):  # fmt: skip
+        return _submit(jobs, record, asked, session, notification)
 
 
 def _settings_of_check(overrides: Overrides) -> Overrides:
@@ -75,12 +88,14 @@ def _settings_of_check(overrides: Overrides) -> Overrides:
 
 def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
+    if asked.detach and asked.notify:
+        raise UserError("--detach contradicts --notify: nobody would see the end of the job: drop one of them")
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: whether there are machines is known only later")
     options = dataclasses.replace(options, max_wait_s=asked.max_wait)
     jobs, refused = [], []
     for name in [asked.tier, *filter(None, asked.fallback.split(","))]:
-        tier = load_tier(name, asked.prices)
+        tier = load_tier(name, asked.prices, read_changes(asked))
         tier = one_machine(tier, CHECK_S) if asked.check else tier
         with sent_to_the_cloud():
             request = request_on(tier, overrides)  # mistakes in the command come before those of the account
@@ -125,15 +140,18 @@ def paste(job: Job, asked: argparse.Namespace, label: str) -> str:
     return "\n".join(filter(None, [package_command(job, asked), gcloud.shell_command(custom_job(job, label))]))
 
 
-def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
+def _submit(
+    jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session, notification: Notification
+) -> int:  # fmt: skip
     """Uploads the packages, then tries the jobs in order, the next if there are no machines for the one before."""
     first = jobs[0]
+    tell_accounts(asked.backend)
     backend = session.open(asked.backend, first.gcp.project, first.gcp.region)
     for job in jobs:
         check_buckets(job, backend, session.clock)
     upload_packages(first.packages, first.gcp.bucket, backend, session.clock)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
-        code = _attempt(job, record, asked, session, bool(more))
+        code = _attempt(job, record, asked, session, notification, bool(more))
         if code is not None:
             return code
         print(f"{job.name}: {record.attempts[-1].error}\ntrying the next", flush=True)
@@ -141,7 +159,7 @@ def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, 
 
 
 def _attempt(
-    job: Job, record: Submission, asked: argparse.Namespace, session: Session, more: bool
+    job: Job, record: Submission, asked: argparse.Namespace, session: Session, notification: Notification, more: bool
 ) -> int | None:  # fmt: skip
     """Returns the exit code, or None if there are no machines for this job and `more` can be tried."""
     open_backend = functools.partial(session.open, asked.backend)
@@ -159,7 +177,9 @@ def _attempt(
         max_wait_s += FLEX_START_SLACK_S
     status = watch_job(backend, name, job.gcp, session.clock, created=True, max_wait_s=max_wait_s)
     if status is None:
+        notification.stopped()
         return INTERRUPTED
+    notification.ended(status)
     record.attempts[-1].job = status.name
     record_status(record, record.attempts[-1], status, session.clock.now())
     return None if more and stocked_out(status) else exit_code(status)

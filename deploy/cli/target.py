@@ -6,7 +6,7 @@ import re
 
 from deploy.cli.arguments import add_flags
 from deploy.spec.gcp_config import GcpConfig, checked_region, read_project, read_region
-from deploy.vertex.api import Backend, JobStatus
+from deploy.vertex.api import CUSTOM, TUNING, Backend, JobStatus
 from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
 from deploy.vertex.session import BACKENDS, Session
 from trainer.errors import UserError
@@ -36,6 +36,12 @@ def add_backend(cli: argparse.ArgumentParser) -> None:
     cli.add_argument("--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK")
 
 
+def add_notify(cli: argparse.ArgumentParser) -> None:
+    """Adds the flag --notify."""
+    cli.add_argument("--notify", default="", metavar="COMMAND", help="run at the end, without a shell, with "
+                     "DEPLOY_STATE, _EXIT_CODE, _JOB, _NAME, _OUTPUT, _USD and _ERROR in its environment")  # fmt: skip
+
+
 def add_target(cli: argparse.ArgumentParser) -> None:
     """Adds the arguments of `find_target`."""
     cli.add_argument(
@@ -58,7 +64,7 @@ def find_target(args: argparse.Namespace) -> Target:
             "see `python -m deploy jobs`"
         )
     job = found[1].job if found else args.job
-    full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", job)
+    full_name = re.fullmatch(rf"projects/([^/]+)/locations/([^/]+)/({CUSTOM.collection}|{TUNING.collection})/\d+", job)
     project = args.project or (found[1].project if found else "") or _project(full_name[1] if full_name else "")
     region = full_name[2] if full_name else read_region(args.region)
     forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
@@ -69,7 +75,7 @@ def find_target(args: argparse.Namespace) -> Target:
         )
     if not project or not region or not (full_name or job.isdecimal()):
         raise UserError(f"job {args.job!r} is not recorded in this folder: give its name, as {forms}")
-    name = job if full_name else f"projects/{project}/locations/{checked_region(region)}/customJobs/{job}"
+    name = job if full_name else f"projects/{project}/locations/{checked_region(region)}/{CUSTOM.collection}/{job}"
     return Target(args.backend, name, GcpConfig(project, region, ""), found)
 
 

@@ -13,6 +13,7 @@ from deploy.comparison.directory import any_begun, check_folder, error_of, is_do
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.spec.job_spec import training
+from deploy.spec.spec_changes import NO_CHANGES, SpecChanges
 from deploy.spec.tier import Tier, TierFacts, check_tiers, load_tier
 from trainer.config import TrainConfig
 from trainer.config.overrides import Overrides
@@ -98,12 +99,14 @@ def _tier_plan(tier: TierFacts, overrides: Overrides, runner: Runner) -> TierPla
     return TierPlan(tier, overrides, config)
 
 
-def read_tiers(names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float]) -> list[Tier]:
+def read_tiers(
+    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: SpecChanges = NO_CHANGES
+) -> list[Tier]:
     """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
 
     `usd_by_tier`, for an hour of all machines, overrides them. Raises UserError for a price of another tier.
     """
-    tiers = [load_tier(name, price_file) for name in names]
+    tiers = [load_tier(name, price_file, changes) for name in names]
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is given twice: tiers are named after their files")

@@ -44,10 +44,7 @@ class LocalRunner:
     def preflight(self, runs: Sequence[TierPlan]) -> None:
         """Raises UserError if the data do not exist."""
         for run in runs:
-            data = run.config.data
-            path = split_kind(data)[1]
-            if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
-                raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
+            check_local_data(run.config.data)
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
         if not is_begun(job_dir):
@@ -73,3 +70,10 @@ class LocalRunner:
             self._stopped = True
             for job in self._jobs:
                 job.stop()
+
+
+def check_local_data(data: str) -> None:
+    """Raises UserError if the data are a path of this machine that does not exist."""
+    path = split_kind(data)[1]
+    if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
+        raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")

@@ -29,13 +29,14 @@ from deploy.vertex.errors import StateUnknownError, describe_error, describe_fai
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.retry import Clock, retried
-from deploy.vertex.session import BACKENDS, Session
+from deploy.vertex.session import BACKENDS, Session, tell_accounts
 from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
 from trainer.config import TrainConfig
 from trainer.config.overrides import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.reporting.run_files import read_json, record_failure
 from trainer.storage import Address, write_whole
+from trainer.storage.gcs import connect
 from trainer.storage.run_layout import RESULT
 
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
@@ -112,14 +113,13 @@ class VertexRunner:
         return memory_lines(each, runs[0].overrides, plan=asked.plan, force=asked.force)
 
     def preflight(self, runs: Sequence[TierPlan]) -> None:
-        """Checks once for all runs that both logins, the project, region, buckets and data are usable."""
-        from trainer.storage.gcs import connect
-
+        """Checks once for all runs that the login, the project, region, buckets and data are usable."""
         planned = [self._job(run) for run in runs]
         jobs = {(job.output.split("/")[2], *job.config.inputs.values()): job for job in planned}  # distinct checks
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
         if jobs:
+            tell_accounts(self._args.backend)
             backend = self._open(self._gcp.project, self._gcp.region)
             with exit_on_api_error(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)

@@ -41,6 +41,7 @@ class Outcome:
     state: str
     error: str = ""
     restarts: int = 0
+    status: int = 0  # of the worker that failed the job, as a container reports it
 
 
 @dataclass
@@ -139,9 +140,10 @@ class LocalJob:
         while time.monotonic() < deadline and any(other.process.poll() is None for other in running):
             time.sleep(_POLL_S)
         one.reader.join(EXIT_TIMEOUT_S)
-        error = f"The replica {one.worker.name} exited with a non-zero status of {_status(one.code)}."
+        status = _status(one.code)
+        error = f"The replica {one.worker.name} exited with a non-zero status of {status}."
         code = one.code if one.code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-        return Outcome(code or FAULT, "FAILED", error, sum(o.restarts for o in running))
+        return Outcome(code or FAULT, "FAILED", error, sum(o.restarts for o in running), status)
 
     def _stopped(self, running: Sequence[_RunningWorker]) -> Outcome:
         self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")

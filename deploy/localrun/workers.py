@@ -31,16 +31,45 @@ class LocalWorker:
     cores: frozenset[int]
 
 
-def local_workers(tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "") -> list[LocalWorker]:
+@dataclass(frozen=True)
+class Share:
+    """Holds the cores and GPUs of this machine that one of several simultaneous jobs uses."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+
+
+def shares(jobs: int, tier: Tier) -> list[Share]:
+    """Splits this machine between simultaneous jobs on `tier`. Raises UserError if it is too small for so many."""
+    cores, gpus = _usable_cores(), local_gpus()
+    if jobs > len(cores):
+        raise UserError(f"parallel={jobs}: this machine has {len(cores)} cores: use --parallel={len(cores)} or less")
+    needed = tier.accelerators * tier.workers
+    if gpus and needed and jobs > 1 and jobs * needed > len(gpus):
+        raise UserError(
+            f"parallel={jobs}: {jobs} jobs on {tier.name} need {jobs * needed} GPUs, this machine has {len(gpus)}: use "
+            f"--parallel={max(1, len(gpus) // needed)}"
+        )
+    size, of_job = len(cores) // jobs, len(gpus) // jobs
+    return [
+        Share(tuple(cores[job * size : (job + 1) * size]), tuple(gpus[job * of_job : (job + 1) * of_job]))
+        for job in range(jobs)
+    ]
+
+
+def local_workers(
+    tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "", share: Share | None = None
+) -> list[LocalWorker]:
     """Returns the workers of `tier`, chief first, each with the trainer's `flags`; omits a Reduction Server.
 
-    `command`: what the user typed, for run.json; empty: the chief's own command is recorded.
+    `command`: what the user typed, for run.json; empty: the chief's own command is recorded. `share`: the part of the
+    machine to use, all of it without.
     """
     pools = [pool for pool in tier.pools if pool.index < 2]
     names = [f"workerpool{pool.index}-{index}" for pool in pools for index in range(pool.replicas)]
     addresses = free_addresses(len(names))
-    devices = _devices(tier.accelerators, len(names))
-    cores = _cores(len(names))
+    devices = _devices(tier.accelerators, len(names), local_gpus() if share is None else share.gpus)
+    cores = _cores(len(names), _usable_cores() if share is None else share.cores)
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
@@ -92,9 +121,8 @@ def free_addresses(count: int) -> list[str]:
     return found
 
 
-def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
-    """Splits the machine's GPUs between the workers; without GPUs, logical CPU devices simulate them."""
-    gpus = local_gpus()
+def _devices(accelerators: int, workers: int, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Splits the GPUs between the workers; without GPUs, logical CPU devices simulate them."""
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
     if len(gpus) < accelerators * workers:
@@ -118,9 +146,13 @@ def local_gpus() -> list[str]:
     return found.stdout.split() if found.returncode == 0 else []
 
 
-def _cores(workers: int) -> list[frozenset[int]]:
-    """Splits this machine's cores between the workers; they share cores if there are fewer than workers."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def _usable_cores() -> list[int]:
+    """Returns the numbers of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _cores(workers: int, cores: Sequence[int]) -> list[frozenset[int]]:
+    """Splits the cores between the workers, who share them if there are fewer than workers."""
     if len(cores) < workers:
         return [frozenset({cores[index % len(cores)]}) for index in range(workers)]
     share = len(cores) // workers

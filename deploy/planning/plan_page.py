@@ -10,7 +10,7 @@ from deploy.planning.forecast import Forecast
 from deploy.planning.offers import STRATEGIES, Offer
 from deploy.planning.plan_table import STRATEGY, TITLES, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
-from deploy.report.plots import scale, tier_label, to_svg
+from deploy.report.plots import scale, svg, tier_label
 from deploy.report.table import figures
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def to_html(table: PlanTable, wish: Wish) -> str:
         title=html.escape(f"Plan: {table.about.partition(':')[0]}"),
         about=html.escape(table.about.partition(": ")[2]),
         sentences=_items(table.sentences(wish)),
-        chart=to_svg("Hours and USD of each tier", lambda axes: _draw(axes, table)) if table.offers else "",
+        chart=svg("Hours and USD of each tier", lambda axes: _draw(axes, table)) if table.offers else "",
         memory="\n".join(filter(None, map(_bar, table.forecasts))),
         table=_rows(table.cells()),
         notes=_items(table.notes()),

@@ -14,7 +14,7 @@ from deploy.report.verdict import verdict
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.run_layout import step_of
 
-_TEMPLATE = Path(__file__).parent / "report.html"
+TEMPLATE = Path(__file__).parent / "report.html"
 _MOST_IMAGE_BYTES = 2_000_000
 
 
@@ -48,15 +48,15 @@ def to_html(
     simulated = [row.tier for row in rows if row.simulated]
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
     mark = f'<p class="simulated">Simulated devices: {html.escape(", ".join(simulated))}</p>' if simulated else ""
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(_about(collection)),
         simulated=mark,
-        verdict=_items(sentences),
+        verdict=items(sentences),
         table=_table(rows),
-        notes=_items(remarks),
-        figures=_section("Figures", (_figure(each.title, each.caption, each.svg) for each in draw(collection, rows))),
-        samples=_section("Samples from the same noise", (_sample(*grid) for grid in grids), "figures samples"),
+        notes=items(remarks),
+        figures=section("Figures", (figure(each.title, each.caption, each.svg) for each in draw(collection, rows))),
+        samples=section("Samples from the same noise", (_sample(*grid) for grid in grids), "figures samples"),
         commands=_commands(collection),
     )
 
@@ -75,7 +75,8 @@ def _about(collection: Collection) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _items(lines: Sequence[str]) -> str:
+def items(lines: Sequence[str]) -> str:
+    """Returns the items of an HTML list."""
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
 
 
@@ -96,20 +97,22 @@ def _cell(text: str) -> str:
     return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
 
 
-def _section(title: str, drawn: Iterable[str], classes: str = "figures") -> str:
+def section(title: str, drawn: Iterable[str], classes: str = "figures") -> str:
+    """Returns a heading with figures below; empty without figures."""
     figures = "\n".join(drawn)
     return f'<h2>{title}</h2>\n<div class="{classes}">\n{figures}\n</div>' if figures else ""
 
 
 def _sample(name: str, picture: Path) -> str:
     if picture.stat().st_size > _MOST_IMAGE_BYTES:
-        return _figure(name, f"too large for this page: {picture}")
+        return figure(name, f"too large for this page: {picture}")
     data = base64.b64encode(picture.read_bytes()).decode()
     image = f'<img alt="samples of {html.escape(name)}" src="data:image/png;base64,{data}">'
-    return _figure(name, f"step {step_of(picture.stem)}", image)
+    return figure(name, f"step {step_of(picture.stem)}", image)
 
 
-def _figure(title: str, caption: str, content: str = "") -> str:
+def figure(title: str, caption: str, content: str = "") -> str:
+    """Returns an HTML figure; `content` is HTML, the others are text."""
     title, caption = html.escape(title), html.escape(caption)
     return f"<figure><h3>{title}</h3><figcaption>{caption}</figcaption>{content}</figure>"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
-_LOOKS: list[dict[str, Any]] = [
+LOOKS: list[dict[str, Any]] = [
     {"color": f"#0102{number:02x}", "linestyle": dashes} for dashes in ("-", "--", ":") for number in range(16, 24)
 ]
 _WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
@@ -50,8 +50,7 @@ _Times = Callable[[Run], tuple[list[float], list[float]]]
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
     """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
     return [
-        Figure(title, in_units(caption, rows), to_svg(title, plot))
-        for title, caption, plot in drawings(collection, rows)
+        Figure(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawings(collection, rows)
     ]
 
 
@@ -62,7 +61,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> list[Drawin
     unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
-    looks = {group.name: _LOOKS[index % len(_LOOKS)] for index, group in enumerate(collection.tiers)}
+    looks = {group.name: LOOKS[index % len(LOOKS)] for index, group in enumerate(collection.tiers)}
     found: list[Drawing] = []
     if any(times(run)[1] for run in runs):
         found.append((f"Time of each {noun}", "training time after the warm-up",
@@ -93,7 +92,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def to_svg(title: str, plot: "Callable[[Axes], None]") -> str:
+def svg(title: str, plot: "Callable[[Axes], None]") -> str:
     """Returns a drawing as an <svg> element. Raises UserError if matplotlib is not installed."""
     try:
         import matplotlib

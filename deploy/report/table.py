@@ -147,7 +147,11 @@ def _reasons(rows: Sequence[TierSummary]) -> list[str]:
 
 def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
     """Returns a Markdown table with the lines `below` it."""
-    titles, cells = shown(rows)
+    return markdown_table(*shown(rows), below)
+
+
+def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str]) -> str:
+    """Returns a Markdown table, with the first column aligned left, and the lines `below` it."""
     lines = [titles, ["---", *["--:"] * (len(titles) - 1)], *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
@@ -155,7 +159,11 @@ def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
 
 def to_csv(rows: Sequence[TierSummary]) -> str:
     """Returns every field of every tier; a spread becomes NAME, NAME_low, NAME_high, NAME_count; missing is empty."""
-    records = [_flat(row) for row in rows]
+    return csv_text([_flat(row) for row in rows])
+
+
+def csv_text(records: Sequence[dict[str, Any]]) -> str:
+    """Returns records with the same keys as CSV with a header."""
     file = io.StringIO()
     writer = csv.DictWriter(file, records[0], lineterminator="\n")
     writer.writeheader()

@@ -1,17 +1,16 @@
 """Reads project, region and bucket of a job from flags or from gcloud's configuration."""
 
 import argparse
-import configparser
 import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from deploy.spec.machine_table import load_machines
 from trainer.config.fields import nearest
 from trainer.errors import UserError
 from trainer.storage import parse
+from trainer.storage.login import gcloud_property
 
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, with a domain in old ones (example.com:my-project), or a number
@@ -105,22 +104,3 @@ def checked_address(flag: str, address: str) -> str:
     if found is None or "//" in address.removeprefix("gs://"):
         raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
     return str(found).rstrip("/")
-
-
-def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns a property of gcloud's active configuration; empty if it is not set.
-
-    Reads the files, because running gcloud takes half a second: https://cloud.google.com/sdk/docs/configurations
-    """
-    given = environment.get(f"CLOUDSDK_{section.upper()}_{key.upper()}")
-    if given:
-        return given
-    home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
-    folder = Path(environment.get("CLOUDSDK_CONFIG") or home)
-    properties = configparser.ConfigParser(interpolation=None)
-    try:
-        active = environment.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
-        properties.read(folder / "configurations" / f"config_{active}")
-    except (OSError, UnicodeDecodeError, configparser.Error):
-        return ""
-    return properties.get(section, key, fallback="")

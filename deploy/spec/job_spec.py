@@ -19,6 +19,8 @@ from deploy.spec.checks import (
 )
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.packages import Package
+from deploy.spec.plain_image import IMAGE, about_installing, run_in_plain_image
+from deploy.spec.spec_changes import check_kms_key
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
@@ -26,6 +28,7 @@ from trainer.errors import UserError
 from trainer.reporting.plan_file import PREDICTED
 from trainer.storage import output_address
 
+TASK = "trainer.task"
 CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
 START_S = 600  # starting the machines and pulling the image take some minutes
 
@@ -43,9 +46,12 @@ class JobOptions:
     name: str = ""
     packages: tuple[Package, ...] = ()
     image: str = ""
+    install: bool = False  # in a plain Python image
     max_cost: float | None = None
     max_wait_s: float | None = None
     disable_retries: bool = False
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""
     check: bool = False  # check the GPUs of the tier instead of training
     predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
 
@@ -85,6 +91,8 @@ class Job:
     packages: tuple[Package, ...]
     warnings: tuple[str, ...]
     checks: bool = False  # the tier's GPUs, and trains nothing
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""  # that encrypts what the job keeps on its disks
 
 
 def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
@@ -106,9 +114,10 @@ def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
 def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request. Raises UserError if it is known to fail."""
     tier, config = _limited(request.tier, options), request.config
-    own_image = bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]
+    own_image = (bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]) and not options.install
     packages = () if own_image else options.packages
     check_region(tier, gcp)
+    check_kms_key(options.kms_key, gcp.region)
     if not own_image:
         check_inputs(config, packages)
     spec = copy.deepcopy(dict(tier.spec))
@@ -116,23 +125,32 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
     images = set()
     for pool in tier.pools:
         if pool.index < 2:  # a Reduction Server takes none of our arguments
-            task = _task(spec["workerPoolSpecs"][pool.index], options.image)
+            module = spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {}).get("pythonModule", TASK)
+            task = _task(spec["workerPoolSpecs"][pool.index], options.image or (IMAGE if options.install else ""))
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
             if options.check:
                 _run_check(task)
             if options.predicted:
                 task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
+            if options.install:
+                module = CHECK if options.check else module
+                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
             if "pythonModule" in task and not task.get("packageUris"):
                 where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
                 check_module(where, module, module, packages, runs=True)
-            if packages:
+            if packages and not options.install:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
     output = _output(spec, config, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
-    return Job(name, tier, gcp, config, output, spec, packages, tuple(warnings(tier, config, images)), options.check)
+    shown = tuple(warnings(tier, config, images))
+    if options.install:
+        shown = (about_installing(tier, "network" in spec), *shown)
+    return Job(
+        name, tier, gcp, config, output, spec, packages, shown, options.check, options.labels, options.kms_key
+    )  # fmt: skip
 
 
 def _run_check(task: dict[str, Any]) -> None:
@@ -155,7 +173,18 @@ def training(config: TrainConfig) -> str:
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
     """Returns the spec as `gcloud ai custom-jobs create --config` reads it."""
-    return yaml.safe_dump(dict(spec), sort_keys=False, width=1_000_000)
+    return yaml.dump(dict(spec), Dumper=_Dumper, sort_keys=False, width=1_000_000)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as such, so that a program in a spec can be read."""
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent)
 
 
 def _limited(tier: Tier, options: JobOptions) -> Tier:

@@ -52,6 +52,7 @@ class Package:
     version: str
     files: Mapping[str, bytes | Path]
     about: str = ""  # what goes along, for people
+    sha256: str = ""  # of the wheel, if a job checks it: then the wheel's address contains it
 
     @cached_property
     def digest(self) -> str:
@@ -80,7 +81,8 @@ class Package:
 
     def uri(self, bucket: str) -> str:
         """Returns the wheel's address in `bucket`, a gs:// address."""
-        return f"{bucket}/packages/{self.folder}/{self.wheel}"
+        checked = f"-{self.sha256[:12]}" if self.sha256 else ""
+        return f"{bucket}/packages/{self.folder}{checked}/{self.wheel}"
 
 
 def _pieces(content: bytes | Path) -> Iterator[bytes]:
@@ -225,3 +227,8 @@ def build_wheel(package: Package) -> Path:
             shutil.copyfile(file, partial)
             partial.replace(folder / file.name)
     return folder / package.wheel
+
+
+def built(package: Package) -> Package:
+    """Returns the package with the SHA-256 of its wheel, which is built if needed."""
+    return dataclasses.replace(package, sha256=hashlib.sha256(build_wheel(package).read_bytes()).hexdigest())

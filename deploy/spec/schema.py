@@ -42,8 +42,8 @@ def check_shape(value: Any, kind: str, where: str) -> None:
 _OF_CUSTOM_JOB = {
     "jobSpec": "move its content to the top of the file",
     "displayName": "remove it, and use --name=",
-    "labels": "remove it: submit sets labels that find the job",
-    "encryptionSpec": "remove it: keys of yours are not supported for jobs",
+    "labels": "remove it, and use --labels=",
+    "encryptionSpec": "remove it, and use --kms_key=",
 }
 
 

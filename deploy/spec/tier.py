@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.spec.machine_table import Machines, Price, load_machines
 from deploy.spec.schema import check_shape
+from deploy.spec.spec_changes import NO_CHANGES, SpecChanges
 from deploy.spec.spec_rules import check_access, check_disk, check_scheduling, check_strategy, check_task
 from trainer.config.fields import nearest
 from trainer.config.yaml_file import read_yaml
@@ -97,17 +98,18 @@ def one_machine(tier: Tier, timeout_s: int) -> Tier:
     return dataclasses.replace(tier, spec=spec, pools=(chief,), workers=1, price_per_hour=price)
 
 
-def load_tier(name: str, price_file: str = "") -> Tier:
+def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
     """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
     spec = read_yaml(path, path.name)
     check_shape(spec, "CustomJobSpec", path.name)
+    spec, origin = changes.applied(spec, path.name)
     machines = load_machines(price_file)
     pools = tuple(_pools(spec, path.name, machines))
     _check_pools(pools, path.name)
-    check_scheduling(spec.get("scheduling", {}), path.name)
-    check_strategy(spec, pools, path.name)
-    check_access(spec, path.name)
+    check_scheduling(spec.get("scheduling", {}), origin)
+    check_strategy(spec, pools, origin)
+    check_access(spec, origin)
     first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
     prices = [pool.price.under(strategy) for pool in pools]
     usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]

@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from deploy.spec.spec_changes import LABEL
+from deploy.spec.tier import WEEK_S
 from trainer.errors import reason
 
 T = TypeVar("T")
-LABEL = "submission"  # every job that this package submits has this label, with a value unique to the attempt
-PRICE_LABEL = "usd-per-hour"
+STUDY = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(
     r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
@@ -93,6 +94,29 @@ def connection_error(text: str) -> ApiError:
 
 
 @dataclasses.dataclass(frozen=True)
+class JobKind:
+    """Names a kind of job: in gcloud's commands, in the API's addresses and, as its type, in the API's messages."""
+
+    command: str
+    collection: str
+    message: str
+
+
+CUSTOM = JobKind("custom-jobs", "customJobs", "custom_job")
+TUNING = JobKind("hp-tuning-jobs", "hyperparameterTuningJobs", "hyperparameter_tuning_job")
+
+
+def kind_of(name_or_label: str) -> JobKind:
+    """Returns the kind of the job with this name, or this label of its submission."""
+    return TUNING if name_or_label.startswith(STUDY) or f"/{TUNING.collection}/" in name_or_label else CUSTOM
+
+
+def kinds_of(label: str) -> tuple[JobKind, ...]:
+    """Returns the kinds of jobs that may have this label; all without one."""
+    return (kind_of(label),) if label else (CUSTOM, TUNING)
+
+
+@dataclasses.dataclass(frozen=True)
 class JobStatus:
     """Holds a job's status. `state` is without JOB_STATE_; times are in seconds since 1970, None until they occur."""
 
@@ -105,6 +129,8 @@ class JobStatus:
     error: str
     labels: Mapping[str, str]
     strategy: str = ""  # of scheduling
+    timeout_s: float = WEEK_S
+    output: str = ""  # its job directory, gs://…
 
     @property
     def over(self) -> bool:
@@ -125,11 +151,20 @@ class LogEntry:
 
 @dataclasses.dataclass(frozen=True)
 class CustomJob:
-    """Holds the request that creates a job. `spec` is a CustomJobSpec."""
+    """Holds the request that creates a job. `spec` is a CustomJobSpec.
+
+    Of a study (`kind`) it holds the fields of a HyperparameterTuningJob: studySpec, trialJobSpec and counts.
+    """
 
     display_name: str
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
+    kms_key: str = ""  # projects/P/locations/R/keyRings/…/cryptoKeys/…
+
+    @property
+    def kind(self) -> JobKind:
+        """Returns the kind of the job, by its label."""
+        return kind_of(self.labels.get(LABEL, ""))
 
 
 class Backend(Protocol):
@@ -137,7 +172,8 @@ class Backend(Protocol):
 
     Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
     callers retry with `deploy.vertex.retry.retried`, except `submit`, which `deploy.vertex.submission` repeats only
-    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID.
+    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID, studies
+    projects/P/locations/R/hyperparameterTuningJobs/ID; a study is a job, too.
     """
 
     def submit(self, request: CustomJob) -> str:
@@ -150,7 +186,10 @@ class Backend(Protocol):
         """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Returns all jobs that this package submitted, or only those with the value `label` of LABEL."""
+        """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
+
+    def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """Returns the trials of a study as the API's JSON has them."""
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
@@ -204,12 +243,14 @@ def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None
 
 def created_name(name: Any) -> str:
     """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
-    if not re.search(r"/customJobs/\d+$", str(name)):
+    if not re.search(rf"/({CUSTOM.collection}|{TUNING.collection})/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)
 
 
 def _parse_job(job: Mapping[str, Any]) -> JobStatus:
+    spec = job.get("jobSpec", {})  # a study has none: timeout and output are those of each trial
+    scheduling = spec.get("scheduling", {})
     return JobStatus(
         created_name(job["name"]),
         job.get("displayName", ""),
@@ -219,7 +260,9 @@ def _parse_job(job: Mapping[str, Any]) -> JobStatus:
         parse_time(job.get("endTime", "")),
         job.get("error", {}).get("message", ""),
         job.get("labels", {}),
-        job.get("jobSpec", {}).get("scheduling", {}).get("strategy", ""),
+        (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
+        float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or WEEK_S,
+        spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
     )
 
 

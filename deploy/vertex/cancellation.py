@@ -4,7 +4,8 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from deploy.vertex.api import LABEL, Backend, JobStatus
+from deploy.spec.spec_changes import LABEL
+from deploy.vertex.api import Backend, JobStatus
 from deploy.vertex.retry import Clock, retried
 
 WAIT_S = 900.0  # for the machines to shut down

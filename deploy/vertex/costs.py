@@ -4,8 +4,9 @@ from contextlib import suppress
 from functools import partial
 
 from deploy.spec.machine_table import load_machines
+from deploy.spec.spec_changes import PRICE_LABEL
 from deploy.spec.tier import Tier
-from deploy.vertex.api import PRICE_LABEL, JobStatus
+from deploy.vertex.api import JobStatus
 from trainer.terminal import duration
 
 format_duration = partial(duration, hours_always=True)
@@ -27,10 +28,32 @@ def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> 
     return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
 
 
+def usd_per_hour(status: JobStatus) -> float | None:
+    """Returns the price in the label of a job; None without one."""
+    with suppress(ValueError):
+        return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
+    return None
+
+
+def spent(status: JobStatus, now: float) -> float:
+    """Returns what the job has cost so far in USD; 0 without a price label."""
+    return time_and_cost(status, usd_per_hour(status), now)[1] or 0.0
+
+
 def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
     """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
-    price = None
-    with suppress(ValueError):
-        price = float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
-    ran, usd = time_and_cost(status, price, now)
+    ran, usd = time_and_cost(status, usd_per_hour(status), now)
     return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
+
+
+def describe_spending(status: JobStatus, before: float, now: float) -> str:
+    """Returns what the job has cost so far and may cost at most, and the total with earlier jobs of its directory.
+
+    Empty without a price label. `before`: USD that the earlier jobs cost.
+    """
+    price = usd_per_hour(status)
+    _, usd = time_and_cost(status, price, now)
+    if usd is None or price is None:
+        return ""
+    total = f"; {before + usd:.2f} USD with earlier jobs of its directory" if before else ""
+    return f"{usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most{total}"

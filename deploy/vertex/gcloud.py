@@ -6,22 +6,23 @@ import os
 import shlex
 import signal
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deploy.spec.job_spec import to_yaml
 from deploy.vertex import api
-from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import CustomJob, JobStatus, LogEntry
+from deploy.vertex.buckets import Buckets
+from deploy.vertex.client_errors import converted_errors
 from deploy.vertex.gcloud_errors import error_of, lost_response
 from trainer.errors import UserError
+from trainer.storage.login import gcloud_environment
 
 TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
 
 
-class Gcloud:
+class Gcloud(Buckets):
     """Implements `deploy.vertex.api.Backend`."""
 
     def __init__(self, project: str, region: str) -> None:
@@ -29,17 +30,19 @@ class Gcloud:
         self._region = [*self._project, f"--region={region}"]
 
     def create_command(self, request: CustomJob) -> list[str]:
-        """Returns the command that creates the job; it reads the spec from stdin."""
+        """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
-        flags = [f"--display-name={request.display_name}", f"--labels={labels}", "--config=-"]
-        return ["gcloud", "ai", "custom-jobs", "create", *self._region, *flags]
+        config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
+        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
+        flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
+        return ["gcloud", "ai", request.kind.command, "create", *self._region, *flags]
 
     def shell_command(self, request: CustomJob) -> str:
         """Returns the command with its spec, ready to paste into a shell."""
         return f"{shlex.join(self.create_command(request))} <<'END'\n{to_yaml(request.spec)}END"
 
     def submit(self, request: CustomJob) -> str:
-        """Runs `gcloud ai custom-jobs create`, and kills it when it logs that it is about to retry.
+        """Runs `gcloud ai custom-jobs create`, of a study hp-tuning-jobs, and kills it when it is about to retry.
 
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job.
         """
@@ -63,7 +66,15 @@ class Gcloud:
 
     def state(self, name: str) -> JobStatus:
         """Runs `gcloud ai custom-jobs describe`."""
-        return api.parse_job(self._json("ai", "custom-jobs", "describe", name, *self._region))
+        return api.parse_job(self._describe(name))
+
+    def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """Runs `gcloud ai hp-tuning-jobs describe`."""
+        with api.unreadable_as_lost():
+            return list(self._describe(name).get("trials", []))
+
+    def _describe(self, name: str) -> Any:
+        return self._json("ai", api.kind_of(name).command, "describe", name, *self._region)
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Runs `gcloud logging read`."""
@@ -72,72 +83,14 @@ class Gcloud:
             return [api.parse_log_entry(entry) for entry in entries]
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Runs `gcloud ai custom-jobs list`."""
-        jobs = self._json("ai", "custom-jobs", "list", *self._region, f"--filter={api.label_filter(label)}")
-        return [api.parse_job(job) for job in jobs]
+        """Runs `gcloud ai custom-jobs list`, without a label `gcloud ai hp-tuning-jobs list` too."""
+        only = f"--filter={api.label_filter(label)}"
+        listed = [self._json("ai", kind.command, "list", *self._region, only) for kind in api.kinds_of(label)]
+        return [api.parse_job(job) for jobs in listed for job in jobs]
 
     def cancel(self, name: str) -> None:
         """Runs `gcloud ai custom-jobs cancel`."""
-        _run(["gcloud", "ai", "custom-jobs", "cancel", name, *self._region])
-
-    def upload(self, file: Path, uri: str) -> None:
-        """Runs `gcloud storage cp` unless the object exists: its address contains a hash of the sources.
-
-        gcloud verifies checksums and deletes corrupt uploads, https://cloud.google.com/storage/docs/data-validation
-        """
-        try:
-            self._json("storage", "objects", "describe", uri, *self._project)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            _run(["gcloud", "storage", "cp", str(file), uri, *self._project])
-
-    def read(self, uri: str) -> tuple[str, int] | None:
-        """Runs `gcloud storage objects describe`, and `gcloud storage cat` of that generation."""
-        try:
-            generation = int(self._json("storage", "objects", "describe", uri, *self._project)["generation"])
-            return _run(["gcloud", "storage", "cat", f"{uri}#{generation}", *self._project]), generation
-        except ApiError as error:
-            if error.code == 404:
-                return None
-            raise
-        except (KeyError, TypeError, ValueError):
-            raise ApiError(0, f"{uri}: the response has no generation") from None
-
-    def write(self, uri: str, text: str, generation: int) -> bool:
-        """Runs `gcloud storage cp` with a precondition."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "object.json")
-            file.write_text(text, encoding="utf-8")
-            try:
-                _run(["gcloud", "storage", "cp", str(file), uri, f"--if-generation-match={generation}", *self._project])
-            except ApiError as error:
-                if error.code == 412 or "pre-condition" in str(error):
-                    return False
-                raise
-        return True
-
-    def delete(self, uri: str, generation: int) -> None:
-        """Runs `gcloud storage rm` with a precondition."""
-        _run(["gcloud", "storage", "rm", uri, f"--if-generation-match={generation}", *self._project])
-
-    def exists(self, address: str) -> bool:
-        """Runs `gcloud storage objects list` for at most one object."""
-        return api.unless_forbidden(lambda: self._lists_any(f"{address.rstrip('/')}/**", address), default=True)
-
-    def _lists_any(self, *patterns: str) -> bool:
-        list_one = ("storage", "objects", "list", "--limit=1", *self._project)
-        try:
-            return any(self._json(*list_one, pattern) for pattern in patterns)
-        except ApiError as error:
-            if "matched no objects" in str(error) or error.code == 404:
-                return False
-            raise
-
-    def location(self, bucket: str) -> str:
-        """Runs `gcloud storage buckets describe`."""
-        describe = ("storage", "buckets", "describe", bucket, *self._project)
-        return api.unless_forbidden(lambda: str(self._json(*describe).get("location", "")), default="")
+        _run(["gcloud", "ai", api.kind_of(name).command, "cancel", name, *self._region])
 
     def _json(self, *arguments: str) -> Any:
         with api.unreadable_as_lost():
@@ -154,13 +107,21 @@ def _run(command: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Starts the command and kills it after TIMEOUT_S or on an exception.
+    """Starts the command with a login and kills it after TIMEOUT_S or on an exception."""
+    with contextlib.ExitStack() as stack:
+        with converted_errors():
+            environment = stack.enter_context(gcloud_environment())
+        yield stack.enter_context(_started(command, environment))
 
-    It runs in a new session, because gcloud may be a shell script whose child processes must be killed too.
-    """
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Runs the command in a new session: gcloud may be a shell script whose child processes must be killed too."""
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+        )
     except FileNotFoundError:
         raise not_installed(", or use --backend=sdk") from None
     timer = threading.Timer(TIMEOUT_S, _kill, [process])

@@ -9,10 +9,12 @@ from datetime import datetime, timezone
 from functools import partial
 
 from deploy.spec.gcp_config import GcpConfig
-from deploy.vertex.api import LABEL, ApiError, Backend, JobStatus, LogEntry, parse_time
+from deploy.spec.spec_changes import LABEL
+from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
-from deploy.vertex.costs import describe_run, format_duration
+from deploy.vertex.costs import describe_run, format_duration, spent
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure
+from deploy.vertex.live import LiveLines, LiveReader
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.waiting import Waiting
 
@@ -61,6 +63,7 @@ def follow_job(
     only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
     """
     tail, shown, waiting = LogTail(backend, name), "", Waiting(clock, gcp.region, max_wait_s)
+    live: LiveLines | None = None
     unseen_until, look_at = clock.now() + UNSEEN_S if created else 0.0, 0.0
     while True:
         status = _read_state(backend, name, gcp, clock, unseen_until)
@@ -70,7 +73,7 @@ def follow_job(
             counts = _without_doubles(status, backend, clock)
             if counts != status.name:
                 print_line(f"{_time(clock.now())}  follows {counts}")
-                tail, name = LogTail(backend, counts), counts
+                tail, name, live = LogTail(backend, counts), counts, None
                 continue
         if status.state != shown:
             shown = status.state
@@ -78,7 +81,8 @@ def follow_job(
         if status.over:
             _print_last_logs(tail, gcp, clock, print_line)
             return status
-        for line in waiting.lines(status):
+        live = live or LiveLines(status, clock)
+        for line in (*waiting.lines(status), *live.lines(status)):
             print_line(f"{_time(clock.now())}  {line}")
         if waiting.too_long(status):
             return _give_up(backend, name, clock, max_wait_s)
@@ -169,7 +173,9 @@ def watch_job(
         print(f"the job is still running; {watch_hint(name)}", file=sys.stderr)
         raise
     ran, cost = describe_run(status, clock.now())
-    print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
+    before = LiveReader(status).try_read()[1]
+    total = f", with earlier jobs of its directory {before + spent(status, clock.now()):.2f} USD" if before else ""
+    print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
     if status.error:
         print(f"error: {describe_failure(status)}", file=sys.stderr)
     return status

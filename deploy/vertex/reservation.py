@@ -1,19 +1,22 @@
 """Reserves a job directory in a bucket for one submission, so that no two running jobs write to it.
 
 The record submission.json in the directory names the submission that may write there. It is replaced only if its
-generation is still the one that was read, from whichever machine, and only once no job of that submission runs.
+generation is still the one that was read, from whichever machine, and only once no job of that submission runs. It also
+holds what the jobs of earlier submissions into the directory cost.
 """
 
+import dataclasses
 import functools
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from deploy.spec.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend
 from deploy.vertex.cancellation import oldest_first
-from deploy.vertex.costs import format_duration
+from deploy.vertex.costs import format_duration, spent
 from deploy.vertex.retry import RETRY_S, Clock, retried
 from trainer.errors import UserError
 
@@ -30,15 +33,16 @@ def reserve(output: str, label: str, gcp: GcpConfig, open_backend: OpenBackend, 
     """
     uri, backend = f"{output}/{RECORD}", open_backend(gcp.project, gcp.region)
     about = {"submission": label, "project": gcp.project, "region": gcp.region, "host": platform.node()}
-    text = json.dumps({**about, "time": clock.now()}, indent=2) + "\n"
+    text = functools.partial(_text, {**about, "time": clock.now()})
     try:
-        if retried(functools.partial(backend.write, uri, text, 0), clock):
+        if retried(functools.partial(backend.write, uri, text(0.0), 0), clock):
             return
-        found = retried(functools.partial(backend.read, uri), clock)
-        before, generation = found or ("", 0)
-        if before and _is_free(before, label, output, open_backend, clock):
+        present, generation = retried(functools.partial(backend.read, uri), clock) or ("", 0)
+        record = _parse(present, output) if present else None
+        if record and record.submission == label:  # the response to the first write was lost
             return
-        if retried(functools.partial(backend.write, uri, text, generation), clock):
+        before_us = _spent_once_free(record, output, open_backend, clock) if record else 0.0
+        if retried(functools.partial(backend.write, uri, text(before_us), generation), clock):
             return
     except ApiError as error:
         if error.code != 403:
@@ -50,37 +54,65 @@ def reserve(output: str, label: str, gcp: GcpConfig, open_backend: OpenBackend, 
 
 
 def release(output: str, label: str, backend: Backend) -> None:
-    """Removes the record of a submission that created no job; does nothing if that fails."""
+    """Removes the record of a submission that created no job, or its name if jobs before it cost something.
+
+    Does nothing if that fails.
+    """
     uri = f"{output}/{RECORD}"
     try:
-        found = backend.read(uri)
-        if found and json.loads(found[0]).get("submission") == label:
-            backend.delete(uri, found[1])
+        text, generation = backend.read(uri) or ("{}", 0)
+        content = json.loads(text)
+        if content.get("submission") != label:
+            return
+        if content.get("spent_usd"):
+            backend.write(uri, _text({**content, "submission": ""}, content["spent_usd"]), generation)
+        else:
+            backend.delete(uri, generation)
     except (ApiError, ValueError, AttributeError):
         return
 
 
-def _is_free(text: str, label: str, output: str, open_backend: OpenBackend, clock: Clock) -> bool:
-    """Returns whether the record is this submission's own; False if it may be replaced; UserError if a job may run."""
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """Holds the content of submission.json. `submission`: empty if that created no job."""
+
+    submission: str
+    project: str
+    region: str
+    host: str
+    time: float
+    spent_usd: float = 0.0  # by the submissions before it
+
+
+def _text(about: Mapping[str, Any], spent_usd: float) -> str:
+    return json.dumps({**about, "spent_usd": round(spent_usd, 4)}, indent=2) + "\n"
+
+
+def _parse(text: str, output: str) -> _Record:
     try:
-        record = json.loads(text)
-        other, host, began = str(record["submission"]), str(record["host"]), float(record["time"])
-        place = str(record["project"]), str(record["region"])
-    except (ValueError, KeyError, TypeError):
+        content = json.loads(text)
+        submission, project, region, host = (str(content[name]) for name in ("submission", "project", "region", "host"))
+        return _Record(submission, project, region, host, float(content["time"]), float(content.get("spent_usd", 0.0)))
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{output}/{RECORD} is damaged: remove it if no job writes to that folder") from None
-    if other == label:  # the response to the first write was lost
-        return True
-    jobs = oldest_first(other, open_backend(*place), clock)
+
+
+def _spent_once_free(record: _Record, output: str, open_backend: OpenBackend, clock: Clock) -> float:
+    """Returns the USD that the jobs of the record, and those before, cost; UserError if one of them may run."""
+    if not record.submission:
+        return record.spent_usd
+    jobs = oldest_first(record.submission, open_backend(record.project, record.region), clock)
     running = next((job for job in jobs if not job.over), None)
     if running:
         raise UserError(
             f"{output}: a job writes to it already: {running.name} ({running.state}): watch it: python -m deploy watch "
             f"{running.name}; cancel it: python -m deploy cancel {running.name}; or use another --name or --job_dir"
         )
-    left = began + UNLISTED_S - clock.now()
+    left = record.time + UNLISTED_S - clock.now()
     if not jobs and left > 0:
         raise UserError(
-            f"{output}: a submission into it began on {host} {format_duration(max(clock.now() - began, 0.0))} ago, and "
+            f"{output}: a submission into it began on {record.host} "
+            f"{format_duration(max(clock.now() - record.time, 0.0))} ago, and "
             f"its job is not listed yet: wait {format_duration(left)}, or remove {output}/{RECORD} if it was stopped"
         )
-    return False
+    return record.spent_usd + sum(spent(job, clock.now()) for job in jobs)

@@ -1,10 +1,13 @@
 """Provides the clock and the backends that every command uses."""
 
+import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable
 
 from deploy.vertex.api import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
+from trainer.storage.login import two_accounts
 
 BACKENDS = ("gcloud", "sdk")
 
@@ -26,6 +29,19 @@ def open_backend(kind: str, project: str, region: str) -> Backend:
     from deploy.vertex.gcloud import Gcloud
 
     return Gcloud(project, region)
+
+
+def tell_accounts(kind: str) -> None:
+    """Prints both accounts if jobs are submitted as another one than buckets are read and written as."""
+    from google.auth.exceptions import GoogleAuthError
+
+    with contextlib.suppress(GoogleAuthError):  # the first request says it
+        if kind != "sdk" and (found := two_accounts()):
+            print(
+                f"two logins: jobs are submitted as {found[0]} (gcloud), buckets are read and written as {found[1]} "
+                "(application default credentials)",
+                file=sys.stderr,
+            )
 
 
 SESSION = Session(SYSTEM_CLOCK, open_backend)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from deploy.spec.checks import check_continent
 from deploy.spec.job_spec import Job
 from deploy.spec.packages import Package, build_wheel
-from deploy.vertex.api import LABEL, PRICE_LABEL, ApiError, Backend, CustomJob, JobStatus
+from deploy.spec.spec_changes import LABEL, PRICE_LABEL
+from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
@@ -84,7 +85,7 @@ def custom_job(job: Job, label: str) -> CustomJob:
     """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
     price = job.tier.price_per_hour
     price_label = {} if price is None else {PRICE_LABEL: f"{price:.4f}".replace(".", "-")}
-    return CustomJob(job.name, job.spec, {LABEL: label, **price_label})
+    return CustomJob(job.name, job.spec, {**job.labels, LABEL: label, **price_label}, job.kms_key)
 
 
 def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:

@@ -60,12 +60,13 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
 def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
     model, (reals, noise, mix) = setup.model, draws(setup)
+    fakes, generated = model.generate(tf.stack([noise, noise], axis=1))
     if setup.config.model == "dcgan":
-        critic = model.critic_gradients(reals, noise, ROWS)
+        critic = model.critic_gradients(reals, fakes[0], ROWS)
     else:
-        losses, gradients = model.critic_gradients(reals, model.generator(noise, training=True), mix, ROWS)
+        losses, gradients = model.critic_gradients(reals, fakes[0], mix, ROWS)
         critic = losses["critic_loss"], gradients
-    return critic, model.generator_gradients(noise, ROWS)
+    return critic, model.generator_gradients(generated, ROWS)
 
 
 def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:

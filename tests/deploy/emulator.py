@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from google.cloud.aiplatform_v1.types import CustomJob
+from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
 from google.protobuf.json_format import MessageToDict, ParseError
 from google_crc32c import Checksum
 
@@ -64,9 +64,13 @@ class Emulator:
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.bucket_location = "US"
+        self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
+        self.issued = 0  # number of tokens
+        self.expires_at = ""  # the next request that matches finds its token expired
         self.lists_nothing = 0  # number of list requests that return no jobs yet
         self.faults: list[Fault] = []
         self.requests: list[str] = []
+        self.bodies: list[dict[str, Any]] = []  # of the requests that created jobs
         self.errors: list[str] = []  # of the emulator itself
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
@@ -109,12 +113,13 @@ class Emulator:
             assert not self.errors, self.errors
             assert not unused, f"never triggered: {unused}"
 
-    def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
+    def create(self, parent: str, content: dict[str, Any], kind: str = "customJobs") -> dict[str, Any]:
         """Creates a PENDING job, and starts `run` for it."""
+        message: Any = CustomJob if kind == "customJobs" else HyperparameterTuningJob
         with self.lock:
-            job = MessageToDict(CustomJob.pb(CustomJob.from_json(json.dumps(content))))
+            job = MessageToDict(message.pb(message.from_json(json.dumps(content))))
             number = str(1000 + len(self.jobs))
-            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/customJobs/{number}"
+            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/{kind}/{number}"
             job |= {"name": name, "state": "JOB_STATE_PENDING", "createTime": now()}
             self.jobs[number] = job
         if self.run:
@@ -171,6 +176,23 @@ class Emulator:
                     return fault
         return None
 
+    def issue(self, account: str) -> dict[str, Any]:
+        """Returns a new token that gcloud and Google's clients take for one that ends soon, so they keep none."""
+        with self.lock:
+            self.issued += 1
+            token = f"secret-{self.issued}"
+            self.accounts = {**(self.accounts or {}), token: account}
+        times = {"expires_in": 60, "expireTime": "2020-01-01T00:00:00Z"}
+        return {"access_token": token, "accessToken": token, "token_type": "Bearer", **times}
+
+    def account(self, request: str, authorization: str) -> str | None:
+        """Returns the account of a request; None if its token is not valid."""
+        if self.accounts is None or "/token" in request:
+            return ""
+        if self.expires_at and re.search(self.expires_at, request):
+            self.accounts, self.expires_at = {}, ""
+        return self.accounts.get(authorization.removeprefix("Bearer "))
+
     def heal(self) -> None:
         """Disables all faults."""
         with self.lock:
@@ -210,6 +232,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault and fault.kind == "slow":
             time.sleep(0.5)
+        if self.google.account(request, self.headers.get("Authorization", "")) is None:
+            self.send(401, _error(401, "Request had invalid authentication credentials."))
+            return
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
         failed: Response = 500, _error(500, "the emulator failed")
         status, content = failed
@@ -265,7 +290,8 @@ Query = dict[str, str]
 
 
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, google.create(match[1], json.loads(body))
+    google.bodies.append(json.loads(body))
+    return 200, google.create(match[1], json.loads(body), match[2])
 
 
 def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -274,12 +300,12 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     if google.lists_nothing:
         google.lists_nothing -= 1
         return 200, {}
-    jobs = [job for job in google.jobs.values() if f"/{region}/" in job["name"]]
+    jobs = [job for job in google.jobs.values() if f"/{region}/{match[2]}/" in job["name"]]
     wanted = re.fullmatch(r"labels\.([\w-]+)(?:=|:)(.*)", query.get("filter", ""))
     if wanted:
         labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
         jobs = [job for job, label in zip(jobs, labels, strict=True) if label and wanted[2] in ("*", label)]
-    return 200, _page("customJobs", jobs, 2, query)
+    return 200, _page(match[2], jobs, 2, query)
 
 
 def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -289,12 +315,13 @@ def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, A
 
 
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[1])
-    return (200, job) if job else (404, _error(404, f"CustomJob {match[1]} is not found"))
+    job = google.jobs.get(match[2])
+    found = job and f"/{match[1]}/" in job["name"]
+    return (200, job) if job and found else (404, _error(404, f"{match[1]} {match[2]} is not found"))
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[1])
+    job = google.jobs.get(match[2])
     if not job:
         return _get(google, match, query, body)
     google.end(job, "CANCELLED")
@@ -371,12 +398,35 @@ def _metadata(google: Emulator, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Returns a token of the account that signed the assertion."""
+    claims = parse_qs(body.decode())["assertion"][0].split(".")[1]
+    return 200, google.issue(json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"])
+
+
+def _metadata_token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, google.issue("job@my-proj.iam.gserviceaccount.com")
+
+
+def _userinfo(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, {"email": list((google.accounts or {}).values())[-1]}
+
+
+def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, google.issue(match[1])
+
+
+_KINDS = "(customJobs|hyperparameterTuningJobs)"
 _ROUTES: dict[str, Callable[..., Response]] = {
-    r"POST /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _create,
-    r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
-    r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
-    r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
+    rf"POST /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _create,
+    rf"GET /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _list,
+    rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
+    rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
+    r"POST /token": _token,
+    r"GET /v1/userinfo": _userinfo,
+    r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,
+    r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": _impersonate,
     r"GET /storage/v1/b/([^/]+)": _bucket,
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,

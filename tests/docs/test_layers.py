@@ -25,7 +25,7 @@ TRAINER: dict[str, set[str]] = {
     "data": {*_BASE, "storage", "config", "distribution", "user_mistakes"},
     "models": {*_BASE, "storage", "config", "distribution", "data", "user_mistakes"},
     "reporting": {*_BASE, "storage", "config", "distribution", "data"},
-    "training": {*_BASE, "storage", "config", "distribution", "data", "reporting"},
+    "training": {*_BASE, "storage", "config", "distribution", "data", "reporting", "user_mistakes"},
     "export": {*_BASE, "storage", "config", "data", "models", "user_mistakes"},
     "build": {*_BASE, "config", "distribution", "data", "models", "training"},
     "rehearsal": {*_BASE, "config", "data", "training", "export", "build", "user_mistakes"},
@@ -51,7 +51,8 @@ DEPLOY: dict[str, set[str]] = {
     "report": {"spec"},
     "planning": {"spec", "report"},
     "comparison": {"spec", "localrun", "vertex", "report", "planning"},
-    "cli": {"spec", "localrun", "vertex", "report", "planning", "comparison"},
+    "study": {"spec", "localrun", "vertex", "report", "comparison"},
+    "cli": {"spec", "localrun", "vertex", "report", "planning", "comparison", "study"},
     "__main__": {"cli"},
 }
 # What deploy may use of trainer: nothing that imports TensorFlow.

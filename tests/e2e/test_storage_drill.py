@@ -25,6 +25,7 @@ SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 FLAGS = [
     "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--steps_per_loop=5", "--tensorboard=false",
     "--checkpoint_every_steps=25", "--report_every_steps=5", "--keep_checkpoints=2", f"--steps={100 * (KILLS + 1)}",
+    "--jit_compile=false",  # auto could choose differently for the undisturbed run, which measures again
 ]  # fmt: skip
 # The real limits would make the drill wait: a stalled answer takes 20 seconds to be given up.
 IMPATIENT = """

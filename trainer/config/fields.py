@@ -55,12 +55,19 @@ def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
     return field.type, False
 
 
+def is_switch(field: dataclasses.Field[Any]) -> bool:
+    """Returns whether the flag of a field may stand alone, for true: of a boolean, or of true, false and more."""
+    return value_type(field)[0] is bool or "true" in (field.metadata.get("choices") or ())
+
+
 def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
     """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit.
 
     The text `none` is None where the field allows that.
     """
     kind, optional = value_type(field)
+    if kind is str and is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
+        return as_text(BOOLEAN_WORDS[str(value).lower()])
     if optional and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from trainer.config.fields import BOOLEAN_WORDS, as_text, nearest, value_type
+from trainer.config.fields import BOOLEAN_WORDS, as_text, is_switch, nearest, value_type
 from trainer.errors import UserError
 
 Field = dataclasses.Field[Any]
@@ -29,11 +29,13 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
-        self._booleans: set[str] = set()
+        self._booleans: dict[str, set[str]] = {}  # with the values that each takes
 
-    def add_boolean(self, name: str, help: str, *, group: Any = None, **options: Any) -> None:
-        """Declares a flag that is true alone, false as --no_NAME, and takes a value too: --NAME=false."""
-        self._booleans.add(name)
+    def add_boolean(
+        self, name: str, help: str, *, group: Any = None, others: Iterable[str] = (), **options: Any
+    ) -> None:
+        """Declares a flag that is true alone, false as --no_NAME, and takes a value too: --NAME=false, or `others`."""
+        self._booleans[name] = {*BOOLEAN_WORDS, *others}
         options = {"type": _boolean, "default": False, **options}
         (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
 
@@ -67,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             if flag.startswith("--no_") and flag[5:] in self._booleans:
                 flag = f"--{flag[5:]}=false"
             elif flag.startswith("--") and name in self._booleans:
-                has_value = following and following[0].lower() in BOOLEAN_WORDS
+                has_value = following and following[0].lower() in self._booleans[name]
                 flag += "" if has_value else "=true"  # else argparse would take a positional argument for its value
             result.append(flag)
         return result
@@ -119,8 +121,9 @@ def add_setting_flags(parser: Parser, fields: Sequence[Field], *, prefix: str = 
         options: dict[str, Any] = {"dest": f"{prefix}{field.name}", "default": argparse.SUPPRESS, "type": str}
         help_text = argparse.SUPPRESS if hidden else _help(field)
         kind, _ = value_type(field)
-        if kind is bool:
-            parser.add_boolean(field.name, help_text, group=groups[name], **options)
+        if is_switch(field):
+            others = () if kind is bool else field.metadata["choices"]
+            parser.add_boolean(field.name, help_text, group=groups[name], others=others, **options)
         else:
             metavar = {int: "INT", float: "NUMBER", str: "TEXT"}[kind]
             groups[name].add_argument(f"--{field.name}", help=help_text, metavar=metavar, **options)

@@ -91,6 +91,17 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
     return Signature(parameters, tuple(positional[len(positional) - len(given.defaults) :]))
 
 
+def _parsed(source: str, file: str) -> ast.Module:
+    """Returns the syntax tree, as ast.parse does, also while another thread parses.
+
+    Python 3.11 may fail then: https://github.com/python/cpython/issues/106905
+    """
+    try:
+        return ast.parse(source, file)
+    except SystemError:
+        return ast.parse(source, file)
+
+
 class _Sources:
     """Finds and parses modules as Python would import them, without running any."""
 
@@ -109,7 +120,7 @@ class _Sources:
             raise Unreadable(f"{name} {'is not found here' if spec is None else 'has no source'}")
         file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
         try:
-            tree = ast.parse(source, file)
+            tree = _parsed(source, file)
         except (SyntaxError, ValueError, MemoryError) as error:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
             what = error.msg if isinstance(error, SyntaxError) else reason(error)

@@ -136,8 +136,10 @@ class TrainConfig:
     tf32: bool = _devices(
         True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
-    jit_compile: bool = _devices(
-        False, "compile the gradients of wgan_gp and dcgan with XLA; nothing of the other models"
+    jit_compile: str = _devices(
+        "auto",
+        "compile the whole step with XLA, on one machine; auto: on CPUs, if it proves faster before the first step",
+        choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")

@@ -15,15 +15,11 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
     count = tf.cast(step, tf.float64)
     keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))
 
-    def on_all_replicas(strategy: Any, keep: Any) -> None:
-        for average, variable in zip(averages, variables, strict=True):
-            strategy.extended.update(average.value, _move, args=(variable.value, keep), group=False)
-
-    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(keep,))
-
-
-def _move(average: Any, value: Any, keep: Any) -> Any:
-    return average.assign_add((value - average) * tf.cast(1.0 - keep, average.dtype))
+    shares = {kind: tf.cast(1.0 - keep, kind) for kind in {average.dtype for average in averages}}
+    for average, variable in zip(averages, variables, strict=True):
+        moved = (variable.value - average.value) * shares[average.dtype]
+        # On each replica's own copy, which its handle is: XLA takes no update of all replicas at once.
+        tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
 
 
 def use_averages(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.compat import intercept_random, outside_conditions
+from trainer.compat import compiled_by_xla, intercept_random, outside_conditions
 from trainer.distribution.layer_inputs import hide_size, layer_inputs, name_dependence, name_other_size
-from trainer.distribution.step import NORMAL, UNIFORM, StepContext, running_step
+from trainer.distribution.philox import NORMAL, UNIFORM
+from trainer.distribution.step import NotCompilable, StepContext, running_step
 
 _TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
 
@@ -36,7 +37,7 @@ class _Stream:
         step, stream = self.step, self.step.numbered(self.path)
         sizes = _sizes(shape)
         if not sizes or not self.by_row(sizes[0]):
-            return draw(shape=shape, seed=step.stateless_seed(stream))
+            return step.draw_for_all(draw, sizes if all(isinstance(each, int) for each in sizes) else shape, stream)
         parts = self.parts_of(sizes[0])
         drawn, inputs = step.draw(draw, (parts, *sizes[1:]), stream), layer_inputs()
         if inputs and not inputs.together:
@@ -71,6 +72,13 @@ def _sizes(shape: Any) -> list[Any]:
     return [size if number is None else int(number) for number, size in zip(known, shape, strict=True)]
 
 
+def _constant(value: Any, dtype: Any) -> Any:
+    """Returns a number as this type: in NumPy, which every graph takes, if it is known while the step is traced."""
+    cast = tf.cast(value, dtype)
+    known = tf.get_static_value(cast)
+    return cast if known is None else known
+
+
 def _affine(drawn: Any, factor: Any, offset: Any, dtype: Any) -> Any:
     kind = dtype or keras.config.floatx()
     return tf.cast(drawn, kind) * tf.cast(factor, kind) + tf.cast(offset, kind)
@@ -88,8 +96,8 @@ def _randint(stream: _Stream, shape: Any, minval: Any, maxval: Any, dtype: Any) 
     kind = dtype if dtype in ("int32", "int64") else "int64"
     draw = functools.partial(
         tf.random.stateless_uniform,
-        minval=tf.cast(minval, kind),
-        maxval=tf.cast(maxval, kind),
+        minval=_constant(minval, kind),
+        maxval=_constant(maxval, kind),
         dtype=kind,
         alg="philox",
     )
@@ -97,7 +105,7 @@ def _randint(stream: _Stream, shape: Any, minval: Any, maxval: Any, dtype: Any) 
 
 
 def _gamma(stream: _Stream, shape: Any, alpha: Any, dtype: Any) -> Any:
-    draw = functools.partial(tf.random.stateless_gamma, alpha=tf.cast(alpha, tf.float32), dtype=tf.float32)
+    draw = functools.partial(tf.random.stateless_gamma, alpha=_constant(alpha, tf.float32), dtype=tf.float32)
     return tf.cast(stream(draw, shape), dtype or keras.config.floatx())
 
 
@@ -166,9 +174,11 @@ def _around(original: Callable[..., Any]) -> Callable[..., Any]:
             why = _whole_rows(name, stream, given)
             if (inputs := layer_inputs()) and inputs.doubt and not why:
                 name_dependence(step, stream.path, inputs.doubt)
+        own = why or name not in _BY_ROW or isinstance(stream.seed, int)
+        if own and compiled_by_xla():
+            raise NotCompilable(f"{stream.path} {why or 'draws with a number as seed'}")
         if why:
             name_dependence(step, stream.path, why)
-        own = why or name not in _BY_ROW or isinstance(stream.seed, int)
         return original(*args, **kwargs) if own else _BY_ROW[name](stream, **given)
 
     return draw

@@ -1,8 +1,8 @@
 """Gives a model the context of the current step: its rows of the global batch, and random numbers for them.
 
 The loop sets the context in each replica; a model's `train_step` reads it by `current_step()`. Every draw is a function
-of (seed, step, stream), made for the whole global batch and then sliced, so that a global row gets the same numbers on
-any number of replicas and in every precision (drawn in float32, then cast).
+of (seed, step, stream) for the whole global batch, of which a replica takes its rows, so that a global row gets the
+same numbers on any number of replicas and in every precision (drawn in float32, then cast).
 """
 
 import hashlib
@@ -11,19 +11,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainer.compat import compiled_by_xla
+from trainer.compat import compiled_by_xla, outside_conditions
+from trainer.distribution.philox import NORMAL, UNIFORM, Philox
 from trainer.errors import UserError
 
 ASKED = "current_step"  # in StepContext.uses: how often the model asked for the step
 
-_FLOAT32 = {"dtype": tf.float32, "alg": "philox"}
-NORMAL, UNIFORM = partial(tf.random.stateless_normal, **_FLOAT32), partial(tf.random.stateless_uniform, **_FLOAT32)
+
+class NotCompilable(Exception):
+    """Reports why XLA cannot compile a step so that its numbers stay the same."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class StepContext:
 
     seed: int
     step: Any  # int64 scalar tensor, counted from 0
-    first_row: Any  # index in the global batch of this replica's first row
+    first_row: Any  # index in the global batch of this replica's first row, a multiple of `rows`
     rows: int
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
+    around: Any = field(default=None, repr=False)  # the graph that calls it, if XLA compiles the whole step
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
 
     def within(self, name: str) -> "StepContext":
@@ -62,21 +64,52 @@ class StepContext:
 
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for the global batch."""
-        whole = draw(shape=(self.global_batch_size, *shape), seed=self.stateless_seed(stream))
-        if self.rows == self.global_batch_size:
-            return whole
-        return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
+        with self.outside_xla(stream, draw, shape):
+            seed = self.stateless_seed(stream)
+            if self.rows < self.global_batch_size and isinstance(draw, Philox):
+                own = draw.rows(seed, self.first_row, self.rows, shape)
+                if own is not None:
+                    return own
+            whole = draw(shape=(self.global_batch_size, *shape), seed=seed)
+            if self.rows == self.global_batch_size:
+                return whole
+            return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
+
+    def draw_for_all(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
+        """Returns what `draw(shape=…, seed=…)` returns, (*shape), the same on all replicas."""
+        with self.outside_xla(stream, draw, shape):
+            return draw(shape=shape, seed=self.stateless_seed(stream))
 
     def stateless_seed(self, stream: str) -> Any:
         """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
-        self.refuse_xla(stream)
         key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
         with tf.device("CPU:0"):  # where some of a GPU's kernels read it
             return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
+    @contextmanager
+    def outside_xla(self, stream: str, draw: Any = None, shape: Sequence[Any] = ()) -> Iterator[None]:
+        """Makes what is drawn in the block an argument of the function that XLA compiles, if it is the whole step.
+
+        XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the numbers cannot be drawn
+        before the step, and UserError in another function that XLA compiles.
+        """
+        if not compiled_by_xla():
+            yield
+            return
+        self.refuse_xla(stream)
+        if outside_conditions(tf.compat.v1.get_default_graph()) is not self.graph:
+            raise NotCompilable(
+                f"{self.prefix}{stream} draws random numbers inside a loop, or in a function of its own"
+            )
+        given = [*shape, *getattr(draw, "keywords", {}).values()]
+        if any(tf.is_tensor(each) for each in given):
+            raise NotCompilable(f"{self.prefix}{stream} draws random numbers whose number or range the step computes")
+        with self.around.as_default():
+            yield
+
     def refuse_xla(self, stream: str) -> None:
-        """Raises UserError in a function that XLA compiles: its kernels give other numbers for the same seed."""
-        if compiled_by_xla():
+        """Raises UserError in a function that XLA compiles, unless it is the whole step."""
+        if compiled_by_xla() and self.around is None:
             raise UserError(
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
                 "others: draw them outside and pass them in, or leave out jit_compile"

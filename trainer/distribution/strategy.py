@@ -16,6 +16,7 @@ from trainer.compat import cpu_devices_per_worker
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.callers import differing
 from trainer.distribution.cluster import Cluster
+from trainer.distribution.gpu_software import gpu_software
 from trainer.errors import UserError
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
@@ -191,9 +192,9 @@ def _check_expected(expected: int, visible: int) -> None:
     if visible >= expected:
         return
     raise UserError(
-        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible: check the machine's GPU count, "
-        "its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower "
-        "--expect_devices"
+        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({gpu_software()}): check the "
+        "machine's GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows "
+        "why), or lower --expect_devices"
     )
 
 

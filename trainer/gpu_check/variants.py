@@ -38,7 +38,7 @@ class Variant:
     devices: int
     precision: str = "float32"
     tf32: bool = False
-    jit_compile: bool = False
+    jit_compile: str = "false"
 
     def config(self, base: TrainConfig) -> TrainConfig:
         """Returns the settings of the variant."""
@@ -73,7 +73,7 @@ def run_variant(
         with suppress(ValueError):  # this device's allocator keeps no statistics
             tf.config.experimental.reset_memory_stats(device)
     setup = _setup(variant.config(base), dataset, replicas, start)
-    runner, rows = setup.step_runner(), setup.rows_from(0)
+    runner, rows = setup.step_runner(compiled=variant.jit_compile == "true"), setup.rows_from(0)
     began = time.monotonic()
     trained = _train_first_steps(runner, rows)
     first = time.monotonic() - began

@@ -12,7 +12,6 @@ from trainer.data.dataset import Dataset, first_rows, targets_in_memory
 from trainer.distribution.gradients import sum_first
 from trainer.errors import UserError, reason
 from trainer.interface import has_class_outputs, symbolic_inputs
-from trainer.log import log
 from trainer.models.layers import make_independent
 from trainer.models.own_step import build_if_called, has_own_step, prepare_own_step
 from trainer.user_mistakes import as_user_mistake
@@ -30,8 +29,6 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
-    if config.jit_compile and not has_own_step(model):
-        log.warning(f"jit_compile=true: nothing of {config.model} is compiled: it uses Keras's own train_step")
     _refuse_text(model, config, dataset)
     if has_own_step(model):
         build_if_called(model, dataset)

@@ -14,6 +14,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
+from trainer.models.batch_norm import separate_groups
 from trainer.models.gan import GAN, images_of
 
 
@@ -34,26 +35,25 @@ class DCGAN(GAN):
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255]."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        critic_loss, gradients = self._critic_gradients(
-            from_uint8(images_of(data)[0]), noise[:, 0], step.global_batch_size
-        )
+        reals, (fakes, generated) = from_uint8(images_of(data)[0]), self.generate(noise)
+        critic_loss, gradients = self._critic_gradients(reals, fakes[0], step.global_batch_size)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
-        generator_loss = self.update_generator(step, noise[:, 1])
+        generator_loss = self.update_generator(step, generated)
         self.average_generator(step)
         return {"discriminator_loss": critic_loss, "generator_loss": generator_loss}
 
-    def critic_gradients(self, reals: Any, noise: Any, global_batch_size: int) -> Any:
+    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int) -> Any:
         """Returns the loss, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
-        reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim). Batch norm treats real and fake
-        rows separately.
+        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately.
         """
-        fakes = self.generator(noise, training=True)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        rows = reals.shape[0]
+        with tf.GradientTape(watch_accessed_variables=False) as tape, separate_groups(2):
             tape.watch(self.critic_variables)
-            on_reals = _cross_entropy(self.critic(reals, training=True), real=True)
-            on_fakes = _cross_entropy(self.critic(fakes, training=True), real=False)
-            loss = (on_reals + on_fakes) / global_batch_size
+            scores = self.critic(tf.concat([reals, fakes], axis=0), training=True)
+            loss = (
+                _cross_entropy(scores[:rows], real=True) + _cross_entropy(scores[rows:], real=False)
+            ) / global_batch_size
             scaled = self.critic_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.critic_variables)
 

@@ -1,7 +1,7 @@
 """Provides what GANs share: generator and critic networks, the averaged generator, samples and templates."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,8 @@ from trainer.data.images import to_uint8
 from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
-from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose
+from trainer.models.batch_norm import Rows, in_one_pass
+from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
 
@@ -83,6 +84,13 @@ def _batch_norm(x: Any) -> Any:
     return layers.BatchNormalization(momentum=0.9)(x)
 
 
+class Generated(NamedTuple):
+    """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made."""
+
+    images: Any
+    tape: Any
+
+
 class GAN(keras.Model):
     """Holds a generator, its moving average and a critic; a subclass defines losses and `train_step`.
 
@@ -113,34 +121,58 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self.uses_xla = config.jit_compile and not synchronized(config)  # XLA supports no all-reduce
-        self._generator_gradients = self.xla_compiled(self.generator_gradients)
+        # Where XLA cannot compile the whole step: no all-reduce over CPUs or machines may be inside.
+        self.uses_xla = config.jit_compile == "true" and not synchronized(config)
+        self.compiles_gradients = self.uses_xla
+        self._pass, self._image_gradients = map(self.xla_compiled, (self.one_pass, self.image_gradients))
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, compiled by XLA if --jit_compile is set and no batch norm spans replicas."""
+        """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
         return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
 
     def generator_loss(self, scores: Any) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
         raise NotImplementedError
 
-    def update_generator(self, step: StepContext, noise: Any) -> Any:
-        """Updates the generator once; returns this replica's part of its loss. noise: (rows, latent_dim)."""
-        loss, gradients = self._generator_gradients(noise, step.global_batch_size)
+    def generate(self, noise: Any) -> tuple[Any, "Generated"]:
+        """Makes all images of a step in one pass: the weights of the generator change only at its end.
+
+        noise: (rows, critic updates + 1, latent_dim), the last one for the generator's own update. Returns the images
+        for the critic, (critic updates, rows, height, width, channels), without gradients, and those for the generator.
+        """
+        *others, last = tf.unstack(noise, axis=1)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.generator_variables)
+            fakes, own = self._pass(tf.concat(others, 0), last)
+        return tf.reshape(fakes, (len(others), *own.shape)), Generated(own, tape)
+
+    def one_pass(self, noise: Any, last: Any) -> list[Any]:
+        """Returns images of noise, (groups x rows, latent_dim), and last, (rows, latent_dim), as of passes apart."""
+        groups = noise.shape[0] // last.shape[0]
+        if prefers_many_rows():
+            return in_one_pass(self.generator, Rows(noise, groups), Rows(last))
+        *others, own = in_one_pass(self.generator, *map(Rows, (*tf.split(noise, groups), last)))
+        return [tf.concat(others, 0), own]
+
+    def update_generator(self, step: StepContext, generated: "Generated") -> Any:
+        """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
+        loss, gradients = self.generator_gradients(generated, step.global_batch_size)
         self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss
 
-    def generator_gradients(self, noise: Any, global_batch_size: int) -> Any:
-        """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows.
+    def generator_gradients(self, generated: "Generated", global_batch_size: int) -> Any:
+        """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows."""
+        images, tape = generated
+        loss, by_images = self._image_gradients(images, global_batch_size)
+        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
 
-        noise: (rows, latent_dim).
-        """
+    def image_gradients(self, images: Any, global_batch_size: int) -> Any:
+        """Returns the generator's loss, and the gradient of the scaled loss by its images."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.generator_variables)
-            scores = self.critic(self.generator(noise, training=True), training=True)
-            loss = self.generator_loss(scores) / global_batch_size
+            tape.watch(images)
+            loss = self.generator_loss(self.critic(images, training=True)) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
-        return loss, tape.gradient(scaled, self.generator_variables)
+        return loss, tape.gradient(scaled, images)
 
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""

@@ -101,5 +101,13 @@ def as_on_gpus() -> Iterator[None]:
         _planned.reset(token)
 
 
+def prefers_many_rows() -> bool:
+    """Returns whether one operation over many rows is faster than several over few: on GPUs, which have to start each.
+
+    On a CPU, the features of few rows stay in its caches.
+    """
+    return _has_gpu()
+
+
 def _has_gpu() -> bool:
     return _planned.get() or bool(tf.config.get_visible_devices("GPU"))

@@ -27,9 +27,13 @@ def gradient_norms(critic: Any, images: Any) -> Any:
         tape.watch(images)
         scores = critic(images, training=True)
     gradients = tape.gradient(scores, images)
-    squares = tf.reduce_sum(tf.square(gradients), axis=(1, 2, 3))
-    positive = squares > 0
-    return tf.where(positive, tf.sqrt(tf.where(positive, squares, tf.ones_like(squares))), tf.zeros_like(squares))
+    return tf.custom_gradient(_root)(tf.reduce_sum(tf.square(gradients), axis=(1, 2, 3)))
+
+
+def _root(squares: Any) -> tuple[Any, Any]:
+    """Returns the square root, whose gradient at 0 is 0, not infinite."""
+    root = tf.sqrt(squares)
+    return root, lambda upstream: tf.math.divide_no_nan(0.5 * upstream, root)
 
 
 class WGANGP(GAN):
@@ -39,8 +43,9 @@ class WGANGP(GAN):
         super().__init__(config, dataset, batches_per_step=config.critic_steps, betas=(0.0, 0.9))
         self.gradient_penalty_weight = config.gradient_penalty_weight
         # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
+        self.compiles_gradients = config.jit_compile == "true"
         self._critic_gradients = tf.function(
-            self.critic_gradients, jit_compile=config.jit_compile or None, autograph=False
+            self.critic_gradients, jit_compile=self.compiles_gradients or None, autograph=False
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -49,18 +54,19 @@ class WGANGP(GAN):
         reals = from_uint8(images_of(data))
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-        updates = [self.update_critic(step, reals[i], noise[:, i], mix[:, i]) for i in range(self.batches_per_step)]
+        fakes, generated = self.generate(noise)
+        batches = zip(tf.unstack(reals), tf.unstack(fakes), tf.unstack(mix, axis=1), strict=True)
+        updates = [self.update_critic(step, *each) for each in batches]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
-        logs["generator_loss"] = self.update_generator(step, noise[:, -1])
+        logs["generator_loss"] = self.update_generator(step, generated)
         self.average_generator(step)
         return logs
 
-    def update_critic(self, step: StepContext, reals: Any, noise: Any, mix: Any) -> dict[str, Any]:
-        """Updates the critic once on `reals` and as many fakes; returns this replica's part of its losses.
+    def update_critic(self, step: StepContext, reals: Any, fakes: Any, mix: Any) -> dict[str, Any]:
+        """Updates the critic once; returns this replica's part of its losses.
 
-        reals: (rows, height, width, channels) in [-1, 1]; noise: (rows, latent_dim); mix: (rows, 1, 1, 1) in [0, 1).
+        reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1).
         """
-        fakes = self.generator(noise, training=True)
         losses, gradients = self._critic_gradients(reals, fakes, mix, step.global_batch_size)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
@@ -76,7 +82,7 @@ class WGANGP(GAN):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
             scores = self.critic(tf.concat([fakes, reals], axis=0), training=True)
-            difference = tf.reduce_sum(scores[:rows]) - tf.reduce_sum(scores[rows:])
+            difference = tf.reduce_sum(scores * tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype))
             excess = tf.reduce_sum(tf.square(gradient_norms(self.critic, mixed) - 1.0))
             wasserstein = difference / global_batch_size
             penalty = excess / global_batch_size

@@ -27,7 +27,6 @@ _FIRST_ROWS = 8
 _MOST_ROWS = 64
 _MOST_FLOPS = 2e11  # of a step that is run here: seconds on two cores
 _CARDS = (14, 36)  # GiB that two kinds of cards have for tensors
-_BATCH_NORMS = ("FusedBatchNormV3", "FusedBatchNormGradV3")  # each sums over replicas if they are synchronised
 
 
 def make_plan(config: TrainConfig) -> StepPlan:
@@ -38,7 +37,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         first = _measured(config, dataset, _FIRST_ROWS)
         updates, reduced = first.step.updates()
         if config.sync_batch_norm:
-            updates += sum(op.times for op in first.operations if op.type in _BATCH_NORMS)
+            updates += 2 * _batch_norms(first.operations)
         state, batches = first.step.state_bytes, first.step.batches_per_step
         needed = peak_bytes(first.trace, state, temporaries=True)
         rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
@@ -88,6 +87,14 @@ def larger(flops: int, needed: int, memory: int) -> list[int]:
             "plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
         )
     return [largest // 2, largest]
+
+
+def _batch_norms(found: Sequence[Operation]) -> int:
+    """Returns how often batch norm is applied and differentiated: with several replicas it sums once each way.
+
+    On one replica its kernel runs once a group of rows, within the scope of the layer's call.
+    """
+    return len({op.scope.rpartition("/")[0] for op in found if op.type == "FusedBatchNormGradV3"})
 
 
 def _memory_bytes() -> int:

@@ -55,6 +55,11 @@ class JobDir:
             write_whole(self.root / name, "\n".join(content) + "\n")
         self.mirror.put(self.root / name)
 
+    def add_to_run_info(self, **content: Any) -> None:
+        """Adds entries to run.json, or replaces them."""
+        about, _ = read_run_info(self.root)
+        self.write(RUN_INFO, {**about, **content})
+
     def write_result(self, result: Result) -> None:
         """Replaces result.json."""
         self.write(RESULT, result)

@@ -47,13 +47,12 @@ class StepLogs:
 
         A metric may be NaN, such as that of a class which a batch lacks; it counts where no scalar is called a loss.
         """
-        losses = [name for name in self.names if is_loss(name)] or self.names
-        for index, row in enumerate(self.values.tolist()):
-            scalars = dict(zip(self.names, row, strict=True))
-            names = [name for name in losses if not math.isfinite(scalars[name])]
-            if names:
-                return index, names
-        return None
+        watched = [is_loss(name) for name in self.names]
+        wrong = ~np.isfinite(self.values) & np.array(watched if any(watched) else [True] * len(watched), bool)
+        if not wrong.any():
+            return None
+        index = int(wrong.any(axis=1).argmax())
+        return index, [self.names[number] for number in np.flatnonzero(wrong[index])]
 
 
 @dataclass

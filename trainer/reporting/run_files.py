@@ -30,6 +30,7 @@ class RunInfo(TypedDict, total=False):
     strategy: str
     collectives: str | None  # how replicas sum: nccl or ring; null for one replica
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
+    compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
     depends_on_replicas: list[str]
     total_steps: int
     versions: dict[str, str]
@@ -137,9 +138,14 @@ def _own_entries(folder: Path) -> list[StatsEntry]:
 
 def _read_lines(path: Path) -> tuple[list[StatsEntry], int]:
     """Returns the valid lines and the number of damaged ones; a kill may have cut the last one short."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    entries = [entry for line in lines if (entry := _parse(line)) is not None]
-    return entries, len(lines) - len(entries)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    entries = parse_stats(text)
+    return entries, len(text.splitlines()) - len(entries)
+
+
+def parse_stats(text: str) -> list[StatsEntry]:
+    """Returns the valid lines of a stats.jsonl's content."""
+    return [entry for line in text.splitlines() if (entry := _parse(line)) is not None]
 
 
 def _parse(line: str) -> StatsEntry | None:

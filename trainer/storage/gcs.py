@@ -22,6 +22,7 @@ from trainer.errors import PlatformFault, UserError
 from trainer.storage.address import Address
 from trainer.storage.checksum import Counted, opened
 from trainer.storage.gcs_errors import Conflict, explained
+from trainer.storage.login import credentials
 from trainer.storage.retries import Retries, pauses
 from trainer.storage.transport import Cancelled, Transport
 
@@ -92,9 +93,15 @@ class Gcs:
             from google.cloud import storage
 
         with explained("Cloud Storage"):
-            self._client = storage.Client(project=None)
+            login = None if os.environ.get("STORAGE_EMULATOR_HOST") else credentials(anew=True)
+            self._client = storage.Client(project=None, credentials=login)
         for scheme in ("https://", "http://"):  # one pooled connection per worker
             self._client._http.mount(scheme, self._transport.adapter(self.limits.workers))
+
+    @property
+    def client(self) -> Any:
+        """Returns the SDK's client, for what this class does not do."""
+        return self._client
 
     def cut(self, cancelled: threading.Event) -> None:
         """Sets the event, and ends the transfers that were started with it, also those that wait for bytes."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.errors import PlatformFault, UserError, shortened
+from trainer.storage.login import login_command
 from trainer.storage.transport import Cancelled, TooSlow
 
 
@@ -50,7 +51,7 @@ def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
     if is_refused_token(error) or isinstance(error, auth.DefaultCredentialsError):
         kind = RefusedToken if is_refused_token(error) else UserError
         return kind(
-            f"{subject}: no valid Google credentials: run `gcloud auth application-default login`, or set "
+            f"{subject}: no valid Google credentials: run `{login_command()}`, or set "
             f"GOOGLE_APPLICATION_CREDENTIALS to a key file ({first})"
         )
     if "requester pays" in text.lower() or "userprojectmissing" in text.lower():

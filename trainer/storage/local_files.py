@@ -53,6 +53,23 @@ def keep_others_out(folder: Path, flag: str, shown: str) -> None:
         _LOCKED[found.st_dev, found.st_ino] = descriptor
 
 
+def is_locked(folder: Path) -> bool:
+    """Returns whether another process has locked `folder` with `keep_others_out`."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def cannot_write(path: Path, reason: str) -> UserError:
     """Returns the error for a full disk, a folder that became read-only, and the like."""
     return UserError(

@@ -25,6 +25,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.nothing_to_save = False  # the running call to the device does not count, and may take minutes
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -40,7 +41,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
             leave_at_once()
         request.signal = name
         log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
-        threading.Thread(target=_leave_if_starved, args=(over,), name="starved", daemon=True).start()
+        threading.Thread(target=_leave_if_starved, args=(over, request), name="starved", daemon=True).start()
 
     with _received(receive):
         try:
@@ -49,10 +50,13 @@ def stop_on_signals() -> Iterator[StopRequest]:
             over.set()
 
 
-def _leave_if_starved(over: threading.Event) -> None:
-    """Ends the process when the running steps wait for streamed data: they may never end, and nothing can be saved."""
+def _leave_if_starved(over: threading.Event, request: StopRequest) -> None:
+    """Ends the process when the running steps wait for streamed data, and may never end, or do not count."""
     over.wait(_STARVED_SECONDS)  # after the signal: a download of some seconds is usual
     while not over.wait(_POLL_SECONDS):
+        if request.nothing_to_save:
+            log.warning("the step is still being compiled: nothing is lost")
+            leave_at_once()
         if longest_wait_seconds() > _STARVED_SECONDS:
             log.warning("the running steps wait for data from Cloud Storage, so that nothing can be saved")
             leave_at_once()

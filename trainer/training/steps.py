@@ -1,25 +1,42 @@
 """Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica."""
 
+import hashlib
+import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.compat import losses_reduced_by
+from trainer.compat import losses_reduced_by, own_values_assigned
 from trainer.distribution.losses import reduce_over_replicas, reduce_to_mean
-from trainer.distribution.step import StepContext, in_step
+from trainer.distribution.step import NotCompilable, StepContext, in_step
 from trainer.distribution.strategy import Replicas
 from trainer.interface import ModelInterface, results_of, scalars_of
 from trainer.reporting.progress import Counts, StepLogs
+
+# Operations that give random numbers.
+_DRAWS = re.compile(
+    "Random|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)|StatelessShuffle|DistortedBoundingBox"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Describes a step as it is traced: equal digests are the same operations on the same shapes."""
+
+    digest: str
+    operations: int
 
 
 class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
 
-    `as_fit` makes the `data` of train_step of the parts of a replica's rows.
+    `as_fit` makes the `data` of train_step of the parts of a replica's rows. `compiled`: XLA compiles the whole step of
+    a replica, but for its rows and random numbers, which are drawn before it by TensorFlow's own kernels and passed in.
     """
 
     def __init__(
@@ -29,14 +46,15 @@ class StepRunner:
         seed: int,
         as_fit: Callable[[tuple[Any, ...]], Any],
         augment: Callable[[Any, StepContext], Any] | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
+        self.compiled = compiled
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
-        # Keras runs train_step without AutoGraph too: a model that needs it would not work in `fit` either.
-        self._step = tf.autograph.experimental.do_not_convert(self._replica_step)
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
@@ -54,9 +72,16 @@ class StepRunner:
 
     def operations(self, iterator: Any) -> set[str]:
         """Returns the types of all operations of a step."""
-        graph = self.traced(iterator).graph.as_graph_def()
-        functions = [node for function in graph.library.function for node in function.node_def]
-        return {node.op for node in [*graph.node, *functions]}
+        return {node.op for node in self._nodes(iterator)}
+
+    def work(self, iterator: Any) -> Work:
+        """Returns what a step consists of."""
+        nodes, shapes = self._nodes(iterator), [tuple(one.shape) for one in self.model.variables]
+        parts = sorted(map(_described, nodes))
+        return Work(hashlib.sha256(repr((parts, shapes)).encode()).hexdigest(), len(nodes))
+
+    def _nodes(self, iterator: Any) -> list[Any]:
+        return nodes_of(self.traced(iterator).graph)
 
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
@@ -84,7 +109,7 @@ class StepRunner:
             with tf.device("CPU:0"):
                 step = first_step + tf.cast(i, tf.int64)
             with self._losses_reduced():  # around the threads of all replicas
-                on_each = strategy.run(self._step, args=(batch, step))
+                on_each = self._on_replicas(batch, step)
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
             rows = rows.write(i, total)
         return rows.stack()
@@ -93,13 +118,41 @@ class StepRunner:
         means = self._interface.means_of_rows
         return losses_reduced_by(reduce_to_mean if means else reduce_over_replicas, divided=not means)
 
-    def _replica_step(self, batch: Any, step: Any) -> Any:
-        """Runs one step on this replica's part of `batch`; returns its scalars, in the order of self._names."""
+    def _on_replicas(self, batch: Any, step: Any) -> Any:
+        """Returns the scalars of each replica's step.
+
+        Keras runs train_step without AutoGraph too: a model that needs it would not work in `fit` either.
+        """
+        run = self.replicas.strategy.run
+        rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
+        if not self.compiled:
+            return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
+        data, around = run(rows, args=(batch, step)), tf.compat.v1.get_default_graph()
+
+        def whole_step(data: Any) -> Any:
+            scalars = train(data, step, around)  # captures `step`, with which `around` draws
+            refuse_draws(tf.compat.v1.get_default_graph())
+            return scalars
+
+        # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
+        with own_values_assigned() if self.replicas.count > 1 else nullcontext():
+            return run(tf.function(whole_step, jit_compile=True, autograph=False), args=(data,))
+
+    def _context(self, step: Any, around: Any = None) -> StepContext:
+        replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
+        known = tf.get_static_value(replica)
+        first_row = (replica if known is None else int(known)) * rows
+        return self.context(self.seed, step, first_row, rows, self.replicas.global_batch_size, around=around)
+
+    def _replica_rows(self, batch: Any, step: Any) -> Any:
+        """Returns the data of this replica's step, augmented."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        rows = self.replicas.rows
-        context = self.context(self.seed, step, replica * rows, rows, self.replicas.global_batch_size)
-        with in_step(context):
-            logs = scalars_of(self.model.train_step(self._augmented(self._rows_of(batch, replica), context)))
+        return self._augmented(self._rows_of(batch, replica), self._context(step))
+
+    def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
+        """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
+        with in_step(self._context(step, around)):
+            logs = scalars_of(self.model.train_step(data))
         self._names = tuple(sorted(logs))
         parts = self.replicas.count if self._interface.means_of_rows else 1
         return tf.stack([tf.cast(logs[name], tf.float64) / parts for name in self._names])
@@ -121,3 +174,27 @@ class StepRunner:
             return self.augment(data, step)
         batches = range(self._interface.batches_per_step)
         return tf.stack([self.augment(data[i], step.within(f"batch {i}")) for i in batches])
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
+    graph_def = graph.as_graph_def(add_shapes=True)
+    return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+
+
+def _described(node: Any) -> str:
+    """Returns the type of an operation with its shapes and options: no names and no numbers, which seeds change."""
+    found = [node.op]
+    for name, value in sorted(node.attr.items()):
+        kind = value.WhichOneof("value")
+        counts = kind == "tensor" and value.tensor.dtype == tf.int32.as_datatype_enum
+        named = not name.startswith("_") or name == "_output_shapes"
+        if counts or (named and kind not in ("tensor", "func") and (kind != "s" or name in ("padding", "data_format"))):
+            found.append(f"{name}={value.SerializeToString(deterministic=True)!r}")
+    return " ".join(found)
+
+
+def refuse_draws(graph: Any) -> None:
+    """Raises NotCompilable if `graph`, or a function in it, draws random numbers by an operation of TensorFlow."""
+    if found := sorted({node.op for node in nodes_of(graph) if _DRAWS.search(node.op)}):
+        raise NotCompilable(f"its train_step draws random numbers by {', '.join(found)}, for which XLA has other ones")

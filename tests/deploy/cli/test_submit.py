@@ -230,7 +230,7 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) ->
     ("code", "line"),
     [
         (400, "the service rejected the job"),
-        (401, "not logged in, or the login has expired (401): run `gcloud auth application-default login`"),
+        (401, "not logged in, or the login has expired (401): run `gcloud auth login`"),
         (403, "request roles/aiplatform.user on my-proj"),
         (404, "not found: check --project=my-proj"),
     ],

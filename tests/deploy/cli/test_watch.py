@@ -133,9 +133,7 @@ def test_a_slow_response_is_awaited(cloud: Emulator, watched: Watched, job: Job)
     assert len([request for request in cloud.requests if "customJobs/" in request]) == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "fix"), [(401, "gcloud auth application-default login"), (503, "the service fails: try again later")]
-)
+@pytest.mark.parametrize(("code", "fix"), [(401, "gcloud auth login"), (503, "the service fails: try again later")])
 def test_a_job_of_unknown_state_has_not_failed(
     code: int, fix: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
 ) -> None:

@@ -22,7 +22,7 @@ from trainer.errors import UserError
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
 PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
-SDK_LOGIN = "gcloud auth application-default login"
+SDK_LOGIN = "gcloud auth login"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_without_a_login_nothing_starts_and_one_error_is_printed(
 @pytest.mark.parametrize(
     ("status", "line"),
     [
-        (401, "(401): run `gcloud auth application-default login`"),
+        (401, "(401): run `gcloud auth login`"),
         (403, "request roles/aiplatform.user on my-proj"),
     ],
 )

@@ -14,6 +14,8 @@ from tests.deploy.conftest import JOB, WHERE, Capture, Command, Job, needs_gclou
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
 from trainer.errors import UserError
+from trainer.storage import gcs
+from trainer.storage.address import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
@@ -30,9 +32,11 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
         trained(google, job)
 
     cloud.run = run
-    shown = command("l4x1", "l4x2", "--repeats=2")
+    shown = command("l4x1", "l4x2", "--repeats=2", "--labels=team=vision", "--spot")
     assert sorted(tier_of(job) for job in cloud.jobs.values()) == ["l4x1", "l4x1", "l4x2", "l4x2"]
     assert {job["jobSpec"]["scheduling"]["disableRetries"] for job in cloud.jobs.values()} == {True}
+    assert {job["jobSpec"]["scheduling"]["strategy"] for job in cloud.jobs.values()} == {"SPOT"}
+    assert {job["labels"]["team"] for job in cloud.jobs.values()} == {"vision"}
     assert len({output_of(job) for job in cloud.jobs.values()}) == 4
     assert len({job["labels"]["submission"] for job in cloud.jobs.values()}) == 4
     one, two = rows(tmp_path)
@@ -45,7 +49,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     assert "workerpool0-0  trains on 2" in Path(f"{job_dir}.log").read_text()
     assert (tmp_path / "out" / "report.html").read_text().count('alt="samples of') == 2
     before = list(cloud.requests)
-    shown = command("l4x1", "l4x2", "--repeats=2")
+    shown = command("l4x1", "l4x2", "--repeats=2", "--labels=team=vision", "--spot")
     assert shown.count(": done before") == 4
     assert cloud.requests == before
     assert "USD at most" not in shown
@@ -142,7 +146,7 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, refused: Command
 @pytest.mark.slow
 @needs_gcloud
 def test_end_to_end_with_gcloud_and_real_training(
-    cloud: Emulator, session: Session, target: list[str], dist: Path, tmp_path: Path, capsys: Capture
+    cloud: Emulator, session: Session, bucket: Address, target: list[str], dist: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Local processes train the job that gcloud submitted, and write to the bucket as on Vertex AI."""
 
@@ -162,4 +166,5 @@ def test_end_to_end_with_gcloud_and_real_training(
     assert "Simulated devices: l4x2" in capsys.readouterr().out
     sent = [json.dumps(job["jobSpec"]) for job in cloud.jobs.values()]
     assert all("packageUris" in spec and '"disableRetries": true' in spec for spec in sent)
-    assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1  # uploaded once
+    stored = [blob.name for blob in gcs.connect()._client.list_blobs(bucket.bucket)]
+    assert len([name for name in stored if name.endswith(".whl")]) == 1  # uploaded once

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from deploy.spec.checks import check_continent
-from deploy.spec.gcp_config import checked_address, checked_region, gcloud_property
+from deploy.spec.gcp_config import checked_address, checked_region
 from tests.deploy.conftest import needs_gcloud, run
 from trainer.errors import UserError
+from trainer.storage.login import gcloud_property
 
 
 @needs_gcloud

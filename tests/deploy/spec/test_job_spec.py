@@ -86,7 +86,7 @@ def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None
     assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
     there, here = resolve(arguments).config, made.config
     assert (there.model, there.image_size, there.steps, there.epochs) == ("mlp", 12, 7, None)
-    assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == (True, True, here.learning_rate)
+    assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == ("true", True, here.learning_rate)
 
 
 def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ POOL = {
 }  # fmt: skip
 SPEC = {"workerPoolSpecs": [POOL], "scheduling": {"strategy": "SPOT", "timeout": "3600s"}}
 PARENT = "projects/my-proj/locations/us-central1"
-REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"})
+KEY = f"{PARENT}/keyRings/r/cryptoKeys/k"
+REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"}, KEY)
 POSTS = f"POST /v1/{PARENT}/customJobs"
 SLOW = [needs_gcloud, pytest.mark.slow]
 SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)  # takes a second per call
@@ -38,10 +39,15 @@ def both(*cases: object, quick_gcloud: object) -> list[object]:
     return [*(("sdk", case) for case in cases), pytest.param("gcloud", quick_gcloud, marks=needs_gcloud), *slow]
 
 
+# Both backends use one client for buckets.
+BUCKETS = pytest.mark.parametrize("backend", ["sdk"], indirect=True)
+
+
 def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator) -> None:
     name = backend.submit(REQUEST)
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
     assert (job["displayName"], job["labels"]) == (REQUEST.display_name, REQUEST.labels)
+    assert job["encryptionSpec"] == {"kmsKeyName": KEY}
     sent = job["jobSpec"]["workerPoolSpecs"][0]
     assert sent["machineSpec"] == POOL["machineSpec"]
     assert sent["containerSpec"] == POOL["containerSpec"]
@@ -70,7 +76,7 @@ def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: B
     assert backend.jobs("s4") == []
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+@BUCKETS
 def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
     """The address names the sources; other tool versions may build different bytes from them."""
     wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
@@ -81,7 +87,7 @@ def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emu
         assert cloud.objects["my-bucket/packages/x/a.whl"] == first
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+@BUCKETS
 def test_the_location_of_a_bucket_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
     cloud.bucket_location = "EUROPE-WEST4"
     assert backend.location("gs://my-bucket") == "EUROPE-WEST4"
@@ -117,6 +123,7 @@ def test_a_rate_limit_is_no_exhausted_machine_quota(message: str, quota: bool) -
     assert (error.quota, error.transient) == (quota, not quota)
 
 
+@BUCKETS
 def test_whether_an_object_exists(backend: Backend, cloud: Emulator) -> None:
     cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
     found = [backend.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]

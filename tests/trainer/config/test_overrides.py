@@ -18,7 +18,7 @@ from trainer.errors import UserError
 def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
     config = resolve(["--recipe=wgan_gp_digits", "--global-batch-size=32", "--jit_compile"]).config
     assert (config.global_batch_size, config.steps, config.seed) == (32, 3000, 0)
-    assert config.jit_compile is True
+    assert config.jit_compile == "true"
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,14 @@ def test_lengths_and_numbers_as_people_write_them(flags: list[str], expected: di
     assert {name: config[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(("flags", "value"), [
+    ([], "auto"), (["--jit_compile", "--steps=4"], "true"), (["--jit_compile", "auto"], "auto"),
+    (["--jit_compile=on"], "true"), (["--no-jit-compile"], "false"), (["--jit-compile", "false"], "false"),
+])  # fmt: skip
+def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: str) -> None:
+    assert resolve(flags).config.jit_compile == value
+
+
 @pytest.mark.parametrize(("flags", "line"), [
     (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
     (["--recipe=there/is/none.yaml"], "no such recipe"),
@@ -51,7 +59,7 @@ def test_lengths_and_numbers_as_people_write_them(flags: list[str], expected: di
     (["--steps=-5"], "flags: steps=-5 must be at least 1"),
     (["--learning_rate=0"], "learning_rate=0.0 must be greater than 0"),
     (["--learning_rate=nan"], "learning_rate='nan' must be a number"),
-    (["--jit_compile=maybe"], "jit_compile='maybe' must be true or false"),
+    (["--jit_compile=maybe"], "jit_compile=maybe must be one of auto, true, false"),
     (["--precision=float46"], "precision=float46 must be one of"),
     (["--steps=4", "--epochs=2"], "steps=4 and epochs=2 both set the length"),
     (["--image_size=30"], "image_size=30: wgan_gp needs a multiple of 8 from 16 to 256: take 24 or 32"),

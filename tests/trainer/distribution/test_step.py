@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.distribution.philox import NORMAL, UNIFORM
 from trainer.distribution.step import StepContext, current_step, in_step
 
 
@@ -21,6 +22,23 @@ def test_replicas_draw_their_slices_of_the_same_numbers(draw: str, replicas: int
     rows = 8 // replicas
     parts = [getattr(context(first_row=r * rows, rows=rows), draw)((3,), stream="noise") for r in range(replicas)]
     assert np.array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((3,), 4), ((5, 2), 2), ((3, 3), 4), ((3,), 2), ((), 4)])
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+def test_a_replica_draws_its_own_rows_alone_bit_by_bit(kind: str, shape: tuple[int, ...], rows: int) -> None:
+    """Compares with TensorFlow's function for the whole batch; rows of odd sizes are cut out of that."""
+    draw = getattr(tf.random, f"stateless_{kind}")
+    seed = context().stateless_seed("noise")
+    whole = draw((8, *shape), seed=seed, alg="philox").numpy()
+    drawn: list[Any] = []
+    function = {"normal": NORMAL, "uniform": UNIFORM}[kind]
+    for first in range(0, 8, rows):
+        # As a tensor of int32, which the number of a replica is.
+        drawn.append(getattr(context(first_row=tf.constant(first), rows=rows), kind)(shape, stream="noise").numpy())
+    assert np.concatenate(drawn).tobytes() == whole.tobytes()
+    alone = function.rows(seed, 0, rows, shape)
+    assert (alone is None) == bool(rows * int(np.prod(shape)) % 4)
 
 
 def test_step_seed_and_stream_each_give_other_numbers() -> None:

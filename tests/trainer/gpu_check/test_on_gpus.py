@@ -34,7 +34,7 @@ def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert (code, found["agrees"], found["problems"]) == (0, True, []), shown
     assert [(row["name"], row["devices"]) for row in found["rows"]] == [
-        ("float32", 1), ("float32", 2), ("float32, TF32", 1), ("float32, TF32", 2),
+        ("float32", 1), ("float32", 2), ("float32, TF32", 1), ("float32, TF32", 2), ("float32, XLA", 1),
         ("mixed_bfloat16", 1), ("mixed_bfloat16", 2), ("mixed_float16", 1), ("mixed_float16", 2),
     ]  # fmt: skip
     for row in found["rows"]:
@@ -44,14 +44,14 @@ def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
     alone = found["rows"][0]
     assert 0 < found["rows"][1]["difference"]["weights"] <= 3 * found["control"]["weights"]
     assert found["float32_of_cpu"]["weights"] == alone["difference"]["weights"]
-    assert found["left_out"] == ["XLA: --jit_compile changes nothing in mlp"]
+    assert found["left_out"] == ["XLA on several devices: it cannot sum over CPUs"]
     assert [one["bytes"] for one in found["all_reduces"]] == sorted({one["bytes"] for one in found["all_reduces"]})
     assert "mixed_float16" in shown
     assert shown.endswith("all agree; the numbers are in here\n")
 
 
 def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr(on_gpus, "variants", lambda config, count: ([Variant("float32", count)], []))
+    monkeypatch.setattr(on_gpus, "variants", lambda count, on_gpus: ([Variant("float32", count)], []))
     code, found = checked("--model=tests.models:mean_loss", "--replicas=2")
     assert (code, found["agrees"]) == (2, False)
     assert [bool(row["problem"]) for row in found["rows"]] == [False, True]
@@ -67,16 +67,20 @@ def test_a_variant_that_fails_is_a_line_and_the_others_run(caplog: Log) -> None:
     assert "OOM when allocating" in row.problem
 
 
-def test_what_is_compared_depends_on_model_card_and_count(monkeypatch: Patch) -> None:
-    found, left_out = variants(small(), 1)
+def test_what_is_compared_depends_on_cards_and_count(monkeypatch: Patch) -> None:
+    found, left_out = variants(1, on_gpus=False)
     assert [one.name for one in found] == ["float32, TF32", "float32, XLA", "mixed_bfloat16", "mixed_float16"]
     assert left_out == ["several devices: there is one"]
     monkeypatch.setattr(on_gpus, "half_precision", lambda: "mixed_float16")
-    found, left_out = variants(small("--model=cnn", "--image_size=24"), 4)
-    assert [(one.name, one.devices) for one in found] == [
-        ("float32", 4), ("float32, TF32", 1), ("float32, TF32", 4), ("mixed_float16", 1), ("mixed_float16", 4),
-    ]  # fmt: skip
-    assert [line.partition(":")[0] for line in left_out] == ["XLA", "mixed_bfloat16"]
+    for real in (True, False):
+        found, left_out = variants(4, on_gpus=real)
+        assert [(one.name, one.devices) for one in found] == [
+            ("float32", 4), ("float32, TF32", 1), ("float32, TF32", 4), ("float32, XLA", 1),
+            *[("float32, XLA", 4)] * real, ("mixed_float16", 1), ("mixed_float16", 4),
+        ]  # fmt: skip
+        assert [line.partition(":")[0] for line in left_out] == (
+            ["mixed_bfloat16"] + ["XLA on several devices"] * (not real)
+        )
 
 
 def test_rates_are_measured() -> None:

@@ -12,7 +12,7 @@ from tests.fixtures import Patch
 from tests.support import fresh_collectives
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
-from trainer.models.layers import normalize_in_place
+from trainer.models.batch_norm import Rows, in_one_pass, normalize_in_place, separate_groups
 
 RANDOM = np.random.default_rng(0)
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
@@ -151,3 +151,75 @@ def test_in_float64_replicas_normalise_as_keras_does_on_one(shape: Any, settings
     for other in others:
         for found, exact in zip(other, one, strict=True):
             np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+@pytest.mark.parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
+def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
+    precision: str, tolerance: float, shape: Any
+) -> None:
+    """The kernel's ways and the formula's: outputs, gradients, moving statistics."""
+    together, apart = pair(shape, dtype=precision)
+    groups = [tf.cast(RANDOM.normal(each, 3.0, shape), together.compute_dtype) for each in range(3)]
+    with separate_groups(3):
+        found = computed(together, tf.concat(groups, 0))[:-1]
+    passes = [computed(apart, group)[:-1] for group in groups]
+    expected = [np.concatenate([each[place] for each in passes]) for place in (0, 1)]
+    expected += [np.sum([each[place] for each in passes], 0) for place in (2, 3)] + passes[-1][4:]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
+
+
+def chain() -> keras.Model:
+    """Returns a network of a dense layer, batch norm of the rows as images, and a rectifier."""
+    inputs = keras.Input((4,), dtype=keras.config.dtype_policy().compute_dtype)
+    x = keras.layers.Reshape((1, 2, 3))(keras.layers.Dense(6)(inputs))
+    network = keras.Model(inputs, keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.9)(x)))
+    normalize_in_place(network.layers[-2], synchronized=False)
+    return network
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+def test_parts_of_one_pass_have_gradients_of_the_last_alone(precision: str, tolerance: float) -> None:
+    keras.config.set_dtype_policy(precision)
+    together, apart = chain(), chain()
+    apart.set_weights(together.get_weights())
+    *others, last = (tf.cast(RANDOM.normal(each, 1.0, (ROWS, 4)), together.compute_dtype) for each in range(3))
+    gradients = []
+    with tf.GradientTape() as tape:
+        fakes, own = in_one_pass(together, Rows(tf.concat(others, 0), 2), Rows(last))
+        loss = tf.reduce_sum(tf.sin(3.0 * own))
+    gradients.append(tape.gradient(loss, [each.value for each in together.trainable_variables]))
+    passes = [apart(each, training=True) for each in others]
+    with tf.GradientTape() as tape:
+        passes.append(apart(last, training=True))
+        loss = tf.reduce_sum(tf.sin(3.0 * passes[-1]))
+    gradients.append(tape.gradient(loss, [each.value for each in apart.trainable_variables]))
+    found, expected = (
+        [*given, *each.non_trainable_variables] for given, each in zip(gradients, (together, apart), strict=True)
+    )
+    for one, other in zip([tf.concat([fakes, own], 0), *found], [tf.concat(passes, 0), *expected], strict=True):
+        one, other = (np.asarray(tf.cast(each, tf.float64)) for each in (one, other))
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
+    """As in a penalty on gradients: the formula has a gradient of its own, which has to have one too."""
+    ours, stock = pair((ROWS, 3, 4, 5), dtype="float64")
+    inputs = tf.constant(RANDOM.normal(3.0, 2.0, (2 * ROWS, 3, 4, 5)))
+
+    def second(layer: keras.layers.Layer) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as inner:
+                inner.watch(inputs)
+                parts = [inputs] if layer is ours else tf.split(inputs, 2)
+                loss = tf.add_n([tf.reduce_sum(tf.sin(3.0 * layer(part, training=True))) for part in parts])
+            penalty = tf.reduce_sum(tf.square(inner.gradient(loss, inputs)))
+        return outer.gradient(penalty, [inputs, layer.gamma.value])
+
+    with separate_groups(2):
+        found = (tf.function(second) if traced else second)(ours)
+    for one, other in zip(found, second(stock), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)

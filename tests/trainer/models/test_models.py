@@ -209,13 +209,6 @@ def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -
         build_model(TrainConfig(model="mlp", channels=3), dataset)
 
 
-@pytest.mark.parametrize(("model", "warned"), [("mlp", True), ("wgan_gp", False)])
-def test_jit_compile_warns_where_it_does_nothing(model: str, warned: bool, caplog: Log, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.log.log.propagate", True)
-    build_model(small(f"--model={model}", "--image_size=32", "--channels=3", "--jit_compile"), labelled(2))
-    assert (f"nothing of {model} is compiled" in caplog.text) is warned
-
-
 EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]
 EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e-3"]
 

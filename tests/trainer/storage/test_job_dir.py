@@ -32,6 +32,7 @@ from trainer.storage.preflight import preflight
 FLAGS = [
     "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--precision=float64",
     "--checkpoint_every_steps=10", "--report_every_steps=5", "--keep_checkpoints=2", "--replicas=1",
+    "--jit_compile=false",  # auto may choose differently for runs of other lengths
 ]  # fmt: skip
 KILLED = ["--steps=1000000", "--steps_per_loop=4", f"--callbacks={__name__}:killing"]
 

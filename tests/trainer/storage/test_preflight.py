@@ -92,4 +92,4 @@ def test_without_credentials(tmp_path: Path) -> None:
         [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stderr == ""
-    assert "no valid Google credentials: run `gcloud auth application-default login`" in done.stdout
+    assert "no valid Google credentials: run `gcloud auth login`, or set" in done.stdout

@@ -1,0 +1,123 @@
+"""Starts a job in a plain Python image: looks for the GPU driver, installs what the job needs, then runs the trainer.
+
+A job's spec holds this file as its command, `python -c TEXT`: it uses the standard library alone. The variable
+TRAINER_START is JSON: "gpus" of the machine, "requirements" for pip, "packages" as [address, SHA-256], "module".
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+MUST_CHANGE, FAULT = 2, 1  # exit codes, as of the trainer
+TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0
+
+
+def main() -> None:
+    """Prepares this machine and becomes the trainer. Exits with MUST_CHANGE or FAULT and one line if that fails."""
+    plan = json.loads(os.environ["TRAINER_START"])
+    if plan["gpus"]:
+        find_driver()
+    with tempfile.TemporaryDirectory() as folder:
+        wheels = [download(address, digest, folder) for address, digest in plan["packages"]]
+        install([*plan["requirements"], *wheels])
+    os.execv(sys.executable, [sys.executable, "-m", plan["module"], *sys.argv[1:]])  # noqa: S606 (no shell is meant)
+
+
+def find_driver() -> None:
+    """Ends the job unless NVIDIA's driver can be loaded: a paid GPU would idle beside a run on the CPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        folders = os.environ.get("LD_LIBRARY_PATH", "")
+        end(
+            f"libcuda.so.1, NVIDIA's driver, is neither in LD_LIBRARY_PATH ({folders}) nor in the system's folders: "
+            "this image cannot use the machine's GPUs: use --image=URI with one that `python -m deploy image` built",
+            MUST_CHANGE,
+        )
+
+
+def download(address: str, digest: str, folder: str) -> str:
+    """Returns the path of the wheel at a gs:// address, whose SHA-256 must be `digest`."""
+    bucket, _, name = address.removeprefix("gs://").partition("/")
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+    url = f"{host}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
+    content = read(url, {"Authorization": f"Bearer {token()}"}, address)
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        end(
+            f"{address}: its SHA-256 is {found}, not {digest} as when the job was submitted: submit it again",
+            MUST_CHANGE,
+        )
+    path = os.path.join(folder, name.rsplit("/", 1)[-1])
+    with open(path, "wb") as file:
+        file.write(content)
+    return path
+
+
+def token() -> str:
+    """Returns a token of the job's account: https://cloud.google.com/compute/docs/access/authenticate-workloads"""
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    answer = json.loads(read(url, {"Metadata-Flavor": "Google"}, "the metadata server"))
+    return str(answer["access_token"])
+
+
+def read(url: str, headers: dict[str, str], subject: str) -> bytes:
+    """Returns what is at a URL; tries again while the service or the network fails."""
+    problem = ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE_S * 2 ** (attempt - 1))
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 (always http or https)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+                content: bytes = response.read()
+                return content
+        except urllib.error.HTTPError as error:
+            problem = f"status {error.code}"
+            if error.code in (401, 403, 404):
+                end(f"{subject}: {problem}: the job's account must be able to read it (roles/storage.objectViewer)", 2)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    end(f"{subject}: cannot be read: {problem}", FAULT)
+    raise AssertionError
+
+
+def install(what: list[str]) -> None:
+    """Installs requirements and wheels in one step, so that pip chooses versions that fit together."""
+    say(f"installs {' '.join(os.path.basename(each) for each in what)}")
+    began = time.monotonic()
+    flags = ["--no-cache-dir", "--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *flags, *what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or done.stdout.splitlines() or [""]
+        end(f"pip install failed: {lines[-1]}: the job needs a way to the package index, or use --image=URI", FAULT)
+    say(f"installed in {time.monotonic() - began:.0f} s")
+
+
+def say(message: str, severity: str = "INFO") -> None:
+    """Prints one line as Cloud Logging reads it."""
+    print(json.dumps({"severity": severity, "message": message}), flush=True)
+
+
+def end(message: str, code: int) -> None:
+    """Ends the job with one line."""
+    say(f"error: {message}", "ERROR")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

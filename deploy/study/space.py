@@ -1,0 +1,157 @@
+"""Reads the settings that a study varies, and checks before any trial that no run would refuse a value of them."""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.config.fields import as_text, coerce, nearest, value_type
+from trainer.config.overrides import Overrides
+from trainer.errors import UserError
+
+Settings = dict[str, Any]  # of one trial, by name
+
+_FORM = "write --tune=NAME=LOW..HIGH, LOW..HIGH:log or A,B,C, as learning_rate=1e-5..1e-3:log or width=16,32,64"
+_MOST_VALUES = 64  # of a range of whole numbers that are checked one by one
+_MOST_CORNERS = 256  # combinations that are checked
+
+# Settings that a study does not vary -> what to do instead.
+_NOT_VARIED = {
+    "recipe": "a study varies the settings of one recipe: use one study for each",
+    "job_dir": "--out names the folder of the study",
+    "seed": "use --repeats=COUNT for runs with other seeds",
+    "data": "scores on different data cannot be compared: use one study for each",
+    "callbacks": "vary a setting that your function takes",
+    "tuning_metric": "--metric names it",
+    "expect_devices": "the tier sets the number of devices",
+    "replicas": "the tier sets the number of devices",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """Describes a setting that a study varies: one of `values`, or from `low` to `high`, both included."""
+
+    name: str
+    kind: type  # int, float, bool or str
+    values: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False  # equal ratios are equally likely, not equal differences
+
+    @property
+    def count(self) -> float:
+        """Returns the number of possible values; infinity for a range of fractions."""
+        if self.values:
+            return len(self.values)
+        return self.high - self.low + 1 if self.kind is int else math.inf
+
+    @property
+    def text(self) -> str:
+        """Returns the parameter as --tune takes it."""
+        if self.values:
+            return f"{self.name}={','.join(map(as_text, self.values))}"
+        return f"{self.name}={as_text(self.low)}..{as_text(self.high)}{':log' if self.log else ''}"
+
+    def contains(self, value: Any) -> bool:
+        """Returns whether `value` is one of the possible values."""
+        return value in self.values if self.values else value is not None and self.low <= value <= self.high
+
+    def samples(self) -> list[Any]:
+        """Returns values to check: all, or both ends and some between; the first and last are the ends."""
+        if self.values:
+            return list(self.values)
+        if self.kind is float:
+            return [self.low, self.high]
+        steps = min(int(self.high - self.low), _MOST_VALUES - 1)
+        return sorted({int(self.low) + round(index * (self.high - self.low) / steps) for index in range(steps + 1)})
+
+
+def read_space(texts: Sequence[str], overrides: Overrides) -> list[Parameter]:
+    """Returns the parameters of the flags --tune. Raises UserError for an unknown setting or a value that it lacks."""
+    if not texts:
+        raise UserError(f"tune is missing: it names a setting and its values: {_FORM}")
+    found: dict[str, Parameter] = {}
+    for text in texts:
+        parameter = _parameter(text, overrides)
+        if parameter.name in found:
+            raise UserError(f"tune={text}: {parameter.name} is varied twice: put all its values into one --tune")
+        if parameter.name in overrides.values:
+            given = as_text(overrides.values[parameter.name])
+            raise UserError(f"--{parameter.name}={given} and --tune={text} contradict each other: drop one of them")
+        found[parameter.name] = parameter
+    return list(found.values())
+
+
+def _parameter(text: str, overrides: Overrides) -> Parameter:
+    name, equals, given = (part.strip() for part in text.partition("="))
+    name = name.removeprefix("--").replace("-", "_")
+    if not name or not equals or not given:
+        raise UserError(f"tune={text}: {_FORM}")
+    fields = {field.name: field for field in dataclasses.fields(overrides.own.settings)}
+    if name not in fields:
+        raise UserError(f"tune={text}: unknown setting '{name}'{nearest(name, fields)}{overrides.own.hint(name)}")
+    if name in _NOT_VARIED:
+        raise UserError(f"tune={text}: a study does not vary {name}: {_NOT_VARIED[name]}")
+    field, (kind, _) = fields[name], value_type(fields[name])
+    span = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", given)
+    try:
+        if span and kind in (int, float):
+            return _range(Parameter(name, kind, (), coerce(field, span[1]), coerce(field, span[2]), bool(span[3])))
+        values = tuple(coerce(field, one.strip()) for one in given.split(","))
+    except UserError as error:
+        raise UserError(f"tune={text}: {error}") from None
+    if len(set(values)) < max(2, len(values)):
+        raise UserError(f"tune={text}: give two values or more, each once, or leave {name} out of --tune")
+    return Parameter(name, kind, values)
+
+
+def _range(parameter: Parameter) -> Parameter:
+    if None in (parameter.low, parameter.high) or not parameter.low < parameter.high:
+        raise UserError(f"{parameter.low} is not below {parameter.high}: {_FORM}")
+    if parameter.log and parameter.low <= 0:
+        raise UserError(f"a logarithmic range begins above 0, not at {as_text(parameter.low)}")
+    return parameter
+
+
+def check_space(space: Sequence[Parameter], resolve: Callable[[Settings], Any]) -> None:
+    """Raises UserError if `resolve`, which a trial calls with its settings, refuses some of them.
+
+    Each parameter is checked at all its values (of a range, both ends and some between), then all at their ends.
+    """
+    for settings in _probes(space):
+        try:
+            resolve(settings)
+        except UserError as error:
+            raise UserError(
+                f"a trial with {shown(settings)} would be refused: {error}; leave these values out of --tune"
+            ) from None
+
+
+def _probes(space: Sequence[Parameter]) -> Iterator[Settings]:
+    first = {parameter.name: parameter.samples()[0] for parameter in space}
+    for parameter in space:
+        yield from ({**first, parameter.name: value} for value in parameter.samples())
+    ends = [(parameter.samples()[0], parameter.samples()[-1]) for parameter in space]
+    for corner in itertools.islice(itertools.product(*ends), _MOST_CORNERS):
+        yield dict(zip(first, corner, strict=True))
+
+
+def configurations(space: Sequence[Parameter]) -> float:
+    """Returns how many different trials there can be; may be infinity."""
+    return math.prod(parameter.count for parameter in space)
+
+
+def of_recipe(space: Sequence[Parameter], overrides: Overrides) -> Settings | None:
+    """Returns the settings that a run without a study would have; None if they are not all in the space."""
+    fields = {field.name: field.default for field in dataclasses.fields(overrides.own.settings)}
+    found = {parameter.name: overrides.recipe.get(parameter.name, fields[parameter.name]) for parameter in space}
+    inside = all(type(found[one.name]) is one.kind and one.contains(found[one.name]) for one in space)
+    return found if inside else None
+
+
+def shown(settings: Mapping[str, Any]) -> str:
+    """Returns the settings as flags without dashes: `learning_rate=0.001, width=32`."""
+    return ", ".join(f"{name}={as_text(value)}" for name, value in settings.items())

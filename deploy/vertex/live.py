@@ -1,0 +1,143 @@
+"""Reads from the bucket how far a running job is: steps, time left, loss, idle accelerators, what was spent before."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+
+from deploy.spec.spec_changes import LABEL
+from deploy.vertex.api import JobStatus
+from deploy.vertex.costs import describe_spending, format_duration
+from deploy.vertex.reservation import RECORD
+from deploy.vertex.retry import Clock
+from trainer.errors import PlatformFault, UserError, reason
+from trainer.reporting.run_files import StatsEntry, items, mapping, number, parse_stats, positive, whole
+from trainer.storage import Address, parse
+from trainer.storage.gcs import LIMITS, connect
+from trainer.storage.run_layout import RUN_INFO, STATS
+
+_LIMITS = dataclasses.replace(LIMITS, retry=10, pause=2)  # what is not read now is read a minute later
+LIVE_S = 60.0  # between looks of a watch
+RECENT = 10  # reports from which the speed is computed
+IDLE_S, IDLE_PERCENT = 600.0, 10.0  # an accelerator below that for so long is said
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """Holds how far a run was at its last report. `idle`: numbers of the chief's GPUs that are hardly used."""
+
+    step: int
+    total_steps: int
+    seconds_left: float | None
+    loss: str
+    idle: tuple[int, ...]
+
+    def __str__(self) -> str:
+        share = f" of {self.total_steps:,} ({self.step / self.total_steps:.0%})" if self.total_steps else ""
+        left = "" if self.seconds_left is None else f"{format_duration(self.seconds_left)} left"
+        return ", ".join(filter(None, [f"step {self.step:,}{share}", left, self.loss]))
+
+    @property
+    def warning(self) -> str:
+        """Returns a line about GPUs that are hardly used; empty if there are none."""
+        if not self.idle:
+            return ""
+        return (
+            f"GPU {', '.join(map(str, self.idle))} of the chief: below {IDLE_PERCENT:.0f} % for "
+            f"{IDLE_S / 60:.0f} minutes, and paid for: docs/gpus.md"
+        )
+
+
+class LiveReader:
+    """Reads the job directory of one job, and again only where it has changed."""
+
+    def __init__(self, status: JobStatus) -> None:
+        self._label = status.labels.get(LABEL, "")
+        self._generation = 0  # of stats.jsonl, which `_live` sums up
+        self._live: Live | None = None
+        self._spent: float | None = None
+        try:
+            self._folder: Address | None = parse(status.output, "output")
+        except UserError:  # of a job that somebody else created
+            self._folder = None
+
+    def read(self) -> Live | None:
+        """Returns how far the run is; None until it has reported. Raises UserError or PlatformFault."""
+        found = connect(_LIMITS).get(self._folder / STATS) if self._folder else None
+        if self._folder and found and found.generation != self._generation:
+            about = json.loads(_text(self._folder / RUN_INFO) or "{}")
+            entries = parse_stats(connect(_LIMITS).read(found).decode(errors="replace"))
+            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
+        return self._live
+
+    def spent_before(self) -> float:
+        """Returns the USD that earlier jobs of the same directory cost. Raises as `read` does."""
+        if self._spent is None:
+            record = json.loads((_text(self._folder / RECORD) if self._folder else "") or "{}")
+            self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
+        return self._spent
+
+    def try_read(self) -> tuple[Live | None, float, str]:
+        """Returns how far the run is and the USD spent before, or, with nothing else, why they cannot be read."""
+        try:
+            return self.read(), self.spent_before(), ""
+        except (UserError, PlatformFault) as error:
+            return None, 0.0, f"no progress: {error}"
+        except (ValueError, AttributeError) as error:
+            return None, 0.0, f"no progress: a damaged file in {self._folder}: {reason(error)}"
+
+
+class LiveLines:
+    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each warning once."""
+
+    def __init__(self, status: JobStatus, clock: Clock) -> None:
+        self._reader, self._clock, self._due = LiveReader(status), clock, 0.0
+        self._shown = {""}
+
+    def lines(self, status: JobStatus) -> Iterator[str]:
+        """Yields the lines that are due."""
+        if status.state != "RUNNING" or self._clock.now() < self._due:
+            return
+        self._due = self._clock.now() + LIVE_S
+        live, spent, problem = self._reader.try_read()
+        for line in (str(live or ""), live.warning if live else "", problem):
+            if line not in self._shown:
+                self._shown.add(line)
+                money = describe_spending(status, spent, self._clock.now()) if live and line == str(live) else ""
+                yield "; ".join(filter(None, [line, money]))
+
+
+def _text(address: Address) -> str:
+    found = connect(_LIMITS).get(address)
+    return connect(_LIMITS).read(found).decode(errors="replace") if found else ""
+
+
+def summary(entries: Sequence[StatsEntry], total_steps: int) -> Live | None:
+    """Returns how far the run of these lines of stats.jsonl is; None without a report."""
+    reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
+    if not reports:
+        return None
+    step, pace = entries[-1]["step"], _seconds_a_step(reports[-RECENT:])
+    left = max(0, total_steps - step) * pace if pace and total_steps else None
+    losses = ((name, number(value)) for name, value in mapping(reports[-1], "losses").items())
+    loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
+    return Live(step, total_steps, left, loss, tuple(_idle(reports)))
+
+
+def _seconds_a_step(reports: Sequence[StatsEntry]) -> float | None:
+    """Returns the pace of these reports, with evaluations and checkpoints between them."""
+    steps = reports[-1]["step"] - reports[0]["step"]
+    seconds = reports[-1]["seconds"] - reports[0]["seconds"]
+    return seconds / steps if steps > 0 and seconds > 0 else positive(reports[-1].get("step_seconds"))
+
+
+def _idle(reports: Sequence[StatsEntry]) -> Iterator[int]:
+    """Yields the GPUs whose use was below IDLE_PERCENT in every report of the last IDLE_S."""
+    since = reports[-1]["seconds"] - IDLE_S
+    before = [entry for entry in reports if entry["seconds"] <= since]
+    recent = [*before[-1:], *(entry for entry in reports if entry["seconds"] > since)]
+    for gpu in range(len(items(reports[-1], "gpus")) if before else 0):
+        used = [number(items(entry, "gpus")[gpu].get("utilization_percent")) for entry in recent
+                if gpu < len(items(entry, "gpus"))]  # fmt: skip
+        if used and all(value is not None and value < IDLE_PERCENT for value in used):
+            yield gpu

@@ -1,0 +1,199 @@
+"""Tests what a watch and a list of jobs show of a run: progress, money, idle GPUs; and the command at its end."""
+
+import json
+import shlex
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import jobs, submit, watch
+from deploy.spec.tier import load_tier
+from deploy.vertex.api import parse_time
+from deploy.vertex.errors import STATE_UNKNOWN
+from deploy.vertex.session import Session
+from tests.deploy.cli.test_watch import EXITED, SDK
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job
+from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
+from tests.deploy.vertex.test_backends import PARENT, SPEC
+from trainer.errors import UserError
+
+JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
+PRICE = {"usd-per-hour": "3-6000"}
+
+
+def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]], **record: Any) -> None:
+    """Puts what a trainer has written into the job's directory."""
+    folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
+    cloud.objects[f"{folder}/run.json"] = b'{"total_steps": 1000}'
+    cloud.objects[f"{folder}/stats.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    cloud.generations[f"{folder}/stats.jsonl"] = cloud.generations.get(f"{folder}/stats.jsonl", 0) + 1
+    if record:
+        cloud.objects[f"{folder}/submission.json"] = json.dumps(record).encode()
+
+
+def report(step: int, seconds: float, used: float | None = None) -> dict[str, Any]:
+    gpus = [] if used is None else [{"memory_gib": 1.0, "utilization_percent": 90.0},
+                                    {"memory_gib": 1.0, "utilization_percent": used}]  # fmt: skip
+    return {"kind": "report", "step": step, "seconds": seconds, "step_seconds": 0.1, "losses": {"loss": 1 / step},
+            "gpus": gpus}  # fmt: skip
+
+
+@pytest.fixture
+def priced(cloud: Emulator, flying: FlyingClock) -> Job:
+    """Returns a job that has run for half an hour at 3.60 USD an hour, for ten hours at most."""
+    spec = {**SPEC, "scheduling": {"timeout": "36000s"}, "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/7"}}
+    job = cloud.create(PARENT, {"displayName": "x", "jobSpec": spec, "labels": {"submission": "s", **PRICE}})
+    cloud.begin(job)
+    job["startTime"] = rfc3339(flying.time - 1800)
+    return job
+
+
+def rfc3339(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
+    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    """By hand: 0.5 h x 3.60 = 1.80 USD, and 10 h x 3.60 at most; 750 steps at 20 s / 100 steps are 150 s."""
+    uploads(cloud, priced, [report(50, 10), report(150, 30), report(250, 50)], submission="s", spent_usd=2.5)
+
+    def end() -> None:
+        if flying.slept > 190:
+            cloud.end(priced, "SUCCEEDED")
+            priced["endTime"] = rfc3339(flying.time)
+
+    def restarted() -> None:
+        """Resumes from step 200: Vertex AI restarted the worker, which repeats steps; the clock of the job goes on."""
+        uploads(cloud, priced, [report(50, 10), report(150, 30), report(200, 60)], submission="s", spent_usd=2.5)
+        flying.asleep = end
+
+    flying.asleep = restarted
+    assert watch.main([priced["name"], *SDK], session) == 0
+    shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
+    total = "USD with earlier jobs of its directory"
+    assert shown[1] == (
+        f"step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most; 4.30 {total}"
+    )
+    assert shown[2] == (  # a minute later; 50 s for 150 steps
+        f"step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most; 4.36 {total}"
+    )
+    assert shown[3] == "SUCCEEDED"
+    hours = (flying.slept - 15 + 1800) / 3600  # without the wait for the last lines of the log
+    assert shown[-1].endswith(
+        f", about {hours * 3.6:.2f} USD, with earlier jobs of its directory {2.5 + hours * 3.6:.2f} USD"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [
+        ([report(10, 0, 3), report(20, 300, 9), report(30, 601, 0)], True),
+        ([report(10, 0, 3), report(20, 300, 11), report(30, 601, 0)], False),
+        ([report(10, 0, 3), report(20, 300, 9), report(30, 599, 0)], False),  # not yet ten minutes
+        ([report(10, 0, 90), report(20, 1, 9), report(30, 601, 0)], True),  # it warmed up
+    ],
+)
+def test_jobs_are_listed_with_progress_and_idle_accelerators(
+    lines: list[dict[str, Any]], warned: bool, cloud: Emulator, priced: Job, session: Session, capsys: Capture
+) -> None:
+    uploads(cloud, priced, lines, submission="another", spent_usd=2.5)
+    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
+    _, *more = capsys.readouterr().out.splitlines()
+    assert more[0].startswith("  step 30 of 1,000 (3%), ")
+    assert more[0].endswith("; 1.80 USD so far, 36.00 at most")
+    line = "  GPU 1 of the chief: below 10 % for 10 minutes, and paid for: docs/gpus.md"
+    assert more[1:] == ([line] if warned else [])
+
+
+def test_progress_that_cannot_be_read_ends_no_watch(
+    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    cloud.faults = [Fault("GET /storage", 403, times=99)]
+
+    def end() -> None:
+        if flying.slept > 200:
+            cloud.end(priced, "SUCCEEDED")
+
+    flying.asleep = end
+    assert watch.main([priced["name"], *SDK], session) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
+
+
+OUTCOME = (
+    "printf '%s ' $DEPLOY_STATE $DEPLOY_EXIT_CODE $DEPLOY_USD $DEPLOY_NAME $DEPLOY_OUTPUT \"$DEPLOY_ERROR\" > told"
+)
+
+
+def test_a_command_is_told_how_it_ended(
+    cloud: Emulator, priced: Job, session: Session, capsys: Capture, tmp_path: Path
+) -> None:
+    uploads(cloud, priced, [report(50, 10)], submission="s", spent_usd=2.5)
+    cloud.end(priced, "FAILED", f"The replica {EXITED} 2.")
+    priced["endTime"] = rfc3339((parse_time(priced["startTime"]) or 0) + 1800)
+    notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
+    assert watch.main([priced["name"], *SDK, notify], session) == 2
+    told = Path("told").read_text()
+    assert told.startswith(f"FAILED 2 4.30 x gs://my-bucket/7 The replica {EXITED} 2.: 2 means the trainer refused")
+    capsys.readouterr()
+    assert watch.main([priced["name"], *SDK, "--notify=sh -c 'echo no mail >&2; exit 3'"], session) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert line == "warning: --notify=sh -c 'echo no mail >&2; exit 3' failed: exit code 3: no mail"
+
+
+def test_a_command_is_told_when_nobody_knows_how_it_ended(
+    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock
+) -> None:
+    """Ctrl-C is no end."""
+    notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
+    flying.asleep = flying.interrupt
+    assert watch.main([priced["name"], *SDK, notify], session) == 75
+    assert not Path("told").exists()
+    cloud.faults, flying.asleep = [Fault("customJobs", 401, times=99)], lambda: None
+    with pytest.raises(SystemExit):
+        watch.main([priced["name"], *SDK, notify], session)
+    assert Path("told").read_text().startswith(f"UNKNOWN {STATE_UNKNOWN} not logged in")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [("no-such-program x", "there is no program no-such-program"), ("mail 'me", "No closing quotation: write a")],
+)
+def test_a_command_that_cannot_run_is_refused_first(command: str, line: str, session: Session, priced: Job) -> None:
+    with pytest.raises(UserError, match=line):
+        watch.main([priced["name"], *SDK, f"--notify={command}"], session)
+
+
+@pytest.mark.usefixtures("dist")
+def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    """By hand: an hour of the first tier until its machines are taken away; between the two a region without quota."""
+
+    def run(google: Emulator, job: dict[str, Any]) -> None:
+        first = len(google.jobs) == 1
+        google.faults += [Fault(POSTS, 429, message=QUOTA)] if first else []
+        hour = {"startTime": "2026-11-20T10:00:00Z", "endTime": "2026-11-20T11:00:00Z"}
+        stocked_out = {"code": 3, "message": "Resources are insufficient in region: us-central1. Please try another."}
+        failed = {"state": "JOB_STATE_FAILED", "error": stocked_out}
+        with google.lock:
+            job |= {**hour, **(failed if first else {"state": "JOB_STATE_SUCCEEDED"})}
+
+    cloud.run = run
+    output = "--job_dir=gs://my-bucket/runs/7"
+    assert submit.main(["l4x2", *JOB_FLAGS, output, "--fallback=t4x2,l4x1"], session) == 0
+    prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
+    total = f", with earlier jobs of its directory {sum(prices):.2f} USD"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD{total}")
+    (file,) = Path("runs/submitted").glob("*.json")
+    assert [attempt["state"] for attempt in json.loads(file.read_text())["attempts"]] == [
+        "FAILED",
+        "NOT SUBMITTED",
+        "SUCCEEDED",
+    ]
+    assert submit.main(["l4x1", *JOB_FLAGS, output], session) == 0
+    total = f", with earlier jobs of its directory {sum(prices) + prices[1]:.2f} USD"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(total)

@@ -1,0 +1,81 @@
+"""Tests that GANs whose passes are joined have the numbers of plain steps, with a pass of each network for each update.
+
+The plain steps below are those that this package had; they follow the papers line by line.
+"""
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.fixtures import Patch
+from tests.support import largest_difference, run_steps, small, weights
+from trainer.data.images import from_uint8
+from trainer.distribution.step import current_step
+from trainer.models.dcgan import DCGAN, _cross_entropy
+from trainer.models.gan import GAN, images_of
+from trainer.models.wgan_gp import WGANGP
+
+
+def plain_generator_update(model: GAN, noise: Any) -> Any:
+    """Updates the generator by one tape through both networks."""
+    step = current_step()
+    with tf.GradientTape() as tape:
+        scores = model.critic(model.generator(noise, training=True), training=True)
+        loss = model.generator_loss(scores) / step.global_batch_size
+    variables = model.generator.trainable_variables
+    model.generator_optimizer.apply(tape.gradient(loss, variables), variables)
+    model.average_generator(step)
+    return loss
+
+
+def plain_wgan_gp_step(self: WGANGP, data: Any) -> dict[str, Any]:
+    """Makes new images, and so new batch statistics, right before each update."""
+    step, reals = current_step(), from_uint8(images_of(data))
+    noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
+    mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
+    losses = [
+        self.update_critic(step, reals[i], self.generator(noise[:, i], training=True), mix[:, i])
+        for i in range(self.batches_per_step)
+    ]
+    logs = {name: tf.add_n([each[name] for each in losses]) / len(losses) for name in losses[0]}
+    return {**logs, "generator_loss": plain_generator_update(self, noise[:, -1])}
+
+
+def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
+    """Gives the discriminator real and generated images in a pass each."""
+    step, reals = current_step(), from_uint8(images_of(data)[0])
+    noise = step.normal((2, self.latent_dim), stream="noise")
+    fakes = self.generator(noise[:, 0], training=True)
+    with tf.GradientTape() as tape:
+        on_reals = _cross_entropy(self.critic(reals, training=True), real=True)
+        on_fakes = _cross_entropy(self.critic(fakes, training=True), real=False)
+        loss = (on_reals + on_fakes) / step.global_batch_size
+    variables = self.critic.trainable_variables
+    self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
+    return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1])}
+
+
+@pytest.mark.parametrize(("model", "flags", "many_rows"), [
+    ("wgan_gp", ("--critic_steps=3",), False),
+    ("wgan_gp", ("--replicas=2",), False),
+    ("wgan_gp", ("--replicas=2",), True),
+    ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True),
+    ("dcgan", (), False),
+    ("dcgan", ("--replicas=2",), False),
+])  # fmt: skip
+def test_a_step_has_the_numbers_of_a_plain_one(
+    model: str, flags: tuple[str, ...], many_rows: bool, monkeypatch: Patch
+) -> None:
+    """Compares all weights, moving statistics, averages and losses; at 4 replicas, tests/…/test_replicas.py do.
+
+    many_rows: the layers run on all rows for the critic at once, as on GPUs.
+    """
+    monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: many_rows)
+    config = small(f"--model={model}", "--precision=float64", "--width=4", *flags)
+    found, logs = run_steps(config, 10)
+    monkeypatch.setattr(WGANGP, "train_step", plain_wgan_gp_step)
+    monkeypatch.setattr(DCGAN, "train_step", plain_dcgan_step)
+    plain, plain_logs = run_steps(config, 10)
+    assert largest_difference(weights(found), weights(plain)) < 1e-10
+    assert logs.means() == pytest.approx(plain_logs.means(), rel=1e-10)

@@ -1,0 +1,345 @@
+"""Tests that XLA compiles whole steps with the same numbers, and that jit_compile=auto keeps the faster way."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.trainer_loop import fresh_collectives, setup_of
+from tests.fixtures import Log, Make, Patch
+from tests.support import Signals, largest_difference, permute_rows, run_job, weights
+from trainer import job
+from trainer.compat import cpus_taken_for_gpus
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.distribution.cluster import Cluster
+from trainer.distribution.step import NotCompilable
+from trainer.distribution.strategy import Replicas
+from trainer.errors import INTERRUPTED
+from trainer.reporting.progress import StepLogs
+from trainer.training.compilation import Choice, Trial, choose
+from trainer.training.steps import StepRunner
+from trainer.training_run import TrainingRun
+
+STEPS = 3
+GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16", "--critic_steps=2")
+FAMILIES = {
+    "mlp": ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", *GANS[:2], "--global_batch_size=16"),
+    "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--global_batch_size=8"),
+    "wgan_gp": ("--model=wgan_gp", *GANS),
+    "dcgan": ("--model=dcgan", *GANS),
+    "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
+}  # fmt: skip
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "dcgan", "stock")]
+
+
+def trained(compiled: bool, *flags: str, steps: int = STEPS) -> tuple[dict[str, Any], StepLogs]:
+    setup = setup_of("--data=digits", *flags)
+    logs = setup.step_runner(compiled=compiled)(setup.rows_from(0), 0, steps)
+    return weights(setup.model), logs
+
+
+@pytest.mark.parametrize("name", ["mlp", *SLOW])
+def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
+    (plain, logs), (compiled, others) = (trained(way, *FAMILIES[name], "--precision=float64") for way in (False, True))
+    assert largest_difference(plain, compiled, 1e-6) < 1e-10
+    assert np.abs(logs.values - others.values).max() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["mlp", pytest.param("wgan_gp", marks=pytest.mark.slow)])
+def test_in_float32_it_differs_by_rounding_alone(name: str, monkeypatch: Patch) -> None:
+    flags = [flag for flag in FAMILIES[name] if not flag.startswith("--augment")]
+    (plain, _), (compiled, _) = (trained(way, *flags, steps=20) for way in (False, True))
+    controls = []
+    for seed in (7, 8, 9):
+        with monkeypatch.context() as patch:
+            permute_rows(patch, 16, seed)
+            controls.append(largest_difference(plain, trained(False, *flags, steps=20)[0]))
+    assert largest_difference(plain, compiled) <= 3 * max(controls)
+
+
+class Mixing(keras.layers.Layer):
+    """Draws in a way that XLA must not: `how` names one."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.seed = how, keras.random.SeedGenerator(0)
+
+    def call(self, values: Any) -> Any:
+        if self.how == "in a loop":
+            return tf.while_loop(lambda i, x: i < 2, self._looped, (0, values))[1]
+        if self.how == "by TensorFlow":
+            return values + tf.random.normal(tf.shape(values)) + tf.random.stateless_normal((1,), (1, 2))
+        return tf.unique_with_counts(tf.reshape(values, (-1,)))[0][0] + values
+
+    def _looped(self, i: Any, values: Any) -> Any:
+        return i + 1, values + keras.random.normal((1,), seed=self.seed)
+
+
+def mixing(config: TrainConfig, dataset: Dataset, *, how: str = "in a loop") -> keras.Model:
+    layers = [keras.layers.Flatten(), Mixing(how), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input(dataset.image_shape), *layers])
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ("in a loop", "draws random numbers inside a loop"),
+    ("by TensorFlow", "its train_step draws random numbers by RandomStandardNormal, StatelessRandom"),
+    ("without a kernel", "XLA fails: "),
+])  # fmt: skip
+def test_what_xla_cannot_or_must_not_compile_runs_plain(how: str, why: str, caplog: Log, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    setup = setup_of(f"--model={__name__}:mixing", f"--how={how}", "--image_size=16", "--global_batch_size=8",
+                     "--jit_compile")  # fmt: skip
+    before = weights(setup.model)
+    trial = Trial(
+        setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
+    )
+    choice = choose(setup.config, trial, 10)
+    assert not choice.compiled
+    assert why in choice.why
+    assert f"jit_compile: the steps run plain: {choice.why}" in caplog.text
+    assert largest_difference(before, weights(setup.model)) == 0
+    trial.runner(False)(setup.rows_from(0), 0, 1)
+
+
+@pytest.mark.parametrize("name", ["mlp", pytest.param("wgan_gp", marks=pytest.mark.slow)])
+def test_on_gpus_sums_are_inside_what_xla_compiles(name: str) -> None:
+    """A trace test: two CPUs that TensorFlow takes for GPUs. The step can be traced; whether it runs is not proved."""
+    setup = setup_of("--data=digits", *FAMILIES[name], "--replicas=2")
+    arguments = setup.rows_from(0), tf.constant(0, tf.int64), tf.constant(1)
+    with cpus_taken_for_gpus():
+        graph = setup.step_runner(compiled=True)._run.get_concrete_function(*arguments).graph.as_graph_def()
+    sums = [
+        Counter(node.op for node in function.node_def)["CollectiveReduceV2"]
+        for function in graph.library.function
+        if function.attr["_XlaMustCompile"].b
+    ]
+    outside = Counter(node.op for function in graph.library.function for node in function.node_def)
+    plain = setup.step_runner()._run.get_concrete_function(*arguments).graph.as_graph_def()
+    expected = Counter(node.op for function in plain.library.function for node in function.node_def)
+    assert len(sums) == 2
+    assert sums[0] == sums[1] > 0
+    assert sum(sums) == outside["CollectiveReduceV2"] == expected["CollectiveReduceV2"]
+
+
+class Clock:
+    """Stands for the device too: its steps take planted seconds of a clock that only they move."""
+
+    def __init__(self, plain: float, compiled: float, fails: str = "", operations: int = 100) -> None:
+        self.now, self.step_seconds, self.fails, self.operations = (
+            0.0,
+            {False: plain, True: compiled},
+            fails,
+            operations,
+        )
+        self.calls: list[tuple[bool, int]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def runner(self, compiled: bool) -> Any:
+        return PlantedRunner(self, compiled)
+
+
+@dataclasses.dataclass
+class PlantedRunner:
+    clock: Clock
+    compiled: bool
+
+    def __call__(self, rows: Any, first: int, count: int) -> None:
+        self.clock.calls.append((self.compiled, count))
+        if self.compiled and self.clock.fails:
+            raise NotCompilable(self.clock.fails)
+        self.clock.now += self.clock.step_seconds[self.compiled] * count
+
+    def work(self, rows: Any) -> Any:
+        return dataclasses.make_dataclass("Work", ["digest", "operations"])("work", self.clock.operations)
+
+
+def planted(clock: Clock, devices: tuple[str, ...] = ("CPU:0",), **of_replicas: Any) -> Trial:
+    replicas = Replicas(tf.distribute.get_strategy(), devices, 8, 8, **of_replicas)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    return Trial(model, replicas, clock.runner, lambda: None, 0, clock=clock)
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> TrainConfig:
+    return TrainConfig(cache_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(("plain", "compiled", "faster"), [(0.2, 0.1, True), (0.1, 0.2, False), (0.1, 0.1, False)])
+def test_auto_keeps_the_faster_way_and_other_runs_find_it(
+    plain: float, compiled: float, faster: bool, auto: TrainConfig
+) -> None:
+    clock = Clock(plain, compiled)
+    choice = choose(auto, planted(clock), 1000)
+    assert (choice.compiled, choice.plain_step_seconds, choice.compiled_step_seconds) == (
+        faster, pytest.approx(plain), pytest.approx(compiled)
+    )  # fmt: skip
+    assert f"a step takes {plain:.3g} s plain, {compiled:.3g} s compiled" in choice.sentence()
+    turns = [way for way, _ in clock.calls[-6:]]
+    assert turns == [False, True] * 3
+    later = Clock(compiled, plain)  # would choose the other way
+    assert choose(auto, planted(later), 1000).compiled is faster
+    assert later.calls == [(False, 1)] + [(True, 1)] * faster
+    others = Clock(compiled, plain)
+    assert choose(auto, planted(others, ("CPU:1",)), 1000).compiled is (compiled > plain)
+    assert len(others.calls) > 6
+
+
+@pytest.mark.parametrize(("seconds", "steps", "operations", "tried"), [
+    (0.1, 199, 1, False), (0.1, 200, 1, True), (1.0, 99, 1, False), (0.1, 999, 1000, False), (0.1, 1000, 1000, True),
+])  # fmt: skip
+def test_a_run_too_short_to_earn_it_is_not_tried(
+    seconds: float, steps: int, operations: int, tried: bool, auto: TrainConfig
+) -> None:
+    clock = Clock(seconds, seconds / 2, operations=operations)
+    assert choose(auto, planted(clock), steps).compiled is tried
+    assert any(way for way, _ in clock.calls) is tried
+    assert steps >= 100 or clock.calls == []
+
+
+@pytest.mark.parametrize(("devices", "of_replicas", "why"), [
+    (("GPU:0",), {}, "not measured on GPUs yet"),
+    (("CPU:0", "CPU:1"), {}, "XLA cannot sum over CPUs"),
+    (("GPU:0",), {"cluster": Cluster(("one:1", "other:1"), 1)}, "XLA cannot sum over several machines"),
+])  # fmt: skip
+def test_auto_is_plain_on_gpus_and_where_xla_cannot_sum(
+    devices: tuple[str, ...], of_replicas: dict[str, Any], why: str, auto: TrainConfig
+) -> None:
+    clock = Clock(1.0, 0.1)
+    choice = choose(auto, planted(clock, devices, **of_replicas), 1000)
+    assert (choice.compiled, clock.calls) == (False, [])
+    assert why in choice.why
+    forced = choose(dataclasses.replace(auto, jit_compile="true"), planted(clock, devices, **of_replicas), 1000)
+    assert forced.compiled is (devices == ("GPU:0",) and not of_replicas)
+
+
+def test_convolutions_by_depth_and_deterministic_runs_are_not_tried(auto: TrainConfig) -> None:
+    clock = Clock(1.0, 0.1)
+    trial = planted(clock)
+    assert "deterministic" in choose(dataclasses.replace(auto, deterministic=True), trial, 1000).why
+    for layer in (keras.layers.SeparableConv2D(2, 3), keras.layers.Conv2D(2, 3, groups=2)):
+        trial.model = keras.Sequential([keras.Input((8, 8, 2)), layer])
+        assert f"convolutions by groups or by depth, as in {layer.name}" in choose(auto, trial, 1000).why
+    assert clock.calls == []
+
+
+def test_it_says_why_it_could_not_compile_and_keeps_that(auto: TrainConfig) -> None:
+    clock = Clock(1.0, 0.1, fails="dropout draws")
+    assert choose(auto, planted(clock), 1000) == Choice(False, "dropout draws")
+    assert choose(auto, planted(clock), 1000).why == "dropout draws"
+    assert sum(way for way, _ in clock.calls) == 1
+
+
+def test_a_resumed_run_keeps_its_way_unless_told_otherwise(auto: TrainConfig) -> None:
+    clock, before = Clock(0.1, 1.0), Choice(True, "faster")
+    assert choose(auto, planted(clock), 1000, before) == before
+    assert choose(auto, planted(clock), 1000, Choice(False, "slower")) == Choice(False, "slower")
+    assert choose(dataclasses.replace(auto, jit_compile="false"), planted(clock), 1000, before).compiled is False
+    assert Choice.read(json.loads(json.dumps(dataclasses.asdict(before)))) == before
+    for damaged in ({}, {"compiled": "yes", "why": ""}, {"compiled": True}):
+        assert Choice.read(damaged) is None
+
+
+@pytest.fixture
+def compiled_is_faster(monkeypatch: Patch) -> list[bool]:
+    """Makes auto choose XLA in a short run; the list has the way of each call of a trial."""
+    calls: list[bool] = []
+
+    def seconds(self: Trial, compiled: bool, count: int) -> float:
+        calls.append(compiled)
+        self.runner(compiled)(self.rows, 0, 1)
+        self._check()
+        return (50.0 if compiled else 100.0) * count
+
+    monkeypatch.setattr(Trial, "seconds", seconds)
+    return calls
+
+
+def run_info(config: TrainConfig) -> dict[str, Any]:
+    return json.loads((Path(config.job_dir) / "run.json").read_text())
+
+
+def test_killed_equals_never_killed_and_a_trial_leaves_no_trace(
+    small_config: Make, tmp_path: Path, compiled_is_faster: list[bool], monkeypatch: Patch
+) -> None:
+    """A run that auto compiles, killed once it has chosen and once later, against one that was told to compile."""
+    final: dict[str, dict[str, Any]] = {}
+    train, stops = TrainingRun.train, iter([0, 100])
+
+    class Killed(BaseException):
+        pass
+
+    def keep(self: TrainingRun, *given: Any) -> Any:
+        control = train(self, *given)
+        final[self.config.job_dir] = weights(self.setup.model)
+        return control
+
+    call = StepRunner.__call__
+
+    def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
+        if "choice" in made and first == stop_at[0]:
+            stop_at[0] = next(stops, -1)
+            raise Killed
+        return call(self, iterator, first, count)
+
+    flags = ("--model=mlp", "--image_size=16", "--steps=120", "--checkpoint_every_steps=50", "--dropout=0.3")
+    told = small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told")
+    auto = small_config(*flags, f"--job_dir={tmp_path}/auto", f"--cache_dir={tmp_path}/cache")
+    monkeypatch.setattr(TrainingRun, "train", keep)
+    run_job(told)
+    compiled_is_faster.clear()
+    made: set[str] = set()
+    stop_at = [next(stops)]
+    chosen = TrainingRun._chosen_steps
+
+    def choosing(self: TrainingRun, *given: Any) -> Any:
+        made.clear()
+        runner = chosen(self, *given)
+        made.add("choice")
+        return runner
+
+    monkeypatch.setattr(TrainingRun, "_chosen_steps", choosing)
+    monkeypatch.setattr(StepRunner, "__call__", killed)
+    tried = []
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_job(auto)
+        tried.append(len(compiled_is_faster))
+        assert run_info(auto)["compilation"]["compiled"] is True
+    run_job(auto)
+    assert tried == [11, 12]  # 4 plain, 1 compiled and 3 turns; then one compiled step a start
+    assert len(compiled_is_faster) == 13
+    assert run_info(auto)["compilation"]["plain_step_seconds"] == 100.0
+    assert largest_difference(final[told.job_dir], final[auto.job_dir]) == 0
+
+
+def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
+    small_config: Make, compiled_is_faster: list[bool], monkeypatch: Patch
+) -> None:
+    signals, trial = Signals(monkeypatch), Trial.seconds
+
+    def signalled(self: Trial, compiled: bool, count: int) -> float:
+        if compiled:
+            signals.come()
+        return trial(self, compiled, count)
+
+    config = small_config("--model=mlp", "--image_size=16", "--steps=120")
+    config = dataclasses.replace(config, cache_dir=config.job_dir + "-cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trial, "seconds", signalled)
+        fresh_collectives()
+        assert job.run(config, [], 0.0) == INTERRUPTED
+    assert run_info(config)["compilation"] == {}
+    assert json.loads((Path(config.job_dir) / "result.json").read_text())["steps"] == 0
+    run_job(config)
+    assert run_info(config)["compilation"]["compiled"] is True

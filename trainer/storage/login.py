@@ -1,0 +1,136 @@
+"""Finds the login of this machine: application default credentials or gcloud's, of which one suffices for everything.
+
+Python programs use the first if there are any, else they ask gcloud for a token; gcloud uses its own login if there is
+one, else it gets a token of the first, in a file. On Vertex AI the metadata server answers for the job's account.
+https://docs.cloud.google.com/docs/authentication/application-default-credentials
+"""
+
+import configparser
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform", "openid", "https://www.googleapis.com/auth/userinfo.email")
+_USERINFO = "https://openidconnect.googleapis.com/v1/userinfo"
+_ADC = "application_default_credentials.json"
+
+
+def credentials(anew: bool = False) -> Any:
+    """Returns the credentials of Python programs. Raises google.auth.exceptions.GoogleAuthError without any login.
+
+    `anew`: reads the login again, as after a refused token.
+    """
+    if anew:
+        _credentials.cache_clear()
+    variables = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "CLOUDSDK_CORE_ACCOUNT")
+    return _credentials(*(os.environ.get(name, "") for name in variables), os.environ.get("GCE_METADATA_HOST", ""))
+
+
+@functools.lru_cache(maxsize=4)
+def _credentials(*_environment: str) -> Any:
+    if _uses_gcloud():
+        from trainer.storage.gcloud_login import GcloudCredentials
+
+        return GcloudCredentials()
+    import google.auth
+
+    return google.auth.default(scopes=_SCOPES[:1])[0]
+
+
+def login_command() -> str:
+    """Returns the command that renews the login which Python programs use."""
+    return "gcloud auth application-default login" if _has_default_credentials() else "gcloud auth login"
+
+
+def _uses_gcloud() -> bool:
+    return not _has_default_credentials() and bool(gcloud_account()) and shutil.which("gcloud") is not None
+
+
+def _has_default_credentials() -> bool:
+    return bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")) or (_gcloud_folder() / _ADC).is_file()
+
+
+def gcloud_account() -> str:
+    """Returns the account that gcloud's commands act as; empty if nobody is logged in to gcloud."""
+    impersonated = gcloud_property("auth", "impersonate_service_account").split(",")[-1]
+    return impersonated or gcloud_property("core", "account")
+
+
+@contextmanager
+def gcloud_environment() -> Iterator[dict[str, str]]:
+    """Yields the environment of one gcloud command: with a token of the other login if gcloud has none.
+
+    The token is in a file that only this user may read, and that is removed when the command has ended. Raises
+    google.auth.exceptions.GoogleAuthError if there is a login that gives no token.
+    """
+    given = any(gcloud_property("auth", key) for key in ("access_token_file", "credential_file_override"))
+    if given or gcloud_account() or not _has_default_credentials():
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="gcloud-") as folder:  # of mode 0700
+        file = Path(folder, "token")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+            opened.write(_token())
+        yield {**os.environ, "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(file)}
+
+
+def _token() -> str:
+    from google.auth.transport.requests import Request
+
+    found = credentials()
+    if not found.valid:  # as shortly before its end
+        found.refresh(Request())
+    return str(found.token)
+
+
+def two_accounts() -> tuple[str, str] | None:
+    """Returns the accounts of gcloud and of Python programs if these are known to differ."""
+    first = gcloud_account()
+    if not first or not _has_default_credentials():
+        return None
+    second = _account(credentials())
+    return (first, second) if second and second != first else None
+
+
+def _account(found: Any) -> str:
+    """Returns the account of credentials; empty if Google does not say."""
+    for name in ("service_account_email", "account"):
+        if known := getattr(found, name, ""):
+            return str(known)
+    from google.auth.exceptions import GoogleAuthError
+    from google.auth.transport.requests import AuthorizedSession
+    from requests import RequestException
+
+    try:
+        return str(AuthorizedSession(found).get(_USERINFO, timeout=5).json().get("email", ""))
+    except (GoogleAuthError, RequestException, ValueError, AttributeError):
+        return ""
+
+
+def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns a property of gcloud's active configuration; empty if it is not set.
+
+    Reads the files, because running gcloud takes half a second: https://cloud.google.com/sdk/docs/configurations
+    """
+    given = environment.get(f"CLOUDSDK_{section.upper()}_{key.upper()}")
+    if given:
+        return given
+    folder = _gcloud_folder(environment)
+    properties = configparser.ConfigParser(interpolation=None)
+    try:
+        active = environment.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
+        properties.read(folder / "configurations" / f"config_{active}")
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return ""
+    return properties.get(section, key, fallback="")
+
+
+def _gcloud_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the folder of gcloud's files."""
+    home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
+    return Path(environment.get("CLOUDSDK_CONFIG") or home)

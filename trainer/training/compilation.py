@@ -1,0 +1,223 @@
+"""Chooses, before the first step that counts, whether XLA compiles a run's steps: where nobody says, by measuring.
+
+docs/decisions/9-xla.md has the reasons and what was measured.
+"""
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import keras
+
+from trainer.compat import all_layers
+from trainer.config.train_config import TrainConfig
+from trainer.distribution.arithmetic import arithmetic
+from trainer.distribution.step import NotCompilable
+from trainer.distribution.strategy import Replicas
+from trainer.errors import UserError
+from trainer.interface import ModelInterface
+from trainer.log import log
+from trainer.reporting.run_files import number, read_json, write_json
+from trainer.reporting.run_info import versions
+from trainer.storage.staging import cache_home
+from trainer.training.preemption import Interrupted
+from trainer.training.state import put_back, snapshot, variables_of
+from trainer.training.steps import StepRunner
+from trainer.user_mistakes import message_of
+
+FEWEST_STEPS = 100  # a shorter run is not worth the three steps of a measurement
+EARNED = 10  # a run is tried if its plain steps take this many times as long as compiling is expected to
+TURNS, TURN_SECONDS = 3, 1.0
+_SECONDS_AN_OPERATION, _LEAST_SECONDS = 0.01, 2.0  # of compiling; docs/decisions/9-xla.md
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Holds whether XLA compiles a run's steps, why, and what was measured."""
+
+    compiled: bool
+    why: str
+    plain_step_seconds: float | None = None
+    compiled_step_seconds: float | None = None
+    compile_seconds: float | None = None  # of tracing and compiling
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> "Choice | None":
+        """Returns the choice that `asdict` wrote; None if there is none, or the content is damaged."""
+        compiled, why = content.get("compiled"), content.get("why")
+        if not isinstance(compiled, bool) or not isinstance(why, str):
+            return None
+        measured = ("plain_step_seconds", "compiled_step_seconds", "compile_seconds")
+        return cls(compiled, why, *(number(content.get(name)) for name in measured))
+
+    def sentence(self) -> str:
+        """Describes the choice for the log."""
+        way = "XLA compiles the steps" if self.compiled else "the steps run plain"
+        return f"{way}: {self.why}"
+
+
+class Trial:
+    """Runs steps that do not count: on leaving, the variables have the values that they had before.
+
+    `make`: returns a runner, compiled or not; `rows`: returns an iterator for it, from `first_step` on; `check`: called
+    after each call to the device, raises if the trial must end.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        make: Callable[[bool], StepRunner],
+        rows: Callable[[], Any],
+        first_step: int,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model, self.replicas = model, replicas
+        self._make, self._rows, self._first_step, self._check, self._clock = make, rows, first_step, check, clock
+        self._runners: dict[bool, StepRunner] = {}
+
+    def __enter__(self) -> "Trial":
+        self._variables = variables_of(self.model)
+        self._before, self.rows = snapshot(self._variables), self._rows()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        put_back(self._variables, self._before, self.replicas)
+        del self.rows, self._before
+
+    def runner(self, compiled: bool) -> StepRunner:
+        """Returns the runner of plain or of compiled steps: the same one at each call, which is traced once."""
+        if compiled not in self._runners:
+            self._runners[compiled] = self._make(compiled)
+        return self._runners[compiled]
+
+    def seconds(self, compiled: bool, count: int) -> float:
+        """Runs `count` steps; returns how long they took."""
+        began = self._clock()
+        self.runner(compiled)(self.rows, self._first_step, count)
+        taken = self._clock() - began
+        self._check()
+        return taken
+
+
+def choose(config: TrainConfig, trial: Trial, steps_left: int, earlier: Choice | None = None) -> Choice:
+    """Returns how to run the steps, and logs a choice that was measured, or is not what was asked for.
+
+    earlier: the choice of this run before it was resumed, which it keeps. Choices of other runs are in `cache_dir`.
+    """
+    if config.jit_compile == "false":
+        return Choice(False, "jit_compile=false")
+    given = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
+    if barrier := _barrier(trial.replicas):
+        return _plain(trial, barrier) if given and given.compiled else Choice(False, barrier)
+    if given:
+        with trial:
+            return _if_possible(given, trial)
+    if why := _not_tried(config, trial, steps_left):
+        return Choice(False, why)
+    with trial:
+        return _measured(trial, steps_left, cache_home(config.cache_dir) / "xla")
+
+
+def _barrier(replicas: Replicas) -> str:
+    """Returns why no step of these replicas can be compiled as a whole, "" if it may be."""
+    if replicas.cluster.several:
+        return "XLA cannot sum over several machines"
+    on_cpus = not replicas.devices[0].startswith("GPU")
+    return "XLA cannot sum over CPUs" if replicas.count > 1 and on_cpus else ""
+
+
+def _plain(trial: Trial, why: str) -> Choice:
+    """Returns the choice where XLA was asked for and cannot be used, and logs it."""
+    choice = Choice(False, why)
+    rest = "; only gradients are compiled" if ModelInterface.of(trial.model).compiles_gradients else ""
+    log.warning(f"jit_compile: {choice.sentence()}{rest}")
+    return choice
+
+
+def _if_possible(choice: Choice, trial: Trial) -> Choice:
+    """Returns `choice`, or a plain one if it is to compile and XLA fails: tried with a step that does not count."""
+    if not choice.compiled:
+        return choice
+    seconds, why_not = _compile(trial)
+    if why_not:
+        return _plain(trial, why_not)
+    log.info(f"jit_compile: {choice.sentence()}; it took {seconds:.0f} s")
+    return choice
+
+
+def _compile(trial: Trial) -> tuple[float, str]:
+    """Runs a compiled step. Returns how long it took, in seconds, and why XLA cannot compile it, "" if it can."""
+    try:
+        return trial.seconds(True, 1), ""
+    except Interrupted:
+        raise
+    except Exception as error:
+        text = message_of(error)
+        not_compilable = isinstance(error, NotCompilable)
+        return 0.0, text.removeprefix("NotCompilable: ") if not_compilable else f"XLA fails: {text}"
+
+
+def _not_tried(config: TrainConfig, trial: Trial, steps_left: int) -> str:
+    """Returns why a run with jit_compile=auto does not measure, "" if it may be worth it."""
+    if trial.replicas.devices[0].startswith("GPU"):
+        return "not measured on GPUs yet: --jit_compile tries it"
+    if config.deterministic:
+        return "deterministic=true"
+    if layers := [layer.name for layer in all_layers(trial.model) if _is_grouped(layer)]:
+        return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {layers[0]}"
+    return f"{steps_left} steps are too few to try" if steps_left < FEWEST_STEPS else ""
+
+
+def _is_grouped(layer: keras.layers.Layer) -> bool:
+    names = ("DepthwiseConv1D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D")
+    return isinstance(layer, tuple(getattr(keras.layers, name) for name in names)) or getattr(layer, "groups", 1) > 1
+
+
+def _measured(trial: Trial, steps_left: int, cache: Path) -> Choice:
+    """Returns the faster way by both step times, in turn; plain if the run is too short to earn the trial."""
+    trial.seconds(False, 1)  # traces
+    work = trial.runner(False).work(trial.rows)
+    file = cache / f"{_key(work.digest, trial.replicas)}.json"
+    if known := Choice.read(read_json(file)[0]):
+        log.info(f"jit_compile=auto: {known.sentence()}, measured by an earlier run")
+        return _if_possible(known, trial)
+    step = statistics.median(trial.seconds(False, 1) for _ in range(3))
+    expected = max(_LEAST_SECONDS, _SECONDS_AN_OPERATION * work.operations)
+    if step * steps_left < EARNED * expected:
+        return Choice(False, f"a run of some {step * steps_left:.0f} s is too short to compile for", step)
+    log.info(f"jit_compile=auto: compiles the step, in some {expected:.0f} s, to compare both ways")
+    choice = _faster(trial, max(1, round(TURN_SECONDS / max(step, 1e-9))))
+    log.info(f"jit_compile=auto: {choice.sentence()}")
+    with suppress(OSError, UserError):  # a cache that cannot be written costs the next run a trial
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, asdict(choice))
+    return choice
+
+
+def _faster(trial: Trial, count: int) -> Choice:
+    """Measures both ways in turns of `count` steps."""
+    compile_seconds, why_not = _compile(trial)
+    if why_not:
+        return Choice(False, why_not)
+    turns = [[trial.seconds(way, count) / count for way in (False, True)] for _ in range(TURNS)]
+    plain, compiled = (statistics.median(times) for times in zip(*turns, strict=True))
+    why = f"a step takes {plain:.3g} s plain, {compiled:.3g} s compiled ({compile_seconds:.0f} s to compile)"
+    return Choice(compiled < plain, why, plain, compiled, compile_seconds)
+
+
+def _key(digest: str, replicas: Replicas) -> str:
+    """Returns the name of a choice: of the same operations and shapes, versions, processor, cores and threads."""
+    threads = {name: value for name, value in os.environ.items() if name.endswith("_THREADS")}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    content = [digest, versions(), arithmetic(), cores, threads, list(replicas.devices)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
