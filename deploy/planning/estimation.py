@@ -1,6 +1,8 @@
-"""Estimates the hours and cost of a full job on each tier from a short run, with its assumptions.
+"""Estimates the hours and cost of a full job on each tier from runs at hand, with its assumptions.
 
-`deploy.cli.estimate` describes the method.
+Unknowns are intervals: on N times the devices a step takes between 1/N of its time (ideal) and all of it (no gain). Two
+measured tiers of one machine with the same accelerator narrow that for larger ones: a step on N devices takes
+a / N + b (docs/scaling.md). A tier that was measured keeps its own times.
 """
 
 import math
