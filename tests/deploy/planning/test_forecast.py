@@ -210,6 +210,10 @@ def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Captur
     shown = capsys.readouterr().out
     assert "b200: the memory of its devices is not in the table of machines" in shown
     assert "b200: no rates of NVIDIA_GB200 in the table of machines: give a run on it with --from=" in shown
+    run = plant(tmp_path / "l4x1", [0.5] * 20, devices=["GPU:0"], gpu="NVIDIA L4")
+    flags = ["--global_batch_size=100", "--model=mlp", "--learning_rate=0.1", "--steps=10000"]
+    assert main(planned(tmp_path, str(tier), *flags, f"--from={run}", "--relative_speed=b200=3")) == 0
+    assert "b200: no price: give --price_per_hour=b200=USD" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("flag", "line"), [
