@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
@@ -144,8 +145,12 @@ def kept_plan(config: TrainConfig) -> Path:
 
 
 def plan_key(config: TrainConfig) -> str:
-    """Returns a digest of what a plan depends on: settings, the user's own sources, versions."""
+    """Returns a digest of what a plan depends on: settings, the user's own sources, versions.
+
+    Of a path to data, its last name counts: a plan made with a local folder is that of its copy in a bucket.
+    """
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _FREE}
+    settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
     parts = [json.dumps([FORMAT, settings, versions()], sort_keys=True).encode()]
     parts += [file.read_bytes() for name in (config.model, config.data) for file in _sources(name)]
     digest = hashlib.sha256()
