@@ -1,17 +1,39 @@
 """What `pip install` and a Vertex AI training container need to know of this package."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('__version__ = "')[1].split('"')[0]
+
+# Copied into deploy/checkout/ of a wheel: an installed copy has the tiers, and can build the wheel of a job.
+CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
 TUNE = ["optuna>=5", "matplotlib"]
 TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE]
 
+
+class BuildWithCheckout(build_py):
+    """Builds the packages, with copies of the files that a checkout has beside them."""
+
+    def run(self) -> None:
+        """Copies them, but not for an editable installation, which has the checkout itself."""
+        super().run()
+        if self.editable_mode:
+            return
+        folder = Path(self.build_lib) / "deploy" / "checkout"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for source in (HERE / name for name in CHECKOUT):
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / source.name)
+
+
 setup(
+    cmdclass={"build_py": BuildWithCheckout},
     name="vertex-trainer",
     version=VERSION,
     description="Train Keras models on one device, several GPUs or several machines of Vertex AI, "

@@ -18,13 +18,14 @@ from functools import cached_property
 from pathlib import Path
 
 import trainer
+from deploy.spec.checkout import COPIES, ROOT, beside
 from deploy.spec.sources import MOST_MB, user_sources
 from trainer.errors import UserError
 from trainer.storage import expanded
 
-ROOT = Path(__file__).parents[2]
 DIST = Path("dist")
 TRAINER = "vertex_trainer"
+_BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 _TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, the earliest ZIP date, for every file in a wheel
 
 # Packages the whole folder: data files, and subfolders without an __init__.py, which Python can import too.
@@ -106,13 +107,14 @@ def _distribution(module: str) -> str:
 
 
 def trainer_package() -> Package:
-    """Returns the trainer's sources; UserError if this is an installed copy, which has no setup.py."""
-    if not (ROOT / "setup.py").is_file():
-        raise UserError(f"{ROOT} has no sources to package: run `python -m deploy` in a checkout, or use --image=URI")
-    files = {name: ROOT / name for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE")}
-    for folder in ("trainer", "deploy"):
-        files |= _sources(ROOT / folder)
-    return Package(TRAINER, trainer.__version__, files)
+    """Returns the trainer's sources: the same of a checkout and of an installed copy."""
+    files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
+    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy"):
+        files |= _sources(folder)
+    copies = f"{COPIES.parent.name}/{COPIES.name}/"
+    return Package(
+        TRAINER, trainer.__version__, {name: file for name, file in files.items() if not name.startswith(copies)}
+    )
 
 
 def user_package(folder: str, most_mb: float = MOST_MB) -> Package:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.spec.checkout import beside
 from deploy.spec.machine_table import Machines, Price, load_machines
 from deploy.spec.schema import check_shape
 from deploy.spec.spec_changes import NO_CHANGES, SpecChanges
@@ -15,7 +16,7 @@ from trainer.config.fields import nearest
 from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
 
-JOB_CONFIGS = Path(__file__).parents[2] / "job_configs"
+JOB_CONFIGS = beside("job_configs")
 WEEK_S = 7 * 24 * 3600.0  # the timeout of a job that states none
 
 

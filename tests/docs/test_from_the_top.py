@@ -1,10 +1,12 @@
 """Runs the commands of README and docs in order, as a newcomer does: all that need neither Google nor a GPU.
 
 They differ from the pages only by reductions: fewer steps, narrower networks, smaller images and batches, few examples.
+What a page runs again into another folder is copied there.
 Later commands of a page use the output of earlier ones.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,12 @@ def reduced(command: Command) -> list[str]:
     return _with(words, [*more, *SHORT, *repeats])
 
 
+def _without_folder(words: list[str]) -> tuple[tuple[str, ...], str]:
+    """Returns the words but for the one that names the folder of the run or comparison, and that folder or ""."""
+    name = next((word for word in words if word.startswith(("--job_dir=runs/", "--out=runs/"))), "")
+    return tuple(word for word in words if word != name), name.partition("=")[2]
+
+
 def _with(words: list[str], flags: list[str]) -> list[str]:
     names = {flag.partition("=")[0] for flag in flags}
     return [*(word for word in words if word.partition("=")[0] not in names), *flags]
@@ -77,9 +85,15 @@ def test_every_kind_of_local_command_is_run() -> None:
 @pytest.mark.slow
 def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
+    folders: dict[tuple[str, ...], Path] = {}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     for command in local_commands():
         words = [sys.executable, *reduced(command)[1:]]
+        same, folder = _without_folder(words)
+        if folder and same in folders:
+            shutil.copytree(folders[same], tmp_path / folder)
+            continue
+        folders[same] = tmp_path / folder
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stdout + done.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import trainer
 from tests import versions
 from tests.docs.sources import ROOT
 
@@ -152,3 +153,17 @@ def test_the_versions_pass_only_if_all_do(codes: list[int], whole: int, monkeypa
     """Exit code -9 means that pytest was killed."""
     monkeypatch.setattr(versions, "run", lambda version: codes[version == "3.12"])
     assert versions.main(["3.10", "3.12"]) == whole
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == trainer.__version__
+    assert f"Version {trainer.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tests", "weekly"])
+def test_a_workflow_runs_what_ci_runs(name: str) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    (command,) = (step["run"] for step in job["steps"] if "run" in step)
+    assert command == ".ci/run" or set(command.split()) - {"make"} <= set((ROOT / ".ci/run").read_text().split())

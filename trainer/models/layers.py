@@ -20,6 +20,9 @@ _DEPENDENT = {
     "RandomElasticTransform": "draws the shifts of pixels separately on each replica",
 }
 
+# Keras divides an activity regularizer by the number of rows since 3.14: https://github.com/keras-team/keras/releases
+_SUMS_ACTIVITY = tuple(int(part) for part in keras.__version__.split(".")[:2]) < (3, 14)
+
 
 def make_independent(model: keras.Model, config: TrainConfig) -> None:
     """Makes the layers of `model` that draw random numbers or normalise batches independent of the number of replicas.
@@ -41,6 +44,8 @@ def depends_on_replicas(model: keras.Model, replicas: int) -> list[str]:
     for path, layer in layers_by_path(model).items():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable and not layer.synchronized:
             reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")
+        if _SUMS_ACTIVITY and layer.activity_regularizer is not None:
+            reasons.append(f"{path} adds up its activity regularizer over one replica's rows: use Keras 3.14 or newer")
         kinds = [name for name in _DEPENDENT if isinstance(layer, getattr(keras.layers, name, ()))]
         reasons.extend(f"{path} {_DEPENDENT[kind]}" for kind in kinds)
     return reasons

@@ -142,10 +142,16 @@ def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> N
     assert not (dist / user_package(str(folder)).folder).exists()
 
 
-def test_an_installed_copy_has_no_sources_to_ship(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(package, "ROOT", tmp_path)
-    with pytest.raises(UserError, match="has no sources to package"):
-        trainer_package()
+def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_path: Path) -> None:
+    site, desk = tmp_path / "site", tmp_path / "desk"
+    zipfile.ZipFile(build_wheel(trainer_package())).extractall(site)
+    desk.mkdir()
+    flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--dry_run"]
+    done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
+               cwd=desk)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"/packages/{trainer_package().folder}/{trainer_package().wheel}" in done.stdout
+    assert not (site / "setup.py").exists()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from trainer.data.sources import load_dataset
 from trainer.distribution.cluster import Cluster
 from trainer.distribution.strategy import Replicas, make_replicas
 from trainer.models import build_model
+from trainer.models.layers import depends_on_replicas
 
 BATCH = 16
 KINDS = (
@@ -134,8 +135,10 @@ MODELS = [
 @pytest.mark.parametrize(("model", "data"), MODELS)
 def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
     (one, logs), (two, logs_of_two) = (run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2))
-    assert largest_difference(weights(one), weights(two)) < 1e-12
-    assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
+    agree = largest_difference(weights(one), weights(two)) < 1e-12
+    assert agree == (not depends_on_replicas(two, replicas=2))
+    if agree:
+        assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-10)
 
 
 def test_class_weights_are_those_of_fit() -> None:
