@@ -37,7 +37,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         first = _measured(config, dataset, _FIRST_ROWS)
         updates, reduced = first.step.updates()
         if config.sync_batch_norm:
-            updates += 2 * _batch_norms(first.operations)
+            updates += 2 * batch_norms(first.operations)
         state, batches = first.step.state_bytes, first.step.batches_per_step
         needed = peak_bytes(first.trace, state, temporaries=True)
         rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
@@ -89,7 +89,7 @@ def larger(flops: int, needed: int, memory: int) -> list[int]:
     return [largest // 2, largest]
 
 
-def _batch_norms(found: Sequence[Operation]) -> int:
+def batch_norms(found: Sequence[Operation]) -> int:
     """Returns how often batch norm is applied and differentiated: with several replicas it sums once each way.
 
     On one replica its kernel runs once a group of rows, within the scope of the layer's call.
