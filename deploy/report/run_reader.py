@@ -62,6 +62,7 @@ class Run:
     peak_device_gib: float | None  # as TensorFlow counts it, of the fullest device
     predicted: Mapping[str, float]  # by the plan of the job, as trainer.reporting.plan_file.predicted; {} without one
     final: Mapping[str, float]  # the newest value of each loss and metric
+    quality: str  # what measures of images must have in common to be compared; "" without such
     started: str  # UTC; "" if unknown
     command: str
     tensorflow: str  # version
@@ -122,6 +123,7 @@ def read_run(folder: Path) -> Run:
             key: each for key, value in mapping(result, "predicted").items() if (each := number(value)) is not None
         },
         final=_scalars(final) if final else _newest(entries),
+        quality=_quality(mapping(final, "quality")),
         started=str(info.get("started", "")),
         command=str(info.get("command", "")),
         tensorflow=str(mapping(info, "versions").get("tensorflow", "")),
@@ -167,6 +169,11 @@ def _line(entry: StatsEntry, first: bool) -> StatsLine:
 def _newest(entries: Iterable[StatsEntry]) -> dict[str, float]:
     """Returns the last value of every loss and metric; means over an epoch do not count."""
     return {name: value for entry in entries if entry["kind"] != "epoch" for name, value in _scalars(entry).items()}
+
+
+def _quality(about: Mapping[str, Any]) -> str:
+    parts = {"features": "features_sha256", "images": "samples", "formulas": "formulas"}
+    return ", ".join(f"{name} {about.get(key)}" for name, key in parts.items()) if about else ""
 
 
 def _scalars(entry: Mapping[str, Any]) -> dict[str, float]:

@@ -17,6 +17,7 @@ LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_lo
 ACCURACIES = ("val_accuracy", "accuracy")
 UNKNOWN = "unknown"  # the kind of devices that no run names
 UNKNOWN_MACHINE = f"{RUN_INFO} does not state where it ran"
+_MIXED = "its repeats differ"
 _SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
 
 
@@ -44,12 +45,14 @@ class TierSummary:
     final_loss: float | None
     final_accuracy: float | None
     fid: float | None
+    coverage: float | None
     peak_memory_gib: float | None
     peak_gpu_memory_gib: float | None
     loss_name: str | None
     accuracy_name: str | None
     images: int | None  # read in the whole run
     unit: str = "images"  # what these are called
+    quality: str = ""  # what FID and coverage of all its runs were computed with
     speed_up: float | None = None
     efficiency: float | None = None
     price_per_hour: float | None = None
@@ -72,6 +75,7 @@ def summarize(
     check_tiers([*([baseline] if baseline else []), *given], names)
     prices = {group.name: group.tier.price_per_hour for group in groups if group.tier} | given
     rows = [_summary(group, collection.local) for group in groups]
+    rows = _comparable_quality(rows)
     reasons = [_no_cost(row, collection.local and row.tier not in given) for row in rows]
     rows = [_with_costs(row, prices.get(row.tier), not reason) for row, reason in zip(rows, reasons, strict=True)]
     base = rows[names.index(baseline or names[0])]
@@ -109,6 +113,8 @@ def _summary(group: TierRuns, local: bool) -> TierSummary:
         final_loss=_median(run.final.get(loss) for run in done) if loss else None,
         final_accuracy=_median(run.final.get(accuracy) for run in done) if accuracy else None,
         fid=_median(run.final.get("fid") for run in done),
+        coverage=_median(run.final.get("coverage") for run in done),
+        quality=_MIXED if len({run.quality for run in done}) > 1 else "".join({run.quality for run in done}),
         peak_memory_gib=_largest(run.peak_memory_gib for run in runs),
         peak_gpu_memory_gib=_largest(line.gpu_memory_gib for run in runs for line in (*run.reports, *run.epochs)),
         loss_name=loss,
@@ -122,6 +128,12 @@ def in_units(text: str, rows: Sequence[TierSummary]) -> str:
     """Returns a title or sentence about images with the word for what the runs read, if that is another."""
     units = {row.unit for row in rows}
     return text if "images" in units or not units else text.replace("images", units.pop())
+
+
+def _comparable_quality(rows: Sequence[TierSummary]) -> list[TierSummary]:
+    """Returns the rows without FID and coverage of those whose features, images or formulas are not the first one's."""
+    wanted = next((row.quality for row in rows if row.quality not in ("", _MIXED)), "")
+    return [row if row.quality == wanted else replace(row, fid=None, coverage=None) for row in rows]
 
 
 def _no_cost(row: TierSummary, on_this_machine: bool) -> str:
@@ -183,10 +195,17 @@ def _with_reasons(row: TierSummary, runs: Sequence[Run], base: TierSummary, no_c
         "cost": not_done or no_cost or "its price or its total time is missing",
         "cost_per_million_images": not_done or no_cost or (no_price if row.price_per_hour is None else not_timed),
         "final_accuracy": not_done or "the model reports no accuracy",
-        "fid": not_done or "the run did not compute it: use --fid_every_steps",
+        **dict.fromkeys(("fid", "coverage"), not_done or _no_quality(runs)),
         "peak_gpu_memory_gib": not_done or f"{STATS} contains no GPU memory",
     }
     return replace(row, missing={key: reason for key, reason in reasons.items() if getattr(row, key) is None})
+
+
+def _no_quality(runs: Sequence[Run]) -> str:
+    """Returns why a tier has no measures of its images."""
+    if any(run.quality for run in runs):
+        return "its features, images or formulas are others than those it would be compared with"
+    return "the run did not compute it: use --fid_every_steps"
 
 
 def _no_efficiency(row: TierSummary, base: TierSummary) -> str:

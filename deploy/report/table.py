@@ -71,6 +71,7 @@ COLUMNS = (
     Column("final_loss", "final loss", figures),
     Column("final_accuracy", "final accuracy", "{:.4f}".format),
     Column("fid", "FID", figures),
+    Column("coverage", "coverage", figures),
     Column("peak_memory_gib", "peak memory GiB", figures),
     Column("peak_gpu_memory_gib", "peak GPU memory GiB", figures),
 )

@@ -11,6 +11,7 @@ from deploy.spec.job_spec import TrainingRequest, request_on
 from deploy.spec.tier import Tier
 from deploy.study.space import Parameter, Settings, configurations
 from deploy.study.trials import TRIAL
+from trainer.config.metric_names import FALLING, OF_IMAGES
 from trainer.config.overrides import Overrides
 from trainer.errors import UserError
 from trainer.reporting.run_files import read_json
@@ -79,9 +80,9 @@ def goal_of(metric: str, given: str) -> str:
     """
     if given:
         return given
-    if metric.endswith("loss") or metric in ("fid", "kid"):
+    if metric.endswith("loss") or metric in FALLING:
         return "minimize"
-    if "accuracy" in metric:
+    if "accuracy" in metric or metric in OF_IMAGES:
         return "maximize"
     raise UserError(
         f"metric={metric}: it is unknown whether higher or lower is better: add --goal=maximize or minimize"

@@ -1,7 +1,7 @@
 """Writes job directories with given times, in the format of the trainer."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,13 @@ def plant(
     startup: float = 5.0,
     steps_per_report: int = 10,
     epochs: bool = False,
+    quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
     `gpu`: the model of its GPUs. `losses`: of the same reports. `final`: more final metrics of result.json, as fid=12.
+    `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -69,7 +71,8 @@ def plant(
     result = {
         "state": state, "error": error, "steps": total, "wall_seconds": startup + now, "startup_seconds": startup,
         "training_seconds": now, "peak_memory_gib": 1.5,
-        "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final}},
+        "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final},
+                  **({"quality": dict(quality)} if quality else {})},
     }  # fmt: skip
     folder.mkdir(parents=True)
     _write(folder, lines, run, result)

@@ -17,12 +17,14 @@ STEP_METRICS = {
     "dcgan": ("discriminator_loss", "generator_loss"),
     "wgan_gp": ("critic_loss", "generator_loss", "gradient_penalty", "wasserstein_distance"),
 }
+OF_IMAGES = ("fid", "kid", "precision", "recall", "density", "coverage")
+FALLING = ("fid", "kid")  # lower is better
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
 
 
 def metric_names(evaluated: Iterable[str], fid_every_steps: int) -> list[str]:
     """Returns the names of what a run measures beside the values of its steps; `evaluated`: those of evaluation."""
-    return [*evaluated, *(("fid", "kid") if fid_every_steps else ())]
+    return [*evaluated, *(OF_IMAGES if fid_every_steps else ())]
 
 
 def check_metric_names(config: TrainConfig) -> None:

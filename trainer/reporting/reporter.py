@@ -14,7 +14,7 @@ from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
-from trainer.reporting.run_files import Result, Scalars, StatsEntry, drop_stats_after
+from trainer.reporting.run_files import QualityOf, Result, Scalars, StatsEntry, drop_stats_after
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.storage import write_whole, writing
@@ -50,10 +50,10 @@ class Reporter:
         self._bar = Bar(progress) if job_dir else None
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
-        self._measured: Scalars = {}  # newest values of evaluation, FID and KID
+        self._measured: Scalars = {}  # newest values of evaluation and of images
         self._evaluated: Scalars = {}
-        self._fid_features: str | None = None
-        self.metric_names: Sequence[str] = ()  # of evaluation, FID and KID: set before the first call
+        self._quality: QualityOf | None = None  # of the newest measures of images
+        self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: a resumed run reports the same means and summary."""
@@ -64,7 +64,7 @@ class Reporter:
             "final": self._final,
             "measured": self._measured,
             "evaluated": self._evaluated,
-            "fid_features": self._fid_features,
+            "quality": self._quality,
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Reporter:
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
-        self._fid_features = state["fid_features"]
+        self._quality = state.get("quality")
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device. Raises UserError if the run never reports the tuning metric."""
@@ -117,14 +117,11 @@ class Reporter:
         self._evaluated = found
         self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
 
-    def quality(self, progress: Progress, found: Scalars, features: str, samples: int) -> None:
-        """Reports FID and KID: `found` by name, {} on a worker that is not the chief.
-
-        `features`: the network that computes features; `samples`: the number of real and of generated images.
-        """
-        self._fid_features = features
-        note = f"{samples:,} images, features of {features}"
-        self._measure("quality", progress, found, note, {"features": features, "samples": samples})
+    def quality(self, progress: Progress, found: Scalars, about: QualityOf) -> None:
+        """Reports measures of images: `found` by name, {} on a worker that is not the chief; `about`: Fid.about."""
+        self._quality = about
+        note = f"{about['samples']:,} images, features of {about['features']}"
+        self._measure("quality", progress, found, note, {"quality": about})
 
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:
@@ -160,8 +157,8 @@ class Reporter:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
         measured = cast(dict[str, Scalars], by_kind(self._measured))
         final: dict[str, Any] = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
-        if self._fid_features:
-            final["fid_features"] = self._fid_features
+        if self._quality:
+            final["quality"] = self._quality
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
         return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}

@@ -39,6 +39,15 @@ class RunInfo(TypedDict, total=False):
     started: str  # UTC
 
 
+class QualityOf(TypedDict):
+    """Describes what measures of images were computed with; only those that agree in all but the name compare."""
+
+    features: str  # the network, as the user named it
+    features_sha256: str  # of its input and weights
+    samples: int  # real images, and as many generated ones
+    formulas: int  # their version
+
+
 class StatsEntry(TypedDict, total=False):
     """Describes one line of stats.jsonl: a report, an epoch, an evaluation or a quality measurement."""
 
@@ -54,8 +63,7 @@ class StatsEntry(TypedDict, total=False):
     memory_gib: float
     gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
     peak_device_memory_gib: list[float]  # as TensorFlow counts it, of each device of the chief; [] if it does not
-    features: str  # of a quality measurement, as `samples`
-    samples: int
+    quality: QualityOf  # of a measurement of images
 
 
 class Result(TypedDict, total=False):
@@ -82,7 +90,7 @@ class Result(TypedDict, total=False):
     steps_repeated: int
     rollbacks: int
     epoch_seconds: list[float]
-    final: dict[str, Any]  # losses, metrics, fid_features
+    final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 
 
 def read_run_info(folder: Path) -> tuple[RunInfo, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from trainer.config.metric_names import check_known
+from trainer.config.metric_names import FALLING, OF_IMAGES, check_known
 from trainer.config.train_config import TrainConfig
 from trainer.config.user_code import load_function
 from trainer.errors import UserError
@@ -48,7 +48,9 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
 
 def _mode(monitor: str) -> str:
-    return "min" if is_loss(monitor) or monitor in ("fid", "kid") else "max" if "accuracy" in monitor else "auto"
+    if is_loss(monitor) or monitor in FALLING:
+        return "min"
+    return "max" if "accuracy" in monitor or monitor in OF_IMAGES else "auto"
 
 
 def rises(model: keras.Model, monitor: str, setting: str) -> bool:

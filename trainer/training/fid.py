@@ -1,8 +1,8 @@
-"""Measures how far generated images are from real ones: FID and KID.
+"""Measures how far generated images are from real ones: FID and KID, and neighbours.py's four.
 
 FID: Heusel et al. 2017, https://arxiv.org/abs/1706.08500, the Frechet distance of two Gaussians fitted to features.
 KID: Binkowski et al. 2018, https://arxiv.org/abs/1801.01401, the unbiased squared maximum mean discrepancy with a cubic
-polynomial kernel. Both are computed in float64 on the host, from features extracted on all replicas.
+polynomial kernel. All are computed in float64 on the host, from features extracted on all replicas.
 """
 
 import hashlib
@@ -11,13 +11,12 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
@@ -27,11 +26,12 @@ from trainer.data.order import shuffled
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
 from trainer.interface import Generates, ModelInterface
+from trainer.reporting.run_files import QualityOf
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
+from trainer.training.neighbours import Features, neighbour_metrics
 
-Features = npt.NDArray[np.float64]  # (images, features)
-
+FORMULAS = 1  # counts the changes of what is computed from the same images
 _INCEPTION_SIZE = 299
 _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB with 50,000 images
 
@@ -74,7 +74,7 @@ class Extractor:
     """
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
-        self.name = name
+        self.name = name  # as the user gave it
         try:
             with _in_float32():
                 found = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
@@ -86,10 +86,10 @@ class Extractor:
             raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
         self.network, self._size, self._channels = found
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        """Returns a digest of the name and the network's weights."""
-        digest = hashlib.sha256(self.name.encode())
+        """Returns a digest of the network's input and weights, whatever it is called."""
+        digest = hashlib.sha256(f"{self._size} {self._channels}".encode())
         for weight in self.network.get_weights():
             digest.update(weight.tobytes())
         return digest.hexdigest()[:16]
@@ -156,7 +156,7 @@ def _cached(cache: Path, key: str) -> Features | None:
 
 
 class Fid:
-    """Measures FID and KID of a generator against as many real examples, drawn by the seed.
+    """Measures a generator's images against as many real examples, drawn by the seed.
 
     The file `cache` holds the features of the real examples. All features of both are in memory on the host in float64:
     0.8 GB each for 50,000 images and inception.
@@ -186,12 +186,23 @@ class Fid:
         self._of_fakes = tf.function(partial(self._features, self._fake_images), autograph=False)
 
     def __call__(self) -> dict[str, float]:
-        """Returns {"fid", "kid"} on the chief, {} on the other workers; every worker must call it."""
+        """Returns metric_names.OF_IMAGES on the chief, {} on the other workers; every worker must call it."""
         self._generator = self._model.averaged_generator()
         reals, fakes = self.real_features(), self._collect(self._of_fakes)
         if reals is None:
             return {}
-        return {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+        distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+        return distances | neighbour_metrics(reals, fakes)
+
+    @property
+    def about(self) -> QualityOf:
+        """Returns what values must have in common to be compared: network, its digest, images and formulas."""
+        return {
+            "features": self._extract.name,
+            "features_sha256": self._extract.identity,
+            "samples": self.samples,
+            "formulas": FORMULAS,
+        }
 
     def real_features(self) -> Features | None:
         """Returns the (samples, features) of the real examples; None on a worker that is not the chief."""

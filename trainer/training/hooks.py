@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from trainer.config.metric_names import check_known, metric_names
+from trainer.config.metric_names import OF_IMAGES, check_known, metric_names
 from trainer.config.train_config import TrainConfig
 from trainer.interface import ModelInterface
 from trainer.reporting.progress import Progress
@@ -23,7 +23,7 @@ from trainer.training.preemption import Control
 class Best:
     """Holds the best value of one metric so far, and its step: `best_metric`, or else val_accuracy, FID or val_loss.
 
-    A value of another metric, or for FID and KID of other features or image counts, replaces it; NaN never does.
+    A value of another metric, or, of images, of other features or image counts, replaces it; NaN never does.
     """
 
     def __init__(self, config: TrainConfig, model: keras.Model) -> None:
@@ -56,7 +56,7 @@ class Best:
 
     @staticmethod
     def _measured(metric: str, features: str, value: float, step: int) -> dict[str, Any]:
-        of_images = metric in ("fid", "kid")
+        of_images = metric in OF_IMAGES
         return {"metric": metric, "features": features if of_images else None, "value": value, "step": step}
 
 
@@ -99,7 +99,7 @@ def make_hooks(
     hooks.append(Hook(steps_per_epoch, end_epoch, at_end=False))
     hooks.append(Hook(config.report_every_steps, reporter.report))
     if fid:
-        report = partial(reporter.quality, features=config.fid_features, samples=fid.samples)
+        report = partial(reporter.quality, about=fid.about)
         hooks.append(Hook(config.fid_every_steps, measuring(fid, report)))
     if sampler := ModelInterface.of(model).sampler:
         hooks.append(Hook(config.sample_every_steps, partial(reporter.sample, sampler.sample, sampler.latent_dim)))

@@ -315,11 +315,11 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     markdown = to_markdown(rows, remarks).splitlines()
     assert markdown[2].startswith(r"| a\|b | done |")
     assert {line.replace(r"\|", "").count("|") for line in markdown[:4]} == {markdown[0].count("|")}
-    titles = {column.title for column in COLUMNS} - {"FID", "machine", "peak GPU memory GiB"}
+    titles = {column.title for column in COLUMNS} - {"FID", "coverage", "machine", "peak GPU memory GiB"}
     assert all(title in to_terminal(rows) for title in titles - {"tier", "s/epoch"})
     assert "Final accuracy is accuracy." in remarks
     assert "FID" not in markdown[0]
-    assert "No FID for any tier: the run did not compute it: use --fid_every_steps." in remarks
+    assert "No FID, coverage for any tier: the run did not compute it: use --fid_every_steps." in remarks
 
 
 @pytest.mark.parametrize(
@@ -336,3 +336,16 @@ def test_money_and_spread() -> None:
     assert spread([]) is None
     assert spread([3.0]) == Spread(3, 3, 3, 1)
     assert spread([4.0, 1.0, 2.0, 3.0]) == Spread(2.5, 1.75, 3.25, 4)
+
+
+def test_images_measured_in_unlike_ways_are_not_put_side_by_side(tmp_path: Path) -> None:
+    about = {"features": "a.keras", "features_sha256": "1f", "samples": 100, "formulas": 1}
+    plant(tmp_path / "one" / "repeat-1", noisy(0.1), fid=30, coverage=0.5, quality=about)
+    plant(tmp_path / "same" / "repeat-1", noisy(0.1), fid=20, quality={**about, "features": "b.keras"})
+    plant(tmp_path / "other" / "repeat-1", noisy(0.1), fid=10, coverage=0.9, quality={**about, "samples": 99})
+    plant(tmp_path / "mixed" / "repeat-1", noisy(0.1), fid=10, quality=about)
+    plant(tmp_path / "mixed" / "repeat-2", noisy(0.1), fid=10, quality={**about, "features_sha256": "2f"})
+    rows = rows_of(tmp_path, baseline="one")
+    assert {name: row.fid for name, row in rows.items()} == {"one": 30, "same": 20, "other": None, "mixed": None}
+    assert (rows["one"].coverage, rows["other"].coverage) == (0.5, None)
+    assert rows["other"].missing["fid"].startswith("its features, images or formulas are others")

@@ -268,7 +268,7 @@ def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path, measured: Path) -> None:
     result = json.loads((measured / "result.json").read_text())
-    assert result["final"]["fid_features"] == str(features)
+    assert result["final"]["quality"]["features"] == str(features)
     assert result["final"]["metrics"]["fid"] > 0
     assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
     with pytest.raises(UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"):

@@ -1,0 +1,69 @@
+"""Tests precision, recall, density and coverage against the reference package, and against what they mean."""
+
+import numpy as np
+import pytest
+
+from trainer.training.neighbours import NEIGHBOURS, neighbour_metrics
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def near_sets() -> Arrays:
+    """Returns real and generated features; some real ones are near each other, some generated ones are copies."""
+    draw = np.random.default_rng(11)
+    real, fake = draw.standard_normal((300, 16)), draw.standard_normal((260, 16)) * 0.8 + 0.3
+    real[:40] = real[40:80] + 1e-3 * draw.standard_normal((40, 16))
+    fake[:20] = real[:20]
+    return real, fake
+
+
+def test_they_are_those_of_the_reference_package() -> None:
+    """The numbers are of prdc 0.2 with NumPy 2.4.6 and scikit-learn 1.9.1: compute_prdc(*near_sets(), nearest_k=5)."""
+    assert neighbour_metrics(*near_sets()) == pytest.approx(
+        {"precision": 0.9653846153846154, "recall": 0.6933333333333334, "density": 1.69, "coverage": 0.9466666666666667}
+    )
+
+
+@pytest.mark.slow
+def test_they_are_those_of_the_package_that_is_installed() -> None:
+    prdc = pytest.importorskip("prdc", reason="prdc is not installed: pip install prdc")
+    for neighbours in (1, 5):
+        expected = prdc.compute_prdc(*near_sets(), nearest_k=neighbours)
+        assert neighbour_metrics(*near_sets(), neighbours) == pytest.approx(expected)
+
+
+def test_they_are_what_the_balls_written_out_give() -> None:
+    real, fake = (features[:30] for features in near_sets())
+
+    def radius(point: np.ndarray, others: np.ndarray) -> float:
+        return sorted(float(np.linalg.norm(point - other)) for other in others)[NEIGHBOURS]  # the first is itself
+
+    holds = np.array([[np.linalg.norm(x - y) < radius(x, real) for y in fake] for x in real])
+    held = np.array([[np.linalg.norm(x - y) < radius(y, fake) for y in fake] for x in real])
+    expected = {
+        "precision": holds.any(axis=0).mean(),
+        "recall": held.any(axis=1).mean(),
+        "density": holds.sum() / (NEIGHBOURS * len(fake)),
+        "coverage": holds.any(axis=1).mean(),
+    }
+    assert neighbour_metrics(real, fake) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("fake", "low", "high"), [
+    ("one image", {"recall", "coverage"}, {"precision"}),
+    ("far away", {"precision", "recall", "density", "coverage"}, set()),
+    ("the same distribution", set(), {"precision", "recall", "density", "coverage"}),
+])  # fmt: skip
+def test_what_each_means(fake: str, low: set[str], high: set[str]) -> None:
+    draw = np.random.default_rng(1)
+    real, other = draw.standard_normal((2, 700, 8))
+    generated = {"one image": real[:1] + 1e-6 * other, "far away": other + 100, "the same distribution": other}[fake]
+    found = neighbour_metrics(real, generated)
+    assert {name for name, value in found.items() if value < 0.05} >= low
+    assert {name for name, value in found.items() if value > 0.75} >= high
+
+
+def test_few_images_have_none() -> None:
+    real, fake = near_sets()
+    assert neighbour_metrics(real, fake[:NEIGHBOURS]) == {}
+    assert neighbour_metrics(real, fake[: NEIGHBOURS + 1]).keys() == {"precision", "recall", "density", "coverage"}
