@@ -40,7 +40,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.models
 	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.workers --scaling=weak
-	$(RUN) -m benchmarks.limit
+	$(RUN) -m benchmarks.breakdown
 	$(RUN) -m benchmarks.scaling
 	$(RUN) -m benchmarks.checkpoint
 	$(RUN) -m benchmarks.export

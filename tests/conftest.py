@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deploy.spec import packages
 from tests import fuzz
 from tests.trainer.storage.emulator import fake_gcs, find_binary
 from trainer.command import quiet_start
@@ -63,6 +64,18 @@ def gcs_server() -> Iterator[str]:
         pytest.skip(str(missing))
     with fake_gcs() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dist")
+
+
+@pytest.fixture
+def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Shares built packages between all tests."""
+    monkeypatch.setattr(packages, "DIST", _built)
+    return _built
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import itertools
 import pkgutil
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -45,6 +45,7 @@ PRIVATE_NAMES = (
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
     "keras.optimizers.Optimizer._trainable_variables",
     "tensorflow.Graph._get_function",
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
 )
 
 
@@ -257,20 +258,6 @@ def graph_of_function(graph: Any, name: str) -> Any:
     return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
 
 
-def traced_space(content: bytes) -> Any:
-    """Parses an XSpace, the format of TensorFlow's traces: https://github.com/openxla/xla/tree/main/xla/tsl/profiler.
-
-    TensorFlow writes the files by its public profiler, and has the parser without documentation. No fallback.
-    """
-    name = "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace"
-    try:
-        space = pkgutil.resolve_name(name)()
-    except (ImportError, AttributeError):
-        raise Missing(name) from None
-    space.ParseFromString(content)
-    return space
-
-
 def makes_batches(dataset: tf.data.Dataset) -> bool:
     """Returns whether the elements of a tf.data.Dataset are batches of examples, not single examples.
 
@@ -354,6 +341,13 @@ def cpu_devices_per_worker(count: int) -> Iterator[None]:
         extended._initialize_local_devices = original
 
 
+def parse_profile(content: bytes) -> Any:
+    """Returns the XSpace in the content of an xplane.pb file of TensorFlow's profiler. No fallback."""
+    space = _private("tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace")()
+    space.ParseFromString(content)
+    return space
+
+
 @contextmanager
 def own_values_assigned() -> Iterator[None]:
     """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
@@ -405,7 +399,8 @@ def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any
     try:
         found = getattr(pkgutil.resolve_name(path) if owner is None else owner, attribute)
         if callable(found):
-            inspect.signature(found).bind(*arguments, **named)
+            with suppress(ValueError):  # a built-in type has no signature
+                inspect.signature(found).bind(*arguments, **named)
     except (ImportError, AttributeError, TypeError):
         raise Missing(name) from None
     return found

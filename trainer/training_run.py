@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,10 +14,12 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.sources import beside_data
 from trainer.distribution.peers import Peers
 from trainer.errors import UserError
+from trainer.interface import ModelInterface
 from trainer.log import log
 from trainer.rehearsal import has_own_parts, rehearse
+from trainer.reporting.breakdown import tried_by
 from trainer.reporting.job_directory import JobDir
-from trainer.reporting.progress import Progress
+from trainer.reporting.progress import Progress, StepLogs
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult
 from trainer.training.callbacks import bind, restore_callbacks, state_of_callbacks
@@ -27,6 +30,7 @@ from trainer.training.fid import make_fid
 from trainer.training.hooks import Best, make_hooks
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
+from trainer.training.profiling import StepProfile
 from trainer.training.state import LearningRates
 from trainer.training.steps import StepRunner
 
@@ -101,17 +105,26 @@ class TrainingRun:
                 self.rates.resume(self.restored.get("learning_rates") or self.rates.state())
         callbacks.on_epoch_begin((progress.step - self.pending) // progress.steps_per_epoch)
         hooks = self._hooks(reporter, callbacks, evaluate, control)
-        begin = self.peers.begin_call if self.peers else lambda: None
         if self.pending:
             run_due_hooks(hooks, progress, model)
         steps = self.setup.step_runner()
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             steps = self._chosen_steps(reporter, stop, control)
-        rows = self.setup.rows_from(progress.step)
-        train(
-            steps, rows, progress, hooks, callbacks, reporter.on_call, CallSize(config.steps_per_loop), control, begin
-        )
+        rows, profile = self.setup.rows_from(progress.step), self._profile(reporter)
+
+        def begin() -> None:
+            if self.peers:
+                self.peers.begin_call()
+            profile.before_call()
+
+        def on_call(progress: Progress, logs: StepLogs) -> None:
+            profile.after_call()
+            reporter.on_call(progress, logs)
+
+        with closing(profile):
+            hooks, size = [*hooks, profile.cuts], CallSize(config.steps_per_loop)
+            train(steps, rows, progress, hooks, callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
         return control
 
@@ -137,6 +150,14 @@ class TrainingRun:
         if self.is_chief:
             self.job_dir.add_to_run_info(compilation=asdict(self.choice))
         return trial.runner(self.choice.compiled)
+
+    def _profile(self, reporter: Reporter) -> StepProfile:
+        """Returns the profile of the chosen steps; only the chief writes one."""
+        choice = asdict(self.choice) if self.choice else {}
+        report = partial(reporter.profiled, tried=tried_by(asdict(self.config), choice))
+        compiled = choice.get("compiled") or ModelInterface.of(self.setup.model).compiles_gradients
+        logs = self.job_dir.logs if self.is_chief else None
+        return StepProfile(self.config.profiled, logs, self.progress, report, bool(compiled))
 
     def _hooks(
         self, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control

@@ -7,22 +7,25 @@ interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
 from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.cli.target import add_notify
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import Plan, Runner, announce, compare, missing_runs, read_tiers
+from deploy.comparison.execution import Plan, Runner, TierPlan, announce, compare, missing_runs, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.tier import Tier
+from deploy.vertex.notification import Notification, read_notify
 from deploy.vertex.session import SESSION, Session
 from trainer.config.flags import Parser, whole
 from trainer.config.overrides import Overrides
-from trainer.errors import DONE, INTERRUPTED, UserError
+from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.storage import local_path
 
 SCALINGS = ("strong", "weak")
@@ -36,6 +39,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     asked = command_line("compare", arguments)
+    notification = Notification(read_notify(found.notify), session.clock)
     plan = Plan(tuple(tier.facts for tier in specs), overrides, found.scaling, found.repeats, asked)
     out = local_path(found.out, "out")
     runner = _runner(specs, found, overrides, session)
@@ -46,14 +50,28 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         if not missing_runs(plan, out):
             print(f"nothing to submit: all runs in {out} are done")
         return DONE
+    parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
     try:
-        parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
-        code = compare(plan, runs, out, runner, parallel)
+        with notification.deferred():
+            code = _compared(notification, plan, runs, out, runner, parallel)
+            if any_begun(out):
+                write_report([found.out], found.out, found.baseline, usd_by_tier)
     except KeyboardInterrupt:
         print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
-    if any_begun(out):
-        write_report([found.out], found.out, found.baseline, usd_by_tier)
+    return code
+
+
+def _compared(
+    notification: Notification, plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int
+) -> int:  # fmt: skip
+    """Returns what `compare` returns, and gives it to the notification."""
+    try:
+        code = compare(plan, runs, out, runner, parallel)
+    except UserError as error:
+        notification.compared(USER_MUST_CHANGE, out, str(error))
+        raise
+    notification.compared(code, out)
     return code
 
 
@@ -72,6 +90,7 @@ def _flags() -> Parser:
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
     add_place_flags(own, jobs, dry_run, disable_retries=True)
     add_plan_flags(own)
+    add_notify(own)
     add_table_flags(own)
     return own
 

@@ -4,11 +4,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.cli.arguments import add_flags, parser
 from deploy.spec.gcp_config import read_project
+from deploy.spec.images import BuiltImage, remember
 from deploy.spec.packages import DIST, Package, packages_with, write_copy
 from deploy.vertex.gcloud import not_installed
 from trainer.errors import DONE, FAULT, UserError
@@ -47,7 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     write_context(packages, folder)
     command = build_command(args.image, args.tensorflow, read_project(args.project), folder)
     print(shlex.join(command), flush=True)
-    return DONE if args.dry_run else _run(command)
+    if args.dry_run:
+        return DONE
+    code = _run(command)
+    if code == DONE:
+        sources = {package.name: package.digest for package in packages}
+        remember(BuiltImage(args.image, args.tensorflow, sources, time.strftime("%Y-%m-%d %H:%M", time.gmtime())))
+        print("jobs that are submitted in this folder, with these sources, run in this image")
+    return code
 
 
 def write_context(packages: Sequence[Package], folder: Path) -> None:

@@ -7,12 +7,11 @@ import time
 
 from deploy.cli.arguments import add_flags, command_line
 from deploy.cli.target import add_backend
+from deploy.spec.images import INSTALL, PLAIN_IMAGE, PREBUILT, check_asked_image, installs, remembered
 from deploy.spec.job_spec import Job, JobOptions
-from deploy.spec.packages import built, packages_with
-from deploy.spec.plain_image import IMAGE
+from deploy.spec.packages import packages_with
 from deploy.spec.sources import MOST_MB
 from deploy.spec.spec_changes import SpecChanges, read_labels
-from deploy.spec.spec_rules import check_image
 from trainer.config.flags import Parser
 from trainer.config.overrides import Overrides
 from trainer.errors import UserError
@@ -29,9 +28,10 @@ def add_job_flags(own: Parser) -> None:
 def add_submission_flags(own: Parser) -> None:
     """Declares the flags that apply to one job and to the jobs of a comparison alike."""
     add_flags(own, "project", "region", "bucket", "package", "max_package_mb", "prices")
-    own.add_argument("--image", default="", metavar="URI", help="your own image instead of the tier's prebuilt one")
-    own.add_boolean("install", f"in a public Python image ({IMAGE}, or --image=): TensorFlow and the packages are "
-                    "installed at each start")  # fmt: skip
+    own.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
+                     f"{INSTALL}: a public Python image ({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the "
+                     f"packages are installed at each start; {PREBUILT}: Google's last for TensorFlow (default: the "
+                     f"tier's, else the one that `image` built in this folder, else {INSTALL})")  # fmt: skip
     add_tier_flags(own)
     own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
                      "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
@@ -50,7 +50,7 @@ def add_tier_flags(own: Parser) -> None:
 
 
 _OF_VERTEX = (
-    "project", "region", "bucket", "package", "image", "install", "max_cost", "backend",
+    "project", "region", "bucket", "package", "image", "max_cost", "backend",
     "labels", "kms_key", "service_account", "network", "spot", "flex_start",
 )  # fmt: skip
 
@@ -89,20 +89,18 @@ def add_plan_flags(own: Parser) -> None:
 
 def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
-    if asked.image and asked.package and not asked.install:
+    check_asked_image(asked.image)
+    own_image = asked.image not in ("", PREBUILT) and not installs(asked.image)
+    if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    if asked.image and "/" not in check_image("image", asked.image) and not asked.install:
-        raise UserError(
-            f"image={asked.image}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME"
-        )
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
-    packages = packages_with(asked.package, asked.max_package_mb) if asked.install or not asked.image else []
+    packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
     subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
-        subject, new_submission(), asked.name, tuple(map(built, packages) if asked.install else packages), asked.image,
-        asked.install, asked.max_cost,
+        subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
+        asked.max_cost,
         disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
     )  # fmt: skip
 
@@ -113,7 +111,6 @@ def package_command(job: Job, asked: argparse.Namespace) -> str:
         return ""
     given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": asked.package}
     given["max_package_mb"] = "" if asked.max_package_mb == MOST_MB else asked.max_package_mb
-    given["install"] = "true" if asked.install else ""
     return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
 
 

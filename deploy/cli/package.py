@@ -18,12 +18,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         "package", "Builds the trainer, and a package of yours, and stores them in a bucket.", "--bucket=gs://…"
     )
     add_flags(cli, "bucket", "package", "max_package_mb", "project")
-    cli.add_boolean("install", "for jobs of --install, whose addresses contain the SHA-256 of the wheels")
     add_backend(cli)
     args = cli.parse_args(arguments)
     gcp = GcpConfig(needed_project(read_project(args.project)), "", checked_address("bucket", args.bucket))
-    packages = packages_with(args.package, args.max_package_mb)
-    packages = list(map(built, packages)) if args.install else packages
+    packages = list(map(built, packages_with(args.package, args.max_package_mb)))
     print("".join(f"{package.about}\n" for package in packages if package.about), end="", flush=True)
     with exit_on_api_error(gcp):
         upload_packages(packages, gcp.bucket, session.open(args.backend, gcp.project, gcp.region), session.clock)

@@ -122,7 +122,7 @@ def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
 
 def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
     """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
-    shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10)
+    shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10, profile_steps="")
     plan, runner = Plan((tier.facts,), shortened), LocalRunner([tier])
     code = compare(plan, plan.resolve(runner), out, runner)
     if code != DONE:

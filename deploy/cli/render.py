@@ -26,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     with sent_to_the_cloud():
         request = request_on(tier, overrides)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)
-    for line in (*filter(None, (package.about for package in job.packages)), *(f"warning: {w}" for w in job.warnings)):
+    about = filter(None, (package.about for package in job.packages))
+    for line in (*about, *job.about, *(f"warning: {line}" for line in job.warnings)):
         print(line, file=sys.stderr)
     upload = package_command(job, asked)
     if upload:

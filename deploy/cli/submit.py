@@ -31,7 +31,7 @@ from deploy.vertex.history import Submission, record_status
 from deploy.vertex.logs import watch_job
 from deploy.vertex.notification import Notification, read_notify
 from deploy.vertex.session import SESSION, Session, tell_accounts
-from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
+from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
 from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.storage.run_layout import GPU_CHECK
@@ -124,6 +124,7 @@ def describe(job: Job) -> Iterator[str]:
         yield f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
     yield f"writes to {job.output}"
     yield from (package.about for package in job.packages if package.about)
+    yield from job.about
     yield price_and_limit(tier)
     if tier.spec.get("scheduling", {}).get("disableRetries"):
         yield "a worker that exits non-zero is not restarted (disableRetries)"
@@ -148,8 +149,9 @@ def _submit(
     tell_accounts(asked.backend)
     backend = session.open(asked.backend, first.gcp.project, first.gcp.region)
     for job in jobs:
-        check_buckets(job, backend, session.clock)
-    upload_packages(first.packages, first.gcp.bucket, backend, session.clock)
+        check_resources(job, backend, session.clock)
+    packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
+    upload_packages(list(packages.values()), first.gcp.bucket, backend, session.clock)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
         code = _attempt(job, record, asked, session, notification, bool(more))
         if code is not None:

@@ -30,7 +30,7 @@ from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
-from deploy.vertex.submission import attempt_label, check_buckets, submit_job, upload_packages
+from deploy.vertex.submission import attempt_label, check_resources, submit_job, upload_packages
 from trainer.config import TrainConfig
 from trainer.config.overrides import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
@@ -96,6 +96,7 @@ class VertexRunner:
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
             yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
+            yield from (f"{tier.name}: {line}" for line in job.about)
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
@@ -115,7 +116,9 @@ class VertexRunner:
     def preflight(self, runs: Sequence[TierPlan]) -> None:
         """Checks once for all runs that the login, the project, region, buckets and data are usable."""
         planned = [self._job(run) for run in runs]
-        jobs = {(job.output.split("/")[2], *job.config.inputs.values()): job for job in planned}  # distinct checks
+        jobs = {
+            (job.output.split("/")[2], job.image.uri, *job.config.inputs.values()): job for job in planned
+        }  # distinct checks
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
         if jobs:
@@ -124,7 +127,7 @@ class VertexRunner:
             with exit_on_api_error(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)
                 for job in jobs.values():
-                    check_buckets(job, backend, self._clock)
+                    check_resources(job, backend, self._clock)
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
         job_dir.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.reporting.breakdown import KINDS, tried_by
 from trainer.reporting.run_files import (
     Result,
     StatsEntry,
@@ -31,6 +32,7 @@ class StatsLine:
     warm_up: bool  # the first of its kind, or the first after a restart
     step_seconds: float | None
     images_per_second: float | None
+    input_wait: float | None  # share of step_seconds that was lost waiting for the batch
     scalars: Mapping[str, float]
     gpu_memory_gib: float | None  # of the GPU that uses most
 
@@ -61,6 +63,8 @@ class Run:
     peak_memory_gib: float | None
     peak_device_gib: float | None  # as TensorFlow counts it, of the fullest device
     predicted: Mapping[str, float]  # by the plan of the job, as trainer.reporting.plan_file.predicted; {} without one
+    profile: Mapping[str, float]  # share of each kind in the profiled steps; empty without --profile_steps
+    tried: tuple[str, ...]  # remedies for slow steps that it uses, or has found to be slower
     final: Mapping[str, float]  # the newest value of each loss and metric
     quality: str  # what measures of images must have in common to be compared; "" without such
     started: str  # UTC; "" if unknown
@@ -122,6 +126,8 @@ def read_run(folder: Path) -> Run:
         predicted={
             key: each for key, value in mapping(result, "predicted").items() if (each := number(value)) is not None
         },
+        profile=_shares(mapping(mapping(result, "profile"), "shares")),
+        tried=tuple(tried_by(config, mapping(info, "compilation"))),
         final=_scalars(final) if final else _newest(entries),
         quality=_quality(mapping(final, "quality")),
         started=str(info.get("started", "")),
@@ -156,14 +162,22 @@ def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:
 def _line(entry: StatsEntry, first: bool) -> StatsLine:
     gpus = [gpu for gpu in items(entry, "gpus") if isinstance(gpu, Mapping)]
     memory = [value for gpu in gpus if (value := number(gpu.get("memory_gib"))) is not None]
+    seconds, waited = positive(entry.get("step_seconds")), number(entry.get("input_wait_seconds"))
     return StatsLine(
         step=entry["step"],
         warm_up=first or bool(whole(entry.get("untimed_steps"))),
-        step_seconds=positive(entry.get("step_seconds")),
+        step_seconds=seconds,
         images_per_second=positive(entry.get("images_per_second")),
+        input_wait=min(1.0, max(0.0, waited / seconds)) if seconds and waited is not None else None,
         scalars=_scalars(entry),
         gpu_memory_gib=max(memory, default=None),
     )
+
+
+def _shares(found: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the share of every kind; {} if one is missing or damaged."""
+    shares = {kind: share for kind in KINDS if (share := number(found.get(kind))) is not None and 0 <= share <= 1}
+    return shares if len(shares) == len(KINDS) else {}
 
 
 def _newest(entries: Iterable[StatsEntry]) -> dict[str, float]:

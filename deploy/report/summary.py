@@ -11,12 +11,14 @@ from deploy.report.run_reader import Run
 from deploy.report.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
 from deploy.spec.machine_table import accelerator_of
 from deploy.spec.tier import check_tiers
+from trainer.reporting.breakdown import ALL_REDUCE, DISPATCH, INPUT, KINDS, MATRIX, MEMORY
 from trainer.storage.run_layout import RESULT, RUN_INFO, STATS
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
 UNKNOWN = "unknown"  # the kind of devices that no run names
 UNKNOWN_MACHINE = f"{RUN_INFO} does not state where it ran"
+NOT_PROFILED = "the run was not profiled: use --profile_steps=100..110"
 _MIXED = "its repeats differ"
 _SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
 
@@ -40,6 +42,12 @@ class TierSummary:
     step_seconds: Spread | None
     epoch_seconds: Spread | None
     images_per_second: Spread | None
+    input_wait: float | None  # share of a step that was lost waiting for the batch
+    profile_matrix: float | None  # shares of the profiled steps, as the next four
+    profile_memory: float | None
+    profile_all_reduce: float | None
+    profile_input: float | None
+    profile_dispatch: float | None
     startup_seconds: float | None
     total_seconds: float | None
     final_loss: float | None
@@ -108,6 +116,12 @@ def _summary(group: TierRuns, local: bool) -> TierSummary:
         step_seconds=steps,
         epoch_seconds=spread(seconds for run in runs for seconds in epoch_seconds(run)),
         images_per_second=spread(line.images_per_second for run in runs for line in timed(run)),
+        input_wait=_median(line.input_wait for run in runs for line in timed(run)),
+        profile_matrix=_median(run.profile.get(MATRIX) for run in runs),
+        profile_memory=_median(run.profile.get(MEMORY) for run in runs),
+        profile_all_reduce=_median(run.profile.get(ALL_REDUCE) for run in runs),
+        profile_input=_median(run.profile.get(INPUT) for run in runs),
+        profile_dispatch=_median(run.profile.get(DISPATCH) for run in runs),
         startup_seconds=_median(run.startup_seconds for run in runs),
         total_seconds=_median(run.wall_seconds for run in done),
         final_loss=_median(run.final.get(loss) for run in done) if loss else None,
@@ -196,6 +210,8 @@ def _with_reasons(row: TierSummary, runs: Sequence[Run], base: TierSummary, no_c
         "cost_per_million_images": not_done or no_cost or (no_price if row.price_per_hour is None else not_timed),
         "final_accuracy": not_done or "the model reports no accuracy",
         **dict.fromkeys(("fid", "coverage"), not_done or _no_quality(runs)),
+        "input_wait": not_timed if row.step_seconds is None else f"{STATS} does not contain it",
+        **dict.fromkeys((f"profile_{kind}" for kind in KINDS), not_done or NOT_PROFILED),
         "peak_gpu_memory_gib": not_done or f"{STATS} contains no GPU memory",
     }
     return replace(row, missing={key: reason for key, reason in reasons.items() if getattr(row, key) is None})

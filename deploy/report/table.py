@@ -12,6 +12,7 @@ from deploy.report.collection import Collection
 from deploy.report.summary import TierSummary, in_units
 from deploy.report.timing import Spread
 from deploy.spec.machine_table import load_machines
+from trainer.reporting.breakdown import WORDS
 
 
 def figures(value: float, digits: int = 3) -> str:
@@ -27,6 +28,11 @@ def money(value: float) -> str:
     """Formats USD with cents, or three digits if it is less than one dollar."""
     exact = f"{value:,.2f}"
     return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
+
+
+def percent(share: float) -> str:
+    """Formats a share of 1: `41 %`."""
+    return f"{100 * share:.0f} %"
 
 
 def counted_devices(count: int) -> str:
@@ -62,7 +68,9 @@ COLUMNS = (
     Column("epoch_seconds", "s/epoch", with_spread),
     Column("images_per_second", "images/s", with_spread),
     Column("speed_up", "speed-up", "{:.2f} x".format),
-    Column("efficiency", "efficiency", lambda value: f"{100 * value:.0f} %"),
+    Column("efficiency", "efficiency", percent),
+    Column("input_wait", "waits for input", percent),
+    *(Column(f"profile_{kind}", f"profile: {words}", percent) for kind, words in WORDS.items()),
     Column("startup_seconds", "start-up s", figures),
     Column("total_seconds", "total s", figures),
     Column("price_per_hour", "price an hour", money),

@@ -8,9 +8,10 @@ from typing import Any
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.run_reader import Run
 from deploy.report.summary import UNKNOWN, UNKNOWN_MACHINE, TierSummary, in_units
-from deploy.report.table import counted_devices, figures, money
+from deploy.report.table import counted_devices, figures, money, percent
 from deploy.report.timing import Spread
 from trainer.config.train_config import MAY_CHANGE
+from trainer.reporting.breakdown import INPUT, KINDS, MUCH, WORDS, advice
 
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
 _LOSS_TOLERANCE = 0.05  # of the larger loss
@@ -30,6 +31,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *(_ranking(real, baseline or rows[0].tier) if real or not done else ()),
         *_scaling(real),
         *_communication(real),
+        *_causes(collection, real),
         *_different_work(collection, rows),
         *_losses(collection, done),
         *_ends(collection, rows),
@@ -119,6 +121,28 @@ def _communication(done: Sequence[TierSummary]) -> Iterator[str]:
                 f"{row.tier}: {100 * share:.0f} % of a step is communication and waiting, measured as the time beyond "
                 f"a step of {single.tier}, which is one device with the same batch per replica."
             )
+
+
+def _causes(collection: Collection, done: Sequence[TierSummary]) -> Iterator[str]:
+    """Says what the time of a step goes to, what to do about it, and how that shifts between the tiers."""
+    tried = {tier.name: [each for run in tier.runs for each in run.tried] for tier in collection.tiers}
+    for row in done:
+        yield from (f"{row.tier}: {line}." for line in advice(_shares(row), tried[row.tier]))
+    profiled = [(row.tier, _shares(row)) for row in done if row.profile_matrix is not None]
+    for kind in KINDS:
+        (one, least), (other, most) = (
+            choose(((tier, shares[kind]) for tier, shares in profiled), key=lambda pair: pair[1], default=("", 0.0))
+            for choose in (min, max)
+        )
+        if most - least >= MUCH:
+            yield f"{WORDS[kind].capitalize()} is {percent(least)} of a step on {one}, {percent(most)} on {other}."
+
+
+def _shares(row: TierSummary) -> dict[str, float]:
+    """Returns the shares of the tier's profile; without one, that of waiting for input if it is much."""
+    if row.profile_matrix is not None:
+        return {kind: getattr(row, f"profile_{kind}") for kind in KINDS}
+    return {INPUT: row.input_wait} if row.input_wait is not None and row.input_wait >= MUCH else {}
 
 
 def _is_single(single: TierSummary, row: TierSummary) -> bool:
@@ -244,7 +268,16 @@ def _range(said: Mapping[str, float], name: str, factor: float) -> str:
 
 
 # Settings that do not change the work, or that the number of steps replaces.
-_NOT_WORK = {"recipe", "job_dir", "cache_dir", "epochs", "steps", "expect_devices", "report_every_steps"}
+_NOT_WORK = {
+    "recipe",
+    "job_dir",
+    "cache_dir",
+    "epochs",
+    "steps",
+    "expect_devices",
+    "report_every_steps",
+    "profile_steps",
+}
 
 
 def _other_job(estimate: Mapping[str, Any], row: TierSummary, runs: Sequence[Run]) -> str:

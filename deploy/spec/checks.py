@@ -181,7 +181,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
     if any(_PREBUILT.match(image) for image in images):
         yield (
             "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
-            "use --install, or --image=URI with your own, built by `python -m deploy image`"
+            "use --image=install, or --image=URI with your own, built by `python -m deploy image`"
         )
     yield from _local_paths(config)
     yield from _too_many_steps(config.steps or 0, tier)

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -18,8 +18,9 @@ from deploy.spec.checks import (
     warnings,
 )
 from deploy.spec.gcp_config import GcpConfig, checked_address
-from deploy.spec.packages import Package
-from deploy.spec.plain_image import IMAGE, about_installing, run_in_plain_image
+from deploy.spec.images import BuiltImage, Contents, Image, choose_image
+from deploy.spec.packages import Package, built
+from deploy.spec.plain_image import about_installing, run_in_plain_image
 from deploy.spec.spec_changes import check_kms_key
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
@@ -45,8 +46,8 @@ class JobOptions:
     submission: str
     name: str = ""
     packages: tuple[Package, ...] = ()
-    image: str = ""
-    install: bool = False  # in a plain Python image
+    image: str = ""  # --image=
+    built_image: BuiltImage | None = None  # that this folder remembers
     max_cost: float | None = None
     max_wait_s: float | None = None
     disable_retries: bool = False
@@ -89,6 +90,8 @@ class Job:
     output: str
     spec: Mapping[str, Any]
     packages: tuple[Package, ...]
+    image: Image
+    about: tuple[str, ...]  # its image
     warnings: tuple[str, ...]
     checks: bool = False  # the tier's GPUs, and trains nothing
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
@@ -112,45 +115,53 @@ def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
 
 
 def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
-    """Returns the job of a request. Raises UserError if it is known to fail."""
+    """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     tier, config = _limited(request.tier, options), request.config
-    own_image = (bool(options.image) or "containerSpec" in tier.spec["workerPoolSpecs"][0]) and not options.install
-    packages = () if own_image else options.packages
+    image = choose_image(tier, options.image, options.built_image, options.packages)
     check_region(tier, gcp)
     check_kms_key(options.kms_key, gcp.region)
-    if not own_image:
-        check_inputs(config, packages)
+    if image.contents is not Contents.ALL or image.built:
+        check_inputs(config, options.packages)
     spec = copy.deepcopy(dict(tier.spec))
+    output = _output(spec, config, gcp, options.folder)
+    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    check_tensorboard(spec, gcp)
+    if image.contents is not Contents.ALL:
+        _check_modules(tier, options.packages, image)
+    packages = () if image.contents is Contents.ALL else tuple(map(built, options.packages))
     arguments = [*_arguments(request.overrides), f"--expect_devices={tier.accelerators}"]
     images = set()
     for pool in tier.pools:
         if pool.index < 2:  # a Reduction Server takes none of our arguments
-            module = spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {}).get("pythonModule", TASK)
-            task = _task(spec["workerPoolSpecs"][pool.index], options.image or (IMAGE if options.install else ""))
+            task, module = _task(spec["workerPoolSpecs"][pool.index], image)
             images.add(task.get("executorImageUri") or task.get("imageUri", ""))
             task["args"] = [*task.get("args", []), *arguments]
             if options.check:
+                module = CHECK
                 _run_check(task)
             if options.predicted:
                 task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
-            if options.install:
-                module = CHECK if options.check else module
+            if image.contents is Contents.PYTHON:
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
-            if "pythonModule" in task and not task.get("packageUris"):
-                where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
-                check_module(where, module, module, packages, runs=True)
-            if packages and not options.install:
+            elif packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
-    output = _output(spec, config, gcp, options.folder)
-    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
-    check_tensorboard(spec, gcp)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
-    shown = tuple(warnings(tier, config, images))
-    if options.install:
-        shown = (about_installing(tier, "network" in spec), *shown)
+    about = [image.about] if image.about else []
+    if image.contents is Contents.PYTHON:
+        about.append(about_installing(tier, image.uri, "network" in spec))
     return Job(
-        name, tier, gcp, config, output, spec, packages, shown, options.check, options.labels, options.kms_key
+        name, tier, gcp, config, output, spec, packages, image, tuple(about), tuple(warnings(tier, config, images)),
+        options.check, options.labels, options.kms_key,
     )  # fmt: skip
+
+
+def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:
+    """Raises UserError if a pool runs a module that the packages do not contain."""
+    for pool in tier.pools:
+        task = tier.spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {})
+        if "pythonModule" in task and (image.contents is Contents.PYTHON or not task.get("packageUris")):
+            where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
+            check_module(where, module, module, packages, runs=True)
 
 
 def _run_check(task: dict[str, Any]) -> None:
@@ -219,13 +230,20 @@ def _arguments(overrides: Overrides) -> list[str]:
     return overrides.without("job_dir", "expect_devices").arguments()
 
 
-def _task(pool: dict[str, Any], image: str) -> dict[str, Any]:
-    """Returns the pool's pythonPackageSpec or containerSpec; with an image it becomes the latter."""
-    if image:
-        before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-        pool["containerSpec"] = {"imageUri": image, **{key: before[key] for key in ("args", "env") if key in before}}
+def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
+    """Returns the pool's pythonPackageSpec or containerSpec, whichever the image takes, and the module that it runs."""
+    before = pool.get("pythonPackageSpec") or pool.get("containerSpec", {})
+    module = before.get("pythonModule", TASK)
+    if image.uri:
+        for key in ("pythonPackageSpec", "containerSpec"):
+            pool.pop(key, None)
+        kept = {key: before[key] for key in ("args", "env") if key in before}
+        if image.contents is Contents.TENSORFLOW:
+            pool["pythonPackageSpec"] = {"executorImageUri": image.uri, "pythonModule": module, **kept}
+        else:
+            pool["containerSpec"] = {"imageUri": image.uri, **kept}
     task: dict[str, Any] = pool.get("containerSpec") or pool["pythonPackageSpec"]
-    return task
+    return task, module
 
 
 def _output(spec: Mapping[str, Any], config: TrainConfig, gcp: GcpConfig, folder: str) -> str:

@@ -1,7 +1,7 @@
 """Builds the trainer and a user's package as wheels for Cloud Storage, from a clean copy of the sources.
 
-A wheel's address contains a hash of the sources, so it is known before the build, and the same sources are built and
-uploaded only once, from whichever machine: an object is never replaced.
+A wheel's address contains the hashes of its sources and of the wheel: the same sources are built once in a folder, the
+same wheel is uploaded once, from whichever machine, and an object is never replaced.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class Package:
     version: str
     files: Mapping[str, bytes | Path]
     about: str = ""  # what goes along, for people
-    sha256: str = ""  # of the wheel, if a job checks it: then the wheel's address contains it
+    sha256: str = ""  # of the wheel, once it is built
 
     @cached_property
     def digest(self) -> str:
@@ -81,9 +81,8 @@ class Package:
         return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
 
     def uri(self, bucket: str) -> str:
-        """Returns the wheel's address in `bucket`, a gs:// address."""
-        checked = f"-{self.sha256[:12]}" if self.sha256 else ""
-        return f"{bucket}/packages/{self.folder}{checked}/{self.wheel}"
+        """Returns the address in `bucket`, a gs:// address, of the wheel, which must have been built."""
+        return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
 
 
 def _pieces(content: bytes | Path) -> Iterator[bytes]:
@@ -233,4 +232,6 @@ def build_wheel(package: Package) -> Path:
 
 def built(package: Package) -> Package:
     """Returns the package with the SHA-256 of its wheel, which is built if needed."""
+    if package.sha256:
+        return package
     return dataclasses.replace(package, sha256=hashlib.sha256(build_wheel(package).read_bytes()).hexdigest())

@@ -8,7 +8,6 @@ from typing import Any
 from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
 
-IMAGE = "python:3.12-slim"  # on Docker Hub; https://docs.cloud.google.com/vertex-ai/docs/training/containers-overview
 TENSORFLOW = "2.21.*"
 _STARTER = Path(__file__).with_name("starter.py")
 # Where Google's machines mount the driver, which images with CUDA know and a plain one does not.
@@ -35,13 +34,13 @@ def run_in_plain_image(task: dict[str, Any], module: str, gpus: int, packages: S
                    *given.values()]  # fmt: skip
 
 
-def about_installing(tier: Tier, network: bool) -> str:
-    """Returns one line on what the installation takes at each start."""
+def about_installing(tier: Tier, image: str, network: bool) -> str:
+    """Returns one line on what the installation in a plain Python image takes at each start."""
     gpus = bool(tier.accelerators)
     usd = tier.price_per_hour and tier.price_per_hour * _MINUTES[gpus] / 60
     cost = "" if usd is None else f", about {usd:.2f} USD"
-    way = ": with --network= it needs a way out, as Cloud NAT" if network else ""
+    way = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
     return (
-        f"each worker installs {requirements(tier.accelerators)[0]} at each start: {_GB[gpus]} GB from pypi.org, some "
-        f"{_MINUTES[gpus]} minutes{cost} (not measured on Vertex AI){way}"
+        f"runs in {image}: each worker installs {requirements(tier.accelerators)[0]} at each start: {_GB[gpus]} GB "
+        f"from pypi.org, some {_MINUTES[gpus]} minutes{cost} (not measured on Vertex AI){way}"
     )

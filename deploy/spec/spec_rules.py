@@ -121,22 +121,28 @@ def check_task(place: int, pool: Spec, where: str) -> None:
             f"{where}: this trainer has no parameter servers: pool 2 is for a Reduction Server's image only"
         )
     image = "imageUri" if kind == "containerSpec" else "executorImageUri"
-    for key in (image,) if kind == "containerSpec" else (image, "pythonModule"):
+    required = [image] if image in task or kind == "containerSpec" else []
+    for key in (*required, *(["pythonModule"] if kind == "pythonPackageSpec" else [])):
         if not task.get(key):
             example = "pythonModule: trainer.task" if key == "pythonModule" else f"{key}: and its address"
             raise UserError(f"{where}.{kind}: {key} is missing: write {example}")
-    check_image(f"{where}.{kind}.{image}", task[image])
-    if pool.get("machineSpec", {}).get("acceleratorType") and re.search(
-        r"vertex-ai/training/[\w.-]*-cpu\.", task[image]
-    ):
-        raise UserError(
-            f"{where}.{kind}.{image}={task[image]}: this image is for CPUs: its TensorFlow would leave the GPUs idle: "
-            "use the one with gpu in its name"
-        )
+    if image in task:
+        _check_task_image(f"{where}.{kind}.{image}", task[image], pool)
+    elif task.get("packageUris"):
+        raise UserError(f"{where}.{kind}: packageUris without {image}: name the image that installs them")
     _check_environment(task.get("env", []), where)
     scheduled = pool.get("machineSpec", {}).get("reservationAffinity", {})
     if scheduled.get("reservationAffinityType") == "SPECIFIC_RESERVATION":
         _check_reservation(scheduled, f"{where}.machineSpec.reservationAffinity")
+
+
+def _check_task_image(where: str, image: str, pool: Spec) -> None:
+    check_image(where, image)
+    if pool.get("machineSpec", {}).get("acceleratorType") and re.search(r"vertex-ai/training/[\w.-]*-cpu\.", image):
+        raise UserError(
+            f"{where}={image}: this image is for CPUs: its TensorFlow would leave the GPUs idle: use the one with gpu "
+            "in its name"
+        )
 
 
 def _check_environment(variables: Sequence[Spec], where: str) -> None:

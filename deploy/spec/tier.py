@@ -108,6 +108,7 @@ def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES
     machines = load_machines(price_file)
     pools = tuple(_pools(spec, path.name, machines))
     _check_pools(pools, path.name)
+    _check_images(spec, pools, path.name)
     check_scheduling(spec.get("scheduling", {}), origin)
     check_strategy(spec, pools, origin)
     check_access(spec, origin)
@@ -194,6 +195,15 @@ def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
             )
         if pool.index > 2:
             raise UserError(f"{name}: workerPoolSpecs[{pool.index}]: the chief evaluates: remove the pool")
+
+
+def _check_images(spec: Mapping[str, Any], pools: tuple[Pool, ...], name: str) -> None:
+    """Raises UserError if one pool names an image and the other leaves it to --image=."""
+    tasks = [spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {}) for pool in pools if pool.index < 2]
+    if len({"executorImageUri" in task or not task for task in tasks}) > 1:
+        raise UserError(
+            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+        )
 
 
 def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:

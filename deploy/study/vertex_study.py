@@ -30,7 +30,7 @@ from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import watch_job
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, Session
-from deploy.vertex.submission import attempt_label, check_buckets, custom_job, submit_job, upload_packages
+from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
 from trainer.config.fields import as_text
 from trainer.errors import INTERRUPTED, UserError
 from trainer.reporting.run_files import mapping, number, read_json
@@ -96,6 +96,7 @@ class VertexStudy:
         yield f"{job.name}: each trial on {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         yield f"writes to {job.output}/1 and so on"
         yield from (package.about for package in job.packages if package.about)
+        yield from job.about
         yield f"each trial: {price_and_limit(job.tier)}"
         limit = "" if self._most_usd else "; --max_cost=USD limits them together"
         if job.tier.most_usd is not None:
@@ -146,7 +147,7 @@ class VertexStudy:
     def _send(self) -> str:
         clock, gcp = self._session.clock, self._gcp
         backend = self._open(gcp.project, gcp.region)
-        check_buckets(self._trial_job, backend, clock)
+        check_resources(self._trial_job, backend, clock)
         upload_packages(self._job.packages, gcp.bucket, backend, clock)
         sent = {
             "project": gcp.project,

@@ -212,6 +212,9 @@ class Backend(Protocol):
     def location(self, bucket: str) -> str:
         """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
 
+    def has_image(self, uri: str) -> bool:
+        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
+
 
 def unless_forbidden(call: Callable[[], T], default: T) -> T:
     """Returns the result of `call`, or `default` after a 403: the job's account may have the permission."""

@@ -1,10 +1,12 @@
-"""Implements the methods of the backends that concern buckets, the same for both, with google-cloud-storage."""
+"""Implements what the backends have in common, with google-cloud-storage: buckets, and whether an image exists."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deploy.spec.images import tag_name
 from deploy.vertex import api
 from deploy.vertex.client_errors import converted_errors
 
@@ -12,7 +14,7 @@ _ONCE: dict[str, Any] = {"retry": None, "timeout": 60.0}  # callers retry; secon
 
 
 class Buckets:
-    """Implements the methods of `deploy.vertex.api.Backend` for Cloud Storage, with the process's one client."""
+    """Implements methods of `deploy.vertex.api.Backend` with the process's one client of Cloud Storage."""
 
     def upload(self, file: Path, uri: str) -> None:
         """Sends a GET and, unless the object exists, a POST with a checksum: the address has a hash of the sources."""
@@ -63,6 +65,20 @@ class Buckets:
         """Sends a GET of the bucket."""
         name, _ = _parts(bucket)
         return api.unless_forbidden(_converted(lambda: str(_client().get_bucket(name, **_ONCE).location)), default="")
+
+    def has_image(self, uri: str) -> bool:
+        """Sends a GET of the image's tag, with the login of that client."""
+        name = tag_name(uri)
+        host = os.environ.get(
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com"
+        )
+        if not name:
+            return True
+        with converted_errors():
+            response = _client()._http.get(f"{host.rstrip('/')}/v1/{name}", timeout=_ONCE["timeout"])
+        if response.status_code >= 500:
+            raise api.ApiError(response.status_code, f"Artifact Registry: {response.reason}")
+        return bool(response.status_code != 404)
 
 
 def _converted(call: Callable[[], api.T]) -> Callable[[], api.T]:

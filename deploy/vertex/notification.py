@@ -1,4 +1,4 @@
-"""Runs a command of the user's when a job is over, with the outcome in its environment."""
+"""Runs a command of the user's when a job or a comparison is over, with the outcome in its environment."""
 
 import os
 import shlex
@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from deploy.vertex.api import JobStatus
 from deploy.vertex.costs import spent
 from deploy.vertex.errors import STATE_UNKNOWN, StateUnknownError, describe_failure, exit_code
 from deploy.vertex.live import LiveReader
 from deploy.vertex.retry import Clock
-from trainer.errors import UserError, reason, shortened
+from trainer.errors import DONE, INTERRUPTED, UserError, reason, shortened
 
 _TIMEOUT_S = 60.0
 
@@ -47,6 +48,11 @@ class Notification:
             "JOB": status.name, "NAME": status.display_name, "STATE": status.state, "OUTPUT": status.output,
             "EXIT_CODE": str(exit_code(status)), "USD": f"{usd:.2f}", "ERROR": describe_failure(status),
         }  # fmt: skip
+
+    def compared(self, code: int, out: Path, error: str = "") -> None:
+        """Keeps the outcome of the comparison in the folder `out`, which ended with this exit code."""
+        state = {DONE: "SUCCEEDED", INTERRUPTED: "CANCELLED"}.get(code, "FAILED")
+        self._outcome = {"STATE": state, "EXIT_CODE": str(code), "NAME": out.name, "OUTPUT": str(out), "ERROR": error}
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -1,10 +1,11 @@
-"""Submits a job to Vertex AI exactly once, however often the service fails; checks buckets, uploads packages."""
+"""Submits a job to Vertex AI exactly once, however often the service fails; checks what it needs, uploads packages."""
 
 import functools
 import sys
 from collections.abc import Sequence
 
 from deploy.spec.checks import check_continent
+from deploy.spec.images import RECORD
 from deploy.spec.job_spec import Job
 from deploy.spec.packages import Package, build_wheel
 from deploy.spec.spec_changes import LABEL, PRICE_LABEL
@@ -20,14 +21,19 @@ FIRST_WAIT_S = 5.0  # before a refused request is repeated
 SEARCH_S, SEARCH_LISTINGS = 60.0, 10  # a new job may take a while to appear in the list
 
 
-def check_buckets(job: Job, backend: Backend, clock: Clock) -> None:
-    """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
+def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
+    """Raises UserError if an input or the image does not exist, or a bucket is on another continent than the machines.
+
+    Of images, only one that was built in this folder is looked for.
+    """
     inputs = {name: address for name, address in job.config.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
         check_continent(bucket, job.gcp.region, retried(functools.partial(backend.location, bucket), clock))
     for name, address in inputs.items():
         if not retried(functools.partial(backend.exists, address), clock):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
+    if job.image.built and not retried(functools.partial(backend.has_image, job.image.uri), clock):
+        raise UserError(f"{job.image.uri}, built in this folder, is gone: build it again, or remove {RECORD}")
 
 
 def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:

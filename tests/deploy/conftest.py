@@ -20,7 +20,6 @@ from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
 from deploy.report.summary import TierSummary, summarize
-from deploy.spec import packages as package
 from deploy.spec.tier import load_tier
 from deploy.vertex.api import Backend
 from deploy.vertex.retry import Clock
@@ -48,18 +47,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
-
-
-@pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("dist")
-
-
-@pytest.fixture
-def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Shares built packages between all tests."""
-    monkeypatch.setattr(package, "DIST", _built)
-    return _built
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from trainer.reporting.breakdown import KINDS
 from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, write_plan
 
 EXAMPLES = 6_000
@@ -39,12 +40,15 @@ def plant(
     startup: float = 5.0,
     steps_per_report: int = 10,
     epochs: bool = False,
+    waited: float = 0.0,
+    profile: Sequence[float] = (),
     quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
-    `gpu`: the model of its GPUs. `losses`: of the same reports. `final`: more final metrics of result.json, as fid=12.
+    `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
+    for input. `profile`: the shares of trainer.reporting.breakdown.KINDS. `final`: more final metrics, as fid=12.
     `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
@@ -56,8 +60,9 @@ def plant(
         now += steps * each
         lines.append({
             "kind": "epoch" if epochs else "report", "step": number * steps, "epoch": number * steps / per_epoch,
-            "seconds": now, "images_per_second": batch / each, "step_seconds": each, "losses": {"loss": loss},
-            "metrics": {"accuracy": 0.9}, "memory_gib": 1.0, "gpus": [],
+            "seconds": now, "images_per_second": batch / each, "step_seconds": each,
+            "input_wait_seconds": waited * each, "losses": {"loss": loss}, "metrics": {"accuracy": 0.9},
+            "memory_gib": 1.0, "gpus": [],
         })  # fmt: skip
     total = steps * len(seconds)
     run = {
@@ -74,6 +79,8 @@ def plant(
         "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final},
                   **({"quality": dict(quality)} if quality else {})},
     }  # fmt: skip
+    if profile:
+        result["profile"] = {"first_step": 2, "last_step": 4, "shares": dict(zip(KINDS, profile, strict=True))}
     folder.mkdir(parents=True)
     _write(folder, lines, run, result)
     return folder

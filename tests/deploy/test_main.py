@@ -28,8 +28,8 @@ sys.exit(code or (f"imported: {heavy}" if heavy else 0))
     [
         ["--help"],
         ["machines"],
-        ["render", "l4x4", "--recipe=wgan_gp_digits", "--project=p", *WHERE],
-        ["submit", "l4x4", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--dry_run"],
+        ["render", "l4x4", "--recipe=wgan_gp_digits", "--project=p", "--image=eu.gcr.io/p/x:1", *WHERE],
+        ["submit", "l4x4", "--recipe=wgan_gp_digits", "--project=p", "--image=eu.gcr.io/p/x:1", *WHERE, "--dry_run"],
     ],
     ids=lambda value: value[0],
 )
@@ -83,6 +83,7 @@ def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: 
     assert (shown.err, shown.out, list(tmp_path.rglob("*"))) == (line, "", [tmp_path / "work"])
 
 
+@pytest.mark.usefixtures("dist")
 def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     """An empty value overrides the recipe, which has flip here."""
     assert main(["render", "cpu", "--recipe=wgan_gp_photos", "--data=digits", "--augment=", "--project=p", *WHERE]) == 0

@@ -31,6 +31,8 @@ from trainer.data import prepare
 
 COMMANDS = documented()
 
+pytestmark = pytest.mark.usefixtures("dist")
+
 
 class Cutoff(Exception):
     """Signals that the command got as far as the work itself."""

@@ -32,7 +32,7 @@ def foreign(dotted: str) -> bool:
     """Returns whether a dotted name is in Keras or TensorFlow, and not of their public modules."""
     root, _, rest = dotted.partition(".")
     parts = rest.split(".")
-    hidden = {"src", "python", "core", "compiler", "__internal__"} & set(parts) or any(map(PRIVATE.match, parts))
+    hidden = {"src", "python", "core", "compiler", "tsl", "__internal__"} & set(parts) or any(map(PRIVATE.match, parts))
     return root in ("keras", "tensorflow", "tf") and bool(hidden)
 
 

@@ -66,6 +66,10 @@ def check(config: TrainConfig) -> None:
         )
     if config.model in MODEL_RULES:
         MODEL_RULES[config.model](config)
+    if config.profiled and config.steps and config.profiled[-1] > config.steps:
+        raise UserError(
+            f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
+        )
     if config.class_weights and config.model in ("dcgan", "wgan_gp"):
         raise UserError(f"class_weight={config.class_weight}: {config.model} has no classes: drop it")
     check_metric_names(config)

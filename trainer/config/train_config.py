@@ -1,6 +1,7 @@
 """Defines every setting of a run, with its meaning, unit and limits. Imports no TensorFlow."""
 
 import dataclasses
+import re
 from functools import partial
 
 from trainer.config.fields import setting
@@ -168,6 +169,9 @@ class TrainConfig:
     )
     fid_weights: str = _output("imagenet", "weights of inception: imagenet, or a weights file")
     tensorboard: bool = _output(True, "write TensorBoard event files")
+    profile_steps: str = _output(
+        "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
+    )
     tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
 
     @property
@@ -198,6 +202,24 @@ class TrainConfig:
             raise UserError(f"class_weight={self.class_weight}: each class once, from 0, and weights from 0 to 1e6")
         return weights
 
+    @property
+    def profiled(self) -> range:
+        """Returns the numbers of the steps in `profile_steps`, the first step of a run being 1; empty without any.
+
+        Raises UserError if it is not of the form 100..110.
+        """
+        if not self.profile_steps:
+            return range(0)
+        found = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", self.profile_steps)
+        if not found:
+            raise UserError(f"profile_steps={self.profile_steps}: write it as 100..110 (first step..last step)")
+        steps = range(int(found[1]), int(found[2]) + 1)
+        if steps.start < 2 or not 1 <= len(steps) <= 100:
+            raise UserError(
+                f"profile_steps={self.profile_steps}: take 1 to 100 steps, from step 2 on (the first builds the graph)"
+            )
+        return steps
+
     def rows_per_replica(self, replicas: int) -> int:
         """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide."""
         rows, left_over = divmod(self.global_batch_size, replicas)
@@ -217,7 +239,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "cluster_secret_file", "data_changed", "evaluation_batch_size",
+    "cluster_secret_file", "data_changed", "evaluation_batch_size", "profile_steps",
 })  # fmt: skip
 
 

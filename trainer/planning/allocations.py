@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.compat import traced_space
+from trainer.compat import parse_profile
 from trainer.errors import PlatformFault
 from trainer.planning.peaks import Allocation, Trace
 
@@ -37,7 +37,7 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
                     step()
         finally:
             tf.profiler.experimental.stop()
-        spaces = [traced_space(file.read_bytes()) for file in Path(folder).rglob("*.xplane.pb")]
+        spaces = [parse_profile(file.read_bytes()) for file in Path(folder).rglob("*.xplane.pb")]
     trace = _trace(rows, sorted(_events(spaces), key=lambda event: event[0]))
     if not trace.step:
         raise PlatformFault("TensorFlow traced no allocation: its memory cannot be counted")

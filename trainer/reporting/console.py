@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from trainer.reporting.breakdown import MUCH
 from trainer.reporting.progress import Progress
 from trainer.reporting.run_files import StatsEntry
 from trainer.terminal import ProgressBar, duration
@@ -13,6 +14,9 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
+    waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
+    if waited >= MUCH:
+        parts.append(f"waits for input {100 * waited:.0f} %")
     parts.append(f"{entry['memory_gib']:.2f} GiB")
     for gpu in entry["gpus"]:
         memory, used = gpu["memory_gib"], gpu["utilization_percent"]

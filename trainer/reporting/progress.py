@@ -25,6 +25,7 @@ class StepLogs:
     metrics: Mapping[str, float] = field(default_factory=dict)
     counts: Counts = ()
     results: Callable[[Counts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
+    input_wait_seconds: float = 0.0  # that the call lost because a batch was not there, on the worker that lost most
 
     @property
     def count(self) -> int:
@@ -63,6 +64,7 @@ class RunningMeans:
     steps: int = 0
     timed_steps: int = 0
     timed_seconds: float = 0.0
+    waited_seconds: float = 0.0  # of timed_seconds, for batches
     sums: Scalars = field(default_factory=dict)
     counts: Counts = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -73,7 +75,8 @@ class RunningMeans:
         examples, steps, timed = (int(state[name]) for name in ("examples_per_step", "steps", "timed_steps"))
         counts = tuple(np.asarray(count, np.float64) for count in state.get("counts", ()))
         metrics = numbers(state.get("metrics", {}))
-        return cls(examples, steps, timed, float(state["timed_seconds"]), numbers(state["sums"]), counts, metrics)
+        seconds, waited = float(state["timed_seconds"]), float(state.get("waited_seconds", 0.0))
+        return cls(examples, steps, timed, seconds, waited, numbers(state["sums"]), counts, metrics)
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Adds one call with its scalars and metrics; `timed` as in `count`."""
@@ -81,14 +84,15 @@ class RunningMeans:
         same_shapes = [count.shape for count in self.counts] == [count.shape for count in logs.counts]
         self.counts = tuple(map(np.add, self.counts, logs.counts)) if same_shapes else logs.counts
         self.metrics = logs.results(self.counts) if self.steps else logs.metrics
-        self.count(logs.count, seconds, timed)
+        self.count(logs, seconds, timed)
 
-    def count(self, steps: int, seconds: float, timed: bool) -> None:
+    def count(self, logs: StepLogs, seconds: float, timed: bool) -> None:
         """Counts the steps of one call; the call that traced the graph is not timed (timed=False)."""
-        self.steps += steps
+        self.steps += logs.count
         if timed:
-            self.timed_steps += steps
+            self.timed_steps += logs.count
             self.timed_seconds += seconds
+            self.waited_seconds += min(logs.input_wait_seconds, seconds)
 
     def means(self) -> Scalars:
         """Returns the mean of every scalar; a Keras metric replaces a scalar of the same name."""
@@ -98,6 +102,11 @@ class RunningMeans:
     def step_seconds(self) -> float | None:
         """Returns mean seconds a step; None if no call was timed."""
         return self.timed_seconds / self.timed_steps if self.timed_steps else None
+
+    @property
+    def input_wait_seconds(self) -> float | None:
+        """Returns mean seconds a step that were lost waiting for its batch; None if no call was timed."""
+        return self.waited_seconds / self.timed_steps if self.timed_steps else None
 
     @property
     def images_per_second(self) -> float | None:
@@ -150,7 +159,7 @@ class Progress:
         self.call_seconds = seconds
         self.step += logs.count
         self.training_seconds += seconds
-        self.whole.count(logs.count, seconds, self.call_timed)
+        self.whole.count(logs, seconds, self.call_timed)
 
     @property
     def epoch(self) -> float:

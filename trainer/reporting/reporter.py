@@ -1,6 +1,6 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import as_uint8, encode_png, grid, noise
 from trainer.log import log
+from trainer.reporting.breakdown import advice, in_words
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
@@ -52,6 +53,7 @@ class Reporter:
         self._final: dict[str, Scalars] = {}
         self._measured: Scalars = {}  # newest values of evaluation and of images
         self._evaluated: Scalars = {}
+        self._profile: dict[str, Any] = {}
         self._quality: QualityOf | None = None  # of the newest measures of images
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
 
@@ -65,6 +67,7 @@ class Reporter:
             "measured": self._measured,
             "evaluated": self._evaluated,
             "quality": self._quality,
+            "profile": self._profile,
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -75,6 +78,7 @@ class Reporter:
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
         self._quality = state.get("quality")
+        self._profile = dict(state.get("profile", {}))
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
         """Counts the newest call to the device. Raises UserError if the run never reports the tuning metric."""
@@ -123,6 +127,20 @@ class Reporter:
         note = f"{about['samples']:,} images, features of {about['features']}"
         self._measure("quality", progress, found, note, {"quality": about})
 
+    def profiled(
+        self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
+    ) -> None:
+        """Reports what the time of the steps from `first_step` on went to, and remedies but for those `tried`."""
+        found = {kind: round(share, 4) for kind, share in shares.items()}
+        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": found}
+        epoch = round(progress.epoch, 4)
+        self._append(
+            {"kind": "profile", "step": progress.step, "epoch": epoch, "first_step": first_step, "shares": found}
+        )
+        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(found)}")
+        for line in advice(found, tried):
+            log.info(line)
+
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:
             self._job_dir.append_stats(entry)
@@ -161,7 +179,8 @@ class Reporter:
             final["quality"] = self._quality
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}
+        profile: Result = {"profile": self._profile} if self._profile else {}
+        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **profile}
 
     def close(self) -> None:
         """Closes the bar and the event files."""
@@ -180,6 +199,7 @@ class Reporter:
             "seconds": round(progress.seconds, 3),
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
+            "input_wait_seconds": rounded(running.input_wait_seconds),
             "untimed_steps": running.steps - running.timed_steps,
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),

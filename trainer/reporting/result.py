@@ -83,6 +83,7 @@ class RunResult:
             "training_seconds": round(progress.training_seconds, 3),
             "images_per_second": rounded(progress.whole.images_per_second),
             "step_seconds": rounded(progress.whole.step_seconds),
+            "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
         }
 
     def failure(self, error: str, exit_code: int, known: Result) -> Result:

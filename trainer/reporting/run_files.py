@@ -49,7 +49,7 @@ class QualityOf(TypedDict):
 
 
 class StatsEntry(TypedDict, total=False):
-    """Describes one line of stats.jsonl: a report, an epoch, an evaluation or a quality measurement."""
+    """Describes one line of stats.jsonl: a report, an epoch, an evaluation, a quality measurement or a profile."""
 
     kind: str
     step: int
@@ -57,6 +57,7 @@ class StatsEntry(TypedDict, total=False):
     seconds: float
     images_per_second: float | None
     step_seconds: float | None
+    input_wait_seconds: float | None  # of step_seconds, lost waiting for the batch
     untimed_steps: int  # above 0 in the first line after each start
     losses: Scalars
     metrics: Scalars
@@ -64,6 +65,8 @@ class StatsEntry(TypedDict, total=False):
     gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
     peak_device_memory_gib: list[float]  # as TensorFlow counts it, of each device of the chief; [] if it does not
     quality: QualityOf  # of a measurement of images
+    first_step: int  # of a profile, as `shares`
+    shares: dict[str, float]  # of the profiled steps' time, by kind: `trainer.reporting.breakdown`
 
 
 class Result(TypedDict, total=False):
@@ -81,6 +84,8 @@ class Result(TypedDict, total=False):
     training_seconds: float
     images_per_second: float | None
     step_seconds: float | None
+    input_wait_seconds: float | None  # as in stats.jsonl
+    profile: dict[str, Any]  # first_step, last_step, shares, as in stats.jsonl
     wall_seconds: float
     saving_seconds: float
     peak_memory_gib: float

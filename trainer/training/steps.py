@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ import tensorflow as tf
 from trainer.compat import losses_reduced_by, own_values_assigned
 from trainer.distribution.losses import reduce_over_replicas, reduce_to_mean
 from trainer.distribution.step import NotCompilable, StepContext, in_step
-from trainer.distribution.strategy import Replicas
+from trainer.distribution.strategy import Numbers, Replicas
 from trainer.interface import ModelInterface, results_of, scalars_of
 from trainer.reporting.progress import Counts, StepLogs
+from trainer.reporting.trace import EVENT_OF_A_CALL
+from trainer.training.input_wait import input_wait, timestamp
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -61,10 +64,20 @@ class StepRunner:
         self.model.reset_metrics()
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
-        steps = self._run(iterator, begin, tf.constant(count))
-        values = self.replicas.sum_over_workers(steps.numpy())  # once a call, not once a step
+        with tf.profiler.experimental.Trace(EVENT_OF_A_CALL, step_num=first_step, _r=1):
+            steps = self._run(iterator, begin, tf.constant(count)).numpy()
+        values, waited = self._over_workers(steps, time.time())
         counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
-        return StepLogs(self._names, values, self._results(counts), counts, self._results)
+        return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
+
+    def _over_workers(self, steps: Numbers, end: float) -> tuple[Numbers, float]:
+        """Returns the scalars, summed over workers, and the seconds lost by the worker that lost most for batches."""
+        asked, ready = steps[:, -2:].T
+        waits = np.zeros(self.replicas.cluster.workers)
+        on_gpus = self.replicas.devices[0].startswith("GPU")
+        waits[self.replicas.cluster.index] = input_wait(asked, ready, end, runs_ahead=on_gpus)
+        summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))  # once a call, not once a step
+        return summed[: -len(waits)].reshape(len(steps), -1), float(max(summed[-len(waits) :]))
 
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
@@ -97,7 +110,9 @@ class StepRunner:
         return {name: float(value) for name, value in found.items()}
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
-        """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars) float64.
+        """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.
+
+        The last two are when the loop asked for the step's batch and when it had it, in seconds of the host's clock.
 
         On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
         pinned to the host, would make the host wait for the device in every step.
@@ -105,13 +120,17 @@ class StepRunner:
         strategy = self.replicas.strategy
         rows = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
         for i in tf.range(count):
-            batch = next(iterator)
             with tf.device("CPU:0"):
                 step = first_step + tf.cast(i, tf.int64)
+            asked = timestamp(after=step)
+            with tf.control_dependencies([asked]):
+                batch = next(iterator)
+            with tf.device("CPU:0"):
+                times = tf.stack([asked, timestamp(after=batch)])
             with self._losses_reduced():  # around the threads of all replicas
                 on_each = self._on_replicas(batch, step)
             total = tf.add_n(list(strategy.experimental_local_results(on_each)))
-            rows = rows.write(i, total)
+            rows = rows.write(i, tf.concat([total, times], axis=0))
         return rows.stack()
 
     def _losses_reduced(self) -> AbstractContextManager[None]:

@@ -13,6 +13,8 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
+from deploy.spec.images import BuiltImage, remember
+from deploy.spec.packages import packages_with
 from deploy.spec.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
@@ -29,6 +31,13 @@ def record() -> dict[str, Any]:
     """The one submission of this test."""
     (file,) = Path("runs/submitted").glob("*.json")
     return json.loads(file.read_text())
+
+
+def start(task: dict[str, Any]) -> dict[str, Any]:
+    """What the start command of a plain image is told."""
+    (text,) = [variable["value"] for variable in task["env"] if variable["name"] == "TRAINER_START"]
+    told: dict[str, Any] = json.loads(text)
+    return told
 
 
 @pytest.fixture
@@ -61,8 +70,8 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], session) == 0
     shown = capsys.readouterr().out
     (job,) = cloud.jobs.values()
-    task = job["jobSpec"]["workerPoolSpecs"][0]["pythonPackageSpec"]
-    sent = {uri.removeprefix("gs://") for uri in task["packageUris"]}
+    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    sent = {uri.removeprefix("gs://") for uri, _ in start(task)["packages"]}
     assert {name for name in cloud.objects if not name.endswith("/submission.json")} == sent
     assert task["args"] == [*JOB, "--expect_devices=0"]
     assert json.loads((output / "result.json").read_text())["state"] == "done"
@@ -96,13 +105,14 @@ def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(cloud: Emulator
     assert not Path("runs").exists()
     shown = capsys.readouterr().out
     comments = [line for line in shown.splitlines() if line.startswith("#")]
-    assert sum(line.startswith("# warning: the prebuilt TensorFlow image was") for line in comments) == 1
+    assert sum(line.startswith("# runs in python:3.12-slim: each worker installs") for line in comments) == 1
+    assert not any("warning" in line for line in comments)
     assert any("4.60 USD an hour" in line and "110.45 USD at most" in line for line in comments)
     commands = shown[shown.index("python -m deploy package") :]
     assert commands.startswith("python -m deploy package --bucket=gs://my-bucket --project=my-proj\n")
     spec = yaml.safe_load(commands[commands.index("workerPoolSpecs") : commands.rindex("END")])
     CustomJobSpec.from_json(json.dumps(spec))
-    assert "--data=gs://my-bucket/a b" in spec["workerPoolSpecs"][0]["pythonPackageSpec"]["args"]
+    assert "--data=gs://my-bucket/a b" in spec["workerPoolSpecs"][0]["containerSpec"]["args"]
 
 
 @needs_gcloud
@@ -352,8 +362,8 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
     (pool,) = spec["workerPoolSpecs"]
     whole = load_tier(tier)
-    task, expected = pool["pythonPackageSpec"], f"--expect_devices={whole.accelerators}"
-    assert (task["pythonModule"], task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
+    task, expected = pool["containerSpec"], f"--expect_devices={whole.accelerators}"
+    assert (start(task)["module"], task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
     assert (spec["scheduling"]["timeout"], spec["scheduling"]["disableRetries"]) == ("3600s", True)
     assert whole.price_per_hour
     usd = whole.price_per_hour / whole.workers
@@ -361,6 +371,40 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     assert price.startswith(f"# {usd:.2f} USD an hour")
     assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
     assert "# trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
+
+
+def test_an_image_that_was_built_here_is_used_until_it_is_gone(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    (package,), cloud.run = packages_with(""), ends("SUCCEEDED")
+    remember(BuiltImage("us-docker.pkg.dev/p/r/x/y:1", "", {package.name: package.digest}, "2026-11-22 18:00"))
+    cloud.tags.add("projects/p/locations/us/repositories/r/packages/x%2Fy/tags/1")
+    assert submit.main(["cpu", *SDK], session) == 0
+    said = "# runs in us-docker.pkg.dev/p/r/x/y:1, built in this folder on 2026-11-22 18:00 from these sources\n"
+    assert said in capsys.readouterr().out
+    (job,) = cloud.jobs.values()
+    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    assert task == {"imageUri": "us-docker.pkg.dev/p/r/x/y:1", "args": [*JOB, "--expect_devices=0"]}
+    cloud.tags.clear()
+    cloud.faults = [Fault("GET /v1/projects/p/locations/us/repositories", 503), Fault("GET /v1/.*/tags/1", 403)]
+    assert submit.main(["cpu", *SDK], session) == 0  # the account may not read it, but the service may
+    with pytest.raises(UserError) as gone:
+        submit.main(["cpu", *SDK], session)
+    line = "us-docker.pkg.dev/p/r/x/y:1, built in this folder, is gone: build it again, or remove runs/image.json"
+    assert (str(gone.value), len(cloud.jobs)) == (line, 2)
+
+
+def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:
+    """The first job runs in the image that was built here, the second cannot."""
+    (package,) = packages_with("")
+    remember(BuiltImage("eu.gcr.io/p/x:1", "tensorflow", {package.name: package.digest}, "2026-11-22 18:00"))
+    states = iter([ends("FAILED", "Resources are insufficient in region: us-central1."), ends("SUCCEEDED")])
+    cloud.run = lambda google, job: next(states)(google, job)
+    assert submit.main(["cpu", *SDK, "--fallback=l4x1"], session) == 0
+    first, second = (job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] for job in cloud.jobs.values())
+    assert first["imageUri"] == "eu.gcr.io/p/x:1"
+    ((address, _),) = start(second)["packages"]
+    assert address.removeprefix("gs://") in cloud.objects
 
 
 def test_a_check_in_an_own_image_replaces_its_entry_point(cloud: Emulator, capsys: Capture) -> None:
@@ -381,7 +425,7 @@ def test_a_submitted_check_ends_with_its_verdict(
     output = tmp_path / "output"
     cloud.run = lambda google, job: train_here(google, job, output, {})
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    assert submit.main(["cpu", *SDK, "--check", "--replicas=1"], session) == 0
+    assert submit.main(["cpu", *SDK, "--check", "--replicas=1", "--image=prebuilt"], session) == 0
     assert "all agree; the numbers are in " in capsys.readouterr().out
     assert json.loads((output / "gpu_check.json").read_text())["agrees"] is True
     (job,) = cloud.jobs.values()

@@ -302,7 +302,7 @@ def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     plant(tmp_path / "a|b", noisy(0.1))
-    plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"))
+    plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"), profile=(0.5, 0.2, 0.1, 0.0, 0.2))
     collection = collect([str(tmp_path)])
     rows = summarize(collection, usd_by_tier={"c": 2.0})
     remarks = notes(rows, collection)
@@ -319,7 +319,31 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     assert all(title in to_terminal(rows) for title in titles - {"tier", "s/epoch"})
     assert "Final accuracy is accuracy." in remarks
     assert "FID" not in markdown[0]
+    assert float(records[1]["profile_matrix"]) == content["tiers"][1]["profile_matrix"] == 0.5
+    assert any(re.match("No profile: matrix work, .*, profile: dispatch for .*: .*--profile_steps", x) for x in remarks)
     assert "No FID, coverage for any tier: the run did not compute it: use --fid_every_steps." in remarks
+
+
+def test_what_a_step_goes_to_is_said_with_what_to_do_about_it(tmp_path: Path) -> None:
+    """A tier that waits for input says so without a profile; profiles show how a step shifts between tiers."""
+    plant(tmp_path / "waits", noisy(0.1), waited=0.414)
+    plant(tmp_path / "one", noisy(0.1), profile=(0.9, 0.05, 0.0, 0.0, 0.05))
+    plant(tmp_path / "two", noisy(0.05), devices=("GPU:0",) * 8, profile=(0.1, 0.03, 0.31, 0.01, 0.55))
+    assert [round(row.input_wait or 0, 3) for row in rows_of(tmp_path).values()] == [0, 0, 0.414]
+    words = words_of(tmp_path)
+    for sentence in (
+        "waits: waiting for input 41 %: prepare the data (python -m trainer.data.prepare)",
+        "one: matrix work 90 %: use --precision=mixed_bfloat16",
+        "two: dispatch 55 %: use a larger batch per replica, or use --jit_compile.\ntwo: all-reduce 31 %: use fewer",
+        "Matrix work is 10 % of a step on two, 90 % on one.",
+        "All-reduce is 0 % of a step on one, 31 % on two.",
+    ):
+        assert sentence in words
+    assert "Memory-bound work is" not in words
+    edit(tmp_path / "two" / "run.json", compilation={"compiled": True})
+    assert "two: dispatch 55 %: use a larger batch per replica.\n" in words_of(tmp_path)
+    edit(tmp_path / "one" / "result.json", profile={"shares": {"matrix": "most"}})
+    assert rows_of(tmp_path)["one"].profile_dispatch is None
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """What is sent: the full spec of every tier, word for word, and the refusals that need the trainer's settings."""
 
+import copy
+import dataclasses
 import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
+from deploy.cli.submit import describe
+from deploy.spec import starter
 from deploy.spec.checks import check_module
 from deploy.spec.gcp_config import GcpConfig
+from deploy.spec.images import RECORD, BuiltImage, remember, remembered, tag_name
 from deploy.spec.job_spec import Job, JobOptions, render, request_on, to_yaml
 from deploy.spec.packages import Package
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
@@ -24,7 +30,7 @@ from trainer.errors import UserError
 GOLDEN = Path(__file__).parent / "golden"
 GCP = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
 FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
-PACKAGE = Package("vertex_trainer", "1.0", {})
+PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
 
 
 def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: object) -> Job:
@@ -39,9 +45,15 @@ def task(made: Job, pool: int = 0) -> dict:
 
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_whole_spec_of_a_tier_is_the_golden_one(path: Path) -> None:
-    """UPDATE_GOLDEN=1 writes them anew."""
-    made = to_yaml(job(path.stem).spec)
+def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
+    """What `submit` says of the job, and its whole spec but for the start command. UPDATE_GOLDEN=1 writes them anew."""
+    submitted = job(path.stem)
+    spec = copy.deepcopy(dict(submitted.spec))
+    for pool in spec["workerPoolSpecs"]:
+        command = pool["containerSpec"]["command"]
+        assert command[2] == Path(starter.__file__).read_text()
+        command[2] = "(deploy/spec/starter.py)"
+    made = "".join(f"# {line}\n" for line in describe(submitted)) + to_yaml(spec)
     golden = GOLDEN / path.name
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)
@@ -72,6 +84,73 @@ def test_an_image_of_ones_own_becomes_a_container_spec_in_every_pool() -> None:
     CustomJobSpec.from_json(json.dumps(made.spec))
 
 
+@pytest.mark.parametrize(("tier", "kind"), [("l4x1-2workers", "gpu"), ("cpu", "cpu")])
+def test_a_prebuilt_image_may_be_chosen(tier: str, kind: str) -> None:
+    made = job(tier, image="prebuilt")
+    for pool in made.spec["workerPoolSpecs"]:
+        assert list(pool)[-1] == "pythonPackageSpec"
+        assert pool["pythonPackageSpec"] == {
+            "executorImageUri": f"us-docker.pkg.dev/vertex-ai/training/tf-{kind}.2-17.py310:latest",
+            "pythonModule": "trainer.task", "args": [*FLAGS, f"--expect_devices={load_tier(tier).accelerators}"],
+            "packageUris": [PACKAGE.uri("gs://my-bucket")],
+        }  # fmt: skip
+    CustomJobSpec.from_json(json.dumps(made.spec))
+
+
+def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("pythonM", "executorImageUri: a/b\n      pythonM"))
+    tier = load_tier(str(file))
+    assert task(job(tier, built_image=OWN))["executorImageUri"] == "a/b"
+    assert task(job(tier, image="install"))["imageUri"] == "python:3.12-slim"
+    assert (
+        task(job(tier, image="install:eu-docker.pkg.dev/p/r/python:3"))["imageUri"] == "eu-docker.pkg.dev/p/r/python:3"
+    )
+
+
+OWN = BuiltImage("us-docker.pkg.dev/p/r/mine:1", "", {PACKAGE.name: PACKAGE.digest}, "2026-11-22 18:00")
+
+
+@pytest.mark.parametrize(("tier", "change", "line"), [
+    ("l4x1", {}, ""),
+    ("cpu", {"tensorflow": "tensorflow==2.21.*"}, ""),
+    ("l4x1", {"tensorflow": "tensorflow==2.21.*"}, "has no CUDA"),
+    ("l4x1", {"sources": {PACKAGE.name: "000000000000"}}, "has other sources of vertex_trainer than this folder"),
+    ("l4x1", {"sources": {**OWN.sources, "mine": "1"}}, "has other sources of mine than this folder"),
+])  # fmt: skip
+def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
+    tier: str, change: dict[str, Any], line: str
+) -> None:
+    made = job(tier, built_image=dataclasses.replace(OWN, **change))
+    if line:
+        assert task(made)["imageUri"] == "python:3.12-slim"
+        assert made.about[0].startswith(f"{OWN.uri}, built in this folder, {line}: not used; build it again")
+        assert made.about[1].startswith("runs in python:3.12-slim: each worker installs")
+    else:
+        assert task(made)["imageUri"] == OWN.uri
+        assert (made.packages, "command" in task(made)) == ((), False)
+        assert made.about == (f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",)
+
+
+def test_an_image_has_its_name_in_artifact_registry() -> None:
+    assert tag_name("us-docker.pkg.dev/p/r/x/y:1") == "projects/p/locations/us/repositories/r/packages/x%2Fy/tags/1"
+    of_a_domain = tag_name("us-east4-docker.pkg.dev/example.com/p/r/x:v1.0")
+    assert of_a_domain == "projects/example.com:p/locations/us-east4/repositories/r/packages/x/tags/v1.0"
+    for unknown in ("eu.gcr.io/p/x:1", "python:3.12-slim", f"us-docker.pkg.dev/p/r/x@sha256:{'0' * 64}"):
+        assert tag_name(unknown) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"uri": 1}', '{"uri": "x y", "tensorflow": "", "sources": {}, "time": ""}']
+)
+def test_a_damaged_record_of_an_image_is_one_line(text: str) -> None:
+    remember(OWN)
+    assert remembered() == OWN
+    RECORD.write_text(text)
+    with pytest.raises(UserError, match=r"^runs/image\.json: not a record of an image \(.*\): remove it$"):
+        remembered()
+
+
 def test_a_job_dir_becomes_the_base_output_directory(tmp_path: Path) -> None:
     made = job("cpu", *FLAGS, "--job_dir=gs://my-bucket/again/")
     assert made.spec["baseOutputDirectory"] == {"outputUriPrefix": "gs://my-bucket/again"}
@@ -98,7 +177,7 @@ def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
             "timeout": "600s", "strategy": "SPOT", "restartJobOnWorkerRestart": True, "disableRetries": True,
         },
     }  # fmt: skip
-    spec["workerPoolSpecs"][0]["pythonPackageSpec"]["env"] = [{"name": "A", "value": "b"}]
+    spec["workerPoolSpecs"][0]["pythonPackageSpec"] |= {"executorImageUri": "a/b", "env": [{"name": "A", "value": "b"}]}
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(spec))
     made = dict(job(load_tier(str(file))).spec)
@@ -219,15 +298,16 @@ def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes:
 
 def test_what_may_be_a_mistake_is_a_warning() -> None:
     assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
-    for image in ("", "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"):
+    for image in ("prebuilt", "europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"):
         line = "the prebuilt TensorFlow image was listed as available until"
         assert warned("l4x1-2workers", image=image).startswith(line)
     assert warned("cpu", image="us-docker.pkg.dev/my-project/vertex-ai/training:1") == ""
 
 
 def test_a_package_of_ones_own_may_be_named() -> None:
-    mine = Package("my_models", "0", {"my_models/gan.py": b""})
-    made = job("l4x1", "--model=my_models.gan:build", "--data=digits", packages=(mine, PACKAGE))
+    mine = Package("my_models", "0", {"my_models/gan.py": b""}, sha256="0123456789abcdef")
+    flags = ["--model=my_models.gan:build", "--data=digits"]
+    made = job("l4x1", *flags, packages=(mine, PACKAGE), image="prebuilt")
     wheels = [uri.rsplit("/", 1)[-1] for uri in task(made)["packageUris"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
 
@@ -241,6 +321,7 @@ def test_the_name_of_a_module_within_a_package_is_whole() -> None:
             check_module("model", f"{name}:b", name, (holder, PACKAGE))
 
 
+@pytest.mark.usefixtures("dist")
 def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, capsys: Capture) -> None:
     mine = tmp_path / "my_models"
     mine.mkdir()
@@ -251,11 +332,12 @@ def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, caps
         shown = capsys.readouterr()
         command = f"python -m deploy package --bucket=gs://my-bucket{shown_project} --package={mine}"
         assert f"upload the packages that the spec names first: {command}\n" in shown.err
-        assert "packageUris" in shown.out
+        assert "/packages/my_models-0-" in shown.out
     assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("dist")
 def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
     flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--name=demo"]
     assert main(["render", "l4x4", *FLAGS, *flags]) == 0

@@ -1,5 +1,6 @@
-"""What is shipped: known without building, built from a clean copy, and installed as Vertex AI's containers do."""
+"""What is shipped: named by its sources, built from a clean copy, and installed as Vertex AI's containers do."""
 
+import dataclasses
 import json
 import os
 import re
@@ -15,7 +16,8 @@ import yaml
 from deploy.__main__ import main
 from deploy.cli import image
 from deploy.spec import packages as package
-from deploy.spec.packages import Package, build_wheel, trainer_package, user_package
+from deploy.spec.images import RECORD, remembered
+from deploy.spec.packages import Package, build_wheel, built, packages_with, trainer_package, user_package
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.errors import UserError
 
@@ -40,7 +42,8 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
     assert one.digest != Package("p", "1", {"a": b"xb", "b": b"y"}).digest
     assert one.digest != Package("p", "1", {"a": b"y", "b": b"x"}).digest
     assert Package("p", "1", {"a": b"bc"}).digest != Package("p", "1", {"ab": b"c"}).digest
-    assert one.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}/p-1-py3-none-any.whl"
+    wheel = dataclasses.replace(one, sha256="0123456789abcdef")
+    assert wheel.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
 
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
@@ -150,7 +153,7 @@ def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_
     done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
                cwd=desk)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"/packages/{trainer_package().folder}/{trainer_package().wheel}" in done.stdout
+    assert built(trainer_package()).uri("gs://my-bucket") in done.stdout
     assert not (site / "setup.py").exists()
 
 
@@ -240,7 +243,11 @@ def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused
 
 
 def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources = {package.name: package.digest for package in packages_with("")}
     for code in (0, 1):
         stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\nexit {code}', monkeypatch)
         assert image.main(["--image=us-docker.pkg.dev/p/r/x:1"]) == code
         assert (tmp_path / "given").read_text().startswith("builds submit")
+        found = remembered()
+        assert (found and (found.uri, found.sources)) == (None if code else ("us-docker.pkg.dev/p/r/x:1", sources))
+        RECORD.unlink(missing_ok=True)

@@ -168,6 +168,7 @@ def test_the_oldest_versions_are_those_of_setup() -> None:
     assert '"keras>=3.12",' in setup.read_text()
 
 
+@pytest.mark.usefixtures("dist")
 def test_the_dry_run_says_what_goes_along(mine: Path, capsys: Capture) -> None:
     (mine / "try.ipynb").write_text("{}")
     assert main(["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]) == 0

@@ -95,7 +95,10 @@ def test_rules_between_settings_are_checked_at_the_desk(flags: list[str], tune: 
             ["--tune=width=8,16", "--metric=loss", "--max_cost=5"],
             "--max_cost is for jobs of Vertex AI: add --on=vertex",
         ),
-        (["--tune=width=8,16", "--metric=loss", "--install"], "--install is for jobs of Vertex AI: add --on=vertex"),
+        (
+            ["--tune=width=8,16", "--metric=loss", "--image=install"],
+            "--image is for jobs of Vertex AI: add --on=vertex",
+        ),
         (["--tune=width=8,16", "--metric=loss", "--widht=8"], "unknown flag --widht; did you mean 'width'?"),
     ],
 )

@@ -211,6 +211,7 @@ def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -
     assert "--my_lambda=0.7" in done.stdout.partition("l4x1")[2]
 
 
+@pytest.mark.usefixtures("dist")
 def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """The package lies elsewhere; a module of its name in the current folder has other settings."""
     package = write(tmp_path / "code", nets=NETS, data=DATA, widths="WIDE = 8")
@@ -218,7 +219,7 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "here")
     flags = ["l4x1", *OWN, "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo", f"--package={package}"]
     assert deploy(["render", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
-    arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["pythonPackageSpec"]["args"]
+    arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
     for wrong, line in {
         "--depht=4": "unknown flag --depht; did you mean 'depth'? --help lists those of this verb",
@@ -236,11 +237,12 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     )
 
 
+@pytest.mark.usefixtures("dist")
 def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsys: Capture) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: mine.nets:build\ndata: mine.data:load\nrows: 9\nl2: null\n")
     flags = [f"--recipe={recipe}", "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo"]
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--my_lambda=1"]) == 0
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--my_lambda=1", "--image=prebuilt"]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)
     assert {"--rows=9", "--l2=none", "--my_lambda=1.0"} <= {*spec["workerPoolSpecs"][0]["pythonPackageSpec"]["args"]}
     spec["workerPoolSpecs"][0]["pythonPackageSpec"]["args"] = [*OWN, "--rows=5"]

@@ -1,0 +1,139 @@
+"""Chooses the image that a job runs in: that of --image=, the tier's, the one built in this folder, or a plain one."""
+
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deploy.spec.packages import Package
+from deploy.spec.spec_rules import check_image
+from deploy.spec.tier import Tier
+from trainer.errors import UserError
+from trainer.storage import write_whole
+
+INSTALL, PREBUILT = "install", "prebuilt"  # values of --image=
+PLAIN_IMAGE = (
+    "python:3.12-slim"  # on Docker Hub; https://docs.cloud.google.com/vertex-ai/docs/training/containers-overview
+)
+# The last of Google's: https://cloud.google.com/vertex-ai/docs/supported-frameworks-list
+_PREBUILT_IMAGE = "us-docker.pkg.dev/vertex-ai/training/tf-{}.2-17.py310:latest"
+RECORD = Path("runs/image.json")  # of the image that was built in this folder
+
+
+class Contents(enum.Enum):
+    """Names what is in an image, and so what must be added to it when a job starts."""
+
+    ALL = "all that the job needs"
+    TENSORFLOW = "Python and TensorFlow: Vertex AI installs the packages"
+    PYTHON = "Python: the start command installs TensorFlow and the packages"
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltImage:
+    """Holds what `python -m deploy image` built in this folder.
+
+    `tensorflow`: the package that pip installed, empty for the default; `sources`: the hash of each package in it, by
+    name; `time`: in UTC, for people.
+    """
+
+    uri: str
+    tensorflow: str
+    sources: Mapping[str, str]
+    time: str
+
+    def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
+        """Returns why a job on `tier` with these packages cannot run in this image; empty if it can."""
+        wanted = {package.name: package.digest for package in packages}
+        differing = sorted({name for name, _ in self.sources.items() ^ wanted.items()})
+        if differing:
+            return f"has other sources of {', '.join(differing)} than this folder"
+        return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """Holds the choice of an image. `uri`: empty for those that the tier's file names.
+
+    `built`: whether it was built in this folder; `about`: for people, why it was or was not taken.
+    """
+
+    uri: str
+    contents: Contents
+    built: bool = False
+    about: str = ""
+
+
+def choose_image(tier: Tier, asked: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
+    """Returns the image of a job on `tier`. `asked`: the value of --image=; `built`: what this folder remembers."""
+    if asked == PREBUILT:
+        return Image(_PREBUILT_IMAGE.format("gpu" if tier.accelerators else "cpu"), Contents.TENSORFLOW)
+    if installs(asked):
+        return Image(asked.partition(":")[2] or PLAIN_IMAGE, Contents.PYTHON)
+    if asked:
+        return Image(asked, Contents.ALL)
+    pool = tier.spec["workerPoolSpecs"][0]
+    if "containerSpec" in pool:
+        return Image("", Contents.ALL)
+    if pool["pythonPackageSpec"].get("executorImageUri"):
+        return Image("", Contents.TENSORFLOW)
+    misfit = built.misfit(tier, packages) if built else ""
+    if built and not misfit:
+        about = f"runs in {built.uri}, built in this folder on {built.time} from these sources"
+        return Image(built.uri, Contents.ALL, True, about)
+    about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image=" if built else ""
+    return Image(PLAIN_IMAGE, Contents.PYTHON, about=about)
+
+
+def installs(asked: str) -> bool:
+    """Returns whether --image= asks for a plain Python image: `install`, or `install:URI` for one of the user's own."""
+    return asked == INSTALL or asked.startswith(f"{INSTALL}:")
+
+
+def check_asked_image(asked: str) -> None:
+    """Raises UserError unless --image= has one of the two words, or the address of an image in a repository."""
+    if asked in ("", INSTALL, PREBUILT):
+        return
+    uri = asked.removeprefix(f"{INSTALL}:")
+    if "/" not in check_image("image", uri) and not installs(asked):
+        raise UserError(
+            f"image={asked}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or "
+            f"{INSTALL} or {PREBUILT}"
+        )
+
+
+def remember(image: BuiltImage) -> None:
+    """Replaces what this folder remembers."""
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(RECORD, json.dumps(dataclasses.asdict(image), indent=2) + "\n")
+
+
+def remembered() -> BuiltImage | None:
+    """Returns the image that was built in this folder, if any. Raises UserError if the record is damaged."""
+    try:
+        content = json.loads(RECORD.read_text(encoding="utf-8"))
+        found = BuiltImage(content["uri"], content["tensorflow"], dict(content["sources"]), content["time"])
+        if not all(
+            isinstance(text, str) for text in (found.uri, found.tensorflow, found.time, *found.sources.values())
+        ):
+            raise ValueError("a value is no text")
+        check_image("uri", found.uri)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+        raise UserError(f"{RECORD}: not a record of an image ({error}): remove it") from None
+    return found
+
+
+def tag_name(uri: str) -> str:
+    """Returns the image's name in the API of Artifact Registry; empty if the address is not of this form.
+
+    https://docs.cloud.google.com/artifact-registry/docs/reference/rest/v1/projects.locations.repositories.packages.tags
+    """
+    found = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/((?:[^/]+\.[^/]+/)?[^/.]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
+    if not found:
+        return ""
+    location, project, repository, package, tag = found.groups()
+    project, package = project.replace("/", ":"), package.replace("/", "%2F")  # example.com:my-project
+    return f"projects/{project}/locations/{location}/repositories/{repository}/packages/{package}/tags/{tag}"

@@ -1,0 +1,36 @@
+"""Measures how long the loop over steps lost because its next batch was not there."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+Times = npt.NDArray[np.float64]
+
+
+def timestamp(after: Any) -> Any:
+    """Returns when, in seconds of the host's clock, all tensors of the nest `after` are there. They lie on the host."""
+    with tf.control_dependencies(tf.nest.flatten(after)), tf.device("CPU:0"):
+        return tf.timestamp()
+
+
+def input_wait(asked: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:
+    """Returns the seconds by which the steps of a call would have ended earlier, had each batch been there at once.
+
+    `asked` and `ready` (seconds, one a step): when the host asked for a batch and when it had it; `end`: when the last
+    step was done. A CPU computes a step before it asks for the next batch: the sum of the waits is lost. With
+    `runs_ahead`, on a GPU, the host asks while the device still works on earlier steps, and loses nothing until the
+    device is idle. There a step takes G from when the device has its batch and is free, and at least until the host
+    has started its last operation; G is the greatest with which all steps are done at `end`.
+    """
+    waits = np.maximum(ready - asked, 0.0)
+    lost = float(min(np.sum(waits), end - asked[0]))
+    if not runs_ahead:
+        return max(lost, 0.0)
+    started = np.append(asked[1:], ready[-1])  # all operations of each step; of the last one it is not known
+    left = np.arange(len(asked), 0, -1.0)  # steps from each one to the last
+    device = np.min([*(end - ready) / left, *(end - started[:-1]) / (left[:-1] - 1)])
+    lost_before = np.cumsum(waits)
+    without = np.max([ready - lost_before + left * device, started - lost_before + (left - 1) * device])
+    return float(np.clip(end - without, 0.0, max(lost, 0.0)))
