@@ -76,8 +76,7 @@ def test_what_a_job_took_along_is_read_by_it(keep: Any, cloud: Any, capsys: Capt
     assert main(L4) == 0
     out = capsys.readouterr().out
     spec = yaml.safe_load(out[out.index("workerPoolSpecs:") : out.index("\nEND")])
-    (variable,) = spec["workerPoolSpecs"][0]["pythonPackageSpec"]["env"]
-    found = predicted({variable["name"]: variable["value"]})
+    found = predicted({each["name"]: each["value"] for each in spec["workerPoolSpecs"][0]["containerSpec"]["env"]})
     assert found["device_gib"] == pytest.approx(2.64, rel=0.01)
     assert found["device_gib_low"] < found["device_gib"] < found["device_gib_high"]
     assert 0 < found["step_seconds_low"] < found["step_seconds"] < found["step_seconds_high"]
