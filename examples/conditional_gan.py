@@ -32,17 +32,24 @@ class ConditionalGAN(keras.Model):
         x = layers.Concatenate()([layers.Flatten()(image), layers.Embedding(classes, 16)(label)])
         x = layers.Dense(256, activation="leaky_relu")(x)
         self.discriminator = keras.Model([image, label], layers.Dense(1)(x))
+        self.networks = (self.generator, self.discriminator)
         # Built here, under the strategy's scope; they sum gradients over all replicas.
         self.optimizers = [
             sum_and_build(
                 keras.optimizers.Adam(config.learning_rate, 0.5), network.trainable_variables, config.precision
             )
-            for network in (self.generator, self.discriminator)
+            for network in self.networks
         ]
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Updates both networks once. data: images (rows, height, width, channels) from 0 to 255, labels (rows,)."""
-        images, labels = data
+        losses, gradients = current_step().accumulate(self.gradients, *data)  # in passes, with --micro_batches
+        for optimizer, network, found in zip(self.optimizers, self.networks, gradients, strict=True):
+            optimizer.apply(found, network.trainable_variables)
+        return {"generator_loss": losses[0], "discriminator_loss": losses[1]}
+
+    def gradients(self, images: Any, labels: Any) -> tuple[list[Any], list[Any]]:
+        """Returns the losses of both networks, and their gradients."""
         step = current_step()
         noise = step.normal((self.latent_dim,), stream="noise")  # the same for a row on any number of replicas
         with tf.GradientTape(persistent=True) as tape:
@@ -52,12 +59,10 @@ class ConditionalGAN(keras.Model):
             # reduce_mean would change with the replicas.
             losses = [step.mean(tf.nn.softplus(-fake)), step.mean(tf.nn.softplus(-real) + tf.nn.softplus(fake))]
             scaled = [one.scale_loss(loss) for one, loss in zip(self.optimizers, losses, strict=True)]
-        networks = (self.generator, self.discriminator)
-        gradients = [tape.gradient(loss, [variable.value for variable in network.trainable_variables])
-                     for loss, network in zip(scaled, networks, strict=True)]  # fmt: skip
-        for optimizer, network, found in zip(self.optimizers, networks, gradients, strict=True):
-            optimizer.apply(found, network.trainable_variables)
-        return {"generator_loss": losses[0], "discriminator_loss": losses[1]}
+        return losses, [
+            tape.gradient(loss, [variable.value for variable in network.trainable_variables])
+            for loss, network in zip(scaled, self.networks, strict=True)
+        ]
 
     def sample(self, noise: Any) -> Any:
         """Returns uint8 images of the classes in turn, for (count, latent_dim) noise."""

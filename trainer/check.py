@@ -124,7 +124,8 @@ def compare(config: TrainConfig) -> list[str]:
         f"{config.model}: on 2 replicas {worst} differs by {max(differences):.1e} (relative) after {STEPS} steps"
     ]
     problems += [f"{name} is {a:.6g} on 1 replica and {b:.6g} on 2" for name, (a, b) in uneven.items()]
-    return problems + list(_advice(together, {name: b / a for name, (a, b) in uneven.items() if a}, draws))
+    ratios = {name: b / a for name, (a, b) in uneven.items() if a}
+    return problems + list(_advice(together, ratios, draws, config.micro_batches))
 
 
 def _learning_rate(model: Any, config: TrainConfig) -> float:
@@ -149,7 +150,7 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
         return setup.model, runner(rows, 0, STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
 
 
-def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
+def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str], micro_batches: int) -> Iterator[str]:
     """Yields the likely reasons why the steps of this model depend on replicas."""
     from trainer.models.layers import depends_on_replicas
 
@@ -159,7 +160,7 @@ def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str]) -> Itera
             f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch (current_step().mean(values)), "
             "not by the rows of one replica (reduce_mean)"
         )
-    reasons = depends_on_replicas(model, replicas=2)
+    reasons = depends_on_replicas(model, replicas=2, micro_batches=micro_batches)
     if draws:
         reasons.append(
             f"the step draws by {', '.join(_DRAWS[each] for each in draws)}, whose numbers are others on each replica: "

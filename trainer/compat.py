@@ -283,11 +283,11 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
 
 
 @contextmanager
-def losses_reduced_by(reduce: Callable[..., Any], *, divided: bool) -> Iterator[None]:
+def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | None = None) -> Iterator[None]:
     """Makes Keras's losses combine their values by `reduce(original, values, sample_weight, mask, reduction, dtype)`.
 
-    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument, and
-    Keras divides losses by the number of replicas only if `divided`.
+    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
+    `parts`: gives the number by which Keras divides other losses there, instead of the number of replicas.
     Fallback: nothing changes, with a warning: losses with the reduction mean_with_sample_weight, or with masks, then
     depend on the number of replicas.
     """
@@ -306,12 +306,12 @@ def losses_reduced_by(reduce: Callable[..., Any], *, divided: bool) -> Iterator[
         return reduce(original, values, sample_weight, mask, reduction, dtype)
 
     originals = {"reduce_weighted_values": original}
-    if not divided:
-        originals |= {
-            "scale_loss_for_distribution": _private("keras.src.losses.loss.scale_loss_for_distribution", 0),
-            "unscale_loss_for_distribution": _private("keras.src.losses.loss.unscale_loss_for_distribution", 0),
-        }
-    vars(module).update({**dict.fromkeys(originals, lambda value: value), "reduce_weighted_values": reduced})
+    replaced: dict[str, Any] = {"reduce_weighted_values": reduced}
+    if parts:
+        divide, multiply = (f"{way}_loss_for_distribution" for way in ("scale", "unscale"))
+        originals |= {name: _private(f"keras.src.losses.loss.{name}", 0) for name in (divide, multiply)}
+        replaced |= {divide: lambda value: value / parts(), multiply: lambda value: value * parts()}
+    vars(module).update(replaced)
     try:
         yield
     finally:

@@ -78,6 +78,8 @@ class ModelInterface:
     batches_per_step: int  # global batches that one step reads; 1
     stacked: bool  # whether the model has `batches_per_step`, which changes `data`
     means_of_rows: bool  # whether gradients and scalars are means over a replica's rows (set by build_model)
+    counted_losses: bool  # whether a loss divides by a count of rows, as with masks (set by build_model)
+    own_step: bool  # whether the train_step is not Keras's
     templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
     serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged
     sampler: Samples | None  # the model, if it has `sample`
@@ -94,6 +96,8 @@ class ModelInterface:
             batches_per_step=getattr(model, "batches_per_step", 1),
             stacked=hasattr(model, "batches_per_step"),
             means_of_rows=getattr(model, "means_of_rows", False),
+            counted_losses=getattr(model, "counted_losses", False),
+            own_step=has_own_step(model),
             templates=getattr(model, "templates", lambda: {"model": model}),
             serve=getattr(model, "serve", lambda outputs: outputs),
             sampler=model if hasattr(model, "sample") else None,
@@ -102,6 +106,11 @@ class ModelInterface:
             optimizer=getattr(model, "optimizer", None),
             compiles_gradients=getattr(model, "compiles_gradients", False),
         )
+
+
+def has_own_step(model: Any) -> bool:
+    """Returns whether the train_step is not Keras's."""
+    return type(model).train_step is not keras.Model.train_step
 
 
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def prepare(
     rates = {name: getattr(config, name) * scale for name in ("learning_rate", "fine_tune_learning_rate")}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
     with closed_on_failure(setup.dataset.close):
-        for reason in depends_on_replicas(setup.model, replicas.count):
+        for reason in depends_on_replicas(setup.model, replicas.count, config.micro_batches):
             log.warning(f"the result depends on the number of replicas: {reason}")
         checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
         log.info(
@@ -227,7 +227,7 @@ def _describe(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
     about["data"] |= {"files": dict(files), "content": setup.content}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count)
+    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, job.config.micro_batches)
     about["compilation"] = dataclasses.asdict(job.choice) if job.choice else {}  # until this start has chosen
     job_dir.write(RUN_INFO, about)
 

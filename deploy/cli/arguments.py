@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from deploy.spec.script import Script, read_script
 from deploy.spec.sources import MOST_MB
 from trainer.config import TrainConfig
+from trainer.config.fields import nearest
 from trainer.config.flags import Parser, add_setting_flags, refuse_unknown, underscored, whole
 from trainer.config.overrides import Overrides, flags_of, own_settings
 from trainer.errors import UserError
@@ -98,7 +100,7 @@ _MAY_BE_EMPTY = {field.name for field in dataclasses.fields(TrainConfig) if fiel
 def refuse_empty(arguments: Sequence[str]) -> None:
     """Raises UserError for an empty argument or value, which an unset shell variable leaves."""
     before = ""
-    for argument in arguments:
+    for argument in split_words(arguments)[0]:
         flag, equals, value = underscored(argument).partition("=")
         name = flag[2:] if equals and flag.startswith("--") else before
         if not (value if equals and flag.startswith("--") else argument).strip() and name not in _MAY_BE_EMPTY:
@@ -106,6 +108,41 @@ def refuse_empty(arguments: Sequence[str]) -> None:
                 f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )
         before = flag[2:] if flag.startswith("--") and not equals else ""
+
+
+def add_script_flags(own: Parser) -> None:
+    """Declares the flags of a user's script, which runs instead of the trainer."""
+    own.add_argument("--script", default="", metavar="FILE", help="a training script of yours, which runs instead of "
+                     "the trainer with the arguments after `--`; its folder goes along")  # fmt: skip
+    own.add_argument("--module", default="", metavar="NAME", help="the same for a module, as `python -m` takes it; its "
+                     "package goes along: --package, or the folder of that name here")  # fmt: skip
+
+
+def parse_program(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides | Script]:
+    """Returns what `parse` does or, with --script or --module, the verb's own arguments and the script."""
+    flags, words = split_words(arguments)
+    alone = Parser(prog=own.prog, add_help=False)
+    add_script_flags(alone)
+    named = alone.parse_known_args(flags)[0]
+    if not named.script and not named.module:
+        if len(flags) < len(arguments):
+            raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
+        return parse(own, arguments)
+    own.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
+    found, unknown = own.parse_known_args(flags)
+    if unknown:
+        hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), own.names)
+        raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
+    if found.job_dir and own.prog.endswith("compare"):
+        raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
+    package = getattr(found, "package", "")
+    return found, read_script(named.script, named.module, package, words, found.job_dir)
+
+
+def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before `--`, and those after it, which are a script's own."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:end]), list(arguments[end + 1 :])
 
 
 _PREFIX = "setting "  # no flag has a blank in its name

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from deploy.cli.arguments import add_table_flags, command_line, parse, parser, read_prices
+from deploy.cli.arguments import add_script_flags, add_table_flags, command_line, parse_program, parser, read_prices
 from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.cli.target import add_notify
 from deploy.comparison.directory import any_begun
@@ -20,11 +20,12 @@ from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.spec.checks import sent_to_the_cloud
+from deploy.spec.job_spec import Program
+from deploy.spec.script import Script
 from deploy.spec.tier import Tier
 from deploy.vertex.notification import Notification, read_notify
 from deploy.vertex.session import SESSION, Session
 from trainer.config.flags import Parser, whole
-from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.storage import local_path
 
@@ -33,14 +34,17 @@ SCALINGS = ("strong", "weak")
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
-    found, overrides = parse(_flags(), arguments)
+    found, overrides = parse_program(_flags(), arguments)
     usd_by_tier = read_prices(found.price_per_hour)
     specs = read_tiers(found.tiers, found.prices, usd_by_tier, read_changes(found))
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
+    if isinstance(overrides, Script) and found.scaling == "weak":
+        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
+    scaling = "script" if isinstance(overrides, Script) else found.scaling  # its batch is not known
     asked = command_line("compare", arguments)
     notification = Notification(read_notify(found.notify), session.clock)
-    plan = Plan(tuple(tier.facts for tier in specs), overrides, found.scaling, found.repeats, asked)
+    plan = Plan(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
     out = local_path(found.out, "out")
     runner = _runner(specs, found, overrides, session)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
@@ -92,10 +96,11 @@ def _flags() -> Parser:
     add_plan_flags(own)
     add_notify(own)
     add_table_flags(own)
+    add_script_flags(own)
     return own
 
 
-def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Overrides, session: Session) -> Runner:
+def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Program, session: Session) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, read_options(found, overrides), session)
     refuse_flags_of_vertex(found, "dry_run", "plan", "force")

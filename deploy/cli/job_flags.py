@@ -4,16 +4,17 @@ import argparse
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, command_line
+from deploy.cli.arguments import add_flags, add_script_flags, command_line
 from deploy.cli.target import add_backend
 from deploy.spec.images import INSTALL, PLAIN_IMAGE, PREBUILT, check_asked_image, installs, remembered
-from deploy.spec.job_spec import Job, JobOptions
-from deploy.spec.packages import packages_with
+from deploy.spec.job_spec import Job, JobOptions, Program
+from deploy.spec.packages import Package, packages_with
+from deploy.spec.script import Script
 from deploy.spec.sources import MOST_MB
 from deploy.spec.spec_changes import SpecChanges, read_labels
 from trainer.config.flags import Parser
-from trainer.config.overrides import Overrides
 from trainer.errors import UserError
 
 
@@ -21,6 +22,7 @@ def add_job_flags(own: Parser) -> None:
     """Declares the flags of one job; `read_options` reads them."""
     own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
     add_submission_flags(own)
+    add_script_flags(own)
     own.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
     own.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
@@ -87,17 +89,23 @@ def add_plan_flags(own: Parser) -> None:
     own.add_boolean("force", "send a job that does not fit the memory by its plan")
 
 
-def read_options(asked: argparse.Namespace, overrides: Overrides) -> JobOptions:
+def read_options(asked: argparse.Namespace, overrides: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)
+    if isinstance(overrides, Script):
+        return _options(asked, overrides.subject, [overrides.package(asked.max_package_mb)])
     own_image = asked.image not in ("", PREBUILT) and not installs(asked.image)
     if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
-    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
-        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
     packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
     subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
+    return _options(asked, subject, packages)
+
+
+def _options(asked: argparse.Namespace, subject: str, packages: Sequence[Package]) -> JobOptions:
+    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
+        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
@@ -111,6 +119,7 @@ def package_command(job: Job, asked: argparse.Namespace) -> str:
         return ""
     given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": asked.package}
     given["max_package_mb"] = "" if asked.max_package_mb == MOST_MB else asked.max_package_mb
+    given |= {"script": asked.script, "module": asked.module}
     return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
 
 

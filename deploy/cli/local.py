@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deploy.cli.arguments import command_line, parse, parser
+from deploy.cli.arguments import add_script_flags, command_line, parse_program, parser
 from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
-from deploy.localrun.workers import local_workers
+from deploy.localrun.workers import local_workers, program_here
 from deploy.spec.job_spec import request_on
+from deploy.spec.script import Script, check_script_folder
 from deploy.spec.tier import Tier, load_tier
 from trainer.config.flags import whole
 from trainer.errors import DONE, UserError
@@ -31,15 +32,20 @@ def main(arguments: Sequence[str]) -> int:
     own.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
-    asked, overrides = parse(own, arguments)
+    add_script_flags(own)
+    asked, overrides = parse_program(own, arguments)
     tier = load_tier(asked.spec, "")
     config = request_on(tier, overrides).config
     kill = _worker_kill(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
     # Fails here rather than in workers that wait for each other.
-    open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)
-    workers = local_workers(tier, overrides.arguments(), job_dir.absolute(), job_id, command_line("local", arguments))
+    if isinstance(config, Script):
+        check_script_folder(config, job_dir)
+    else:
+        open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)
+    command = command_line("local", arguments)
+    workers = local_workers(tier, program_here(overrides), job_dir.absolute(), job_id, command)
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, kill)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
@@ -49,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{outcome.error or 'interrupted'}: {_how_to_resume(job_dir, named=bool(config.job_dir))}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.code
+    return outcome.status if isinstance(config, Script) and outcome.status else outcome.code
 
 
 def _how_to_resume(job_dir: Path, *, named: bool) -> str:

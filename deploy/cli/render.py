@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from deploy.cli.arguments import parse, parser
+from deploy.cli.arguments import parse_program, parser
 from deploy.cli.job_flags import add_job_flags, package_command, read_changes, read_options
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.gcp_config import read_gcp_config
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
         "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
-    asked, overrides = parse(own, arguments)
+    asked, overrides = parse_program(own, arguments)
     tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, overrides)
     with sent_to_the_cloud():
         request = request_on(tier, overrides)  # mistakes in the command come before those of the account

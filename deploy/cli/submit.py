@@ -7,7 +7,7 @@ import math
 import signal
 from collections.abc import Iterator, Sequence
 
-from deploy.cli.arguments import parse, parser
+from deploy.cli.arguments import parse_program, parser
 from deploy.cli.job_flags import (
     add_job_flags,
     add_plan_flags,
@@ -21,7 +21,8 @@ from deploy.localrun.processes import on_signals
 from deploy.planning.kept import memory_lines, with_prediction
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
-from deploy.spec.job_spec import CHECK_S, Job, JobOptions, render, request_on, training
+from deploy.spec.job_spec import CHECK_S, Job, JobOptions, Program, render, request_on, training
+from deploy.spec.script import Script
 from deploy.spec.tier import load_tier, one_machine
 from deploy.vertex.api import ApiError
 from deploy.vertex.costs import price_and_limit
@@ -32,7 +33,6 @@ from deploy.vertex.logs import watch_job
 from deploy.vertex.notification import Notification, read_notify
 from deploy.vertex.session import SESSION, Session, tell_accounts
 from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
-from trainer.config.overrides import Overrides
 from trainer.errors import DONE, INTERRUPTED, UserError
 from trainer.storage.run_layout import GPU_CHECK
 
@@ -57,8 +57,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
     own.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
                      "job is cancelled, and the next of --regions and --fallback tried")  # fmt: skip
-    asked, overrides = parse(own, arguments)
-    overrides = _settings_of_check(overrides) if asked.check else overrides
+    asked, overrides = parse_program(own, arguments)
+    if asked.check:
+        overrides = _settings_of_check(overrides)
     options = read_options(asked, overrides)
     notification = Notification(read_notify(asked.notify), session.clock)
     if asked.check:
@@ -80,13 +81,15 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return _submit(jobs, record, asked, session, notification)
 
 
-def _settings_of_check(overrides: Overrides) -> Overrides:
+def _settings_of_check(overrides: Program) -> Program:
     """Returns the settings of a check: by default those of a small recipe whose data are in the package."""
+    if isinstance(overrides, Script):
+        raise UserError("--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one")
     given = overrides.values.keys() & {"recipe", "model"}
     return overrides if given else overrides.replace(recipe="wgan_gp_digits")
 
 
-def _candidates(asked: argparse.Namespace, overrides: Overrides, options: JobOptions) -> list[Job]:
+def _candidates(asked: argparse.Namespace, overrides: Program, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     if asked.detach and asked.notify:
         raise UserError("--detach contradicts --notify: nobody would see the end of the job: drop one of them")

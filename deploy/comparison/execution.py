@@ -12,11 +12,9 @@ from typing import Any, Protocol
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.spec.job_spec import training
+from deploy.spec.job_spec import Program, Settings, training
 from deploy.spec.spec_changes import NO_CHANGES, SpecChanges
 from deploy.spec.tier import Tier, TierFacts, check_tiers, load_tier
-from trainer.config import TrainConfig
-from trainer.config.overrides import Overrides
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.storage import keep_others_out, make_writable
 
@@ -26,8 +24,8 @@ class TierPlan:
     """Holds what runs on one tier of a comparison: the flags of the trainer, and the settings they resolve to there."""
 
     tier: TierFacts
-    overrides: Overrides
-    config: TrainConfig
+    overrides: Program
+    config: Settings
 
 
 class Runner(Protocol):
@@ -35,7 +33,7 @@ class Runner(Protocol):
 
     name: str  # as in --on
 
-    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+    def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
         """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
 
     def check(self, run: TierPlan) -> None:
@@ -59,7 +57,7 @@ class Plan:
     """Holds what a comparison was asked for. `command` is what the user typed."""
 
     tiers: tuple[TierFacts, ...]
-    overrides: Overrides
+    overrides: Program
     scaling: str = "strong"
     repeats: int = 1
     command: str = ""
@@ -90,7 +88,7 @@ class Plan:
         return {run.tier.name: run for run in found}
 
 
-def _tier_plan(tier: TierFacts, overrides: Overrides, runner: Runner) -> TierPlan:
+def _tier_plan(tier: TierFacts, overrides: Program, runner: Runner) -> TierPlan:
     config = runner.resolve(tier, overrides)
     try:
         config.rows_per_replica(tier.devices)

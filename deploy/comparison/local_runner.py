@@ -9,11 +9,10 @@ from pathlib import Path
 from deploy.comparison.directory import is_begun
 from deploy.comparison.execution import TierPlan
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
-from deploy.spec.job_spec import request_on
+from deploy.localrun.workers import local_workers, program_here
+from deploy.spec.job_spec import Program, Settings, request_on
 from deploy.spec.tier import Tier, TierFacts
 from trainer.config import TrainConfig
-from trainer.config.overrides import Overrides
 from trainer.config.train_config import DATA_SOURCES, split_kind
 from trainer.errors import INTERRUPTED, UserError
 from trainer.storage import expanded
@@ -31,7 +30,7 @@ class LocalRunner:
         self._stopped = False
         self._lock = threading.Lock()
 
-    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+    def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
         return request_on(self._tiers[tier.name], overrides).config
 
     def check(self, run: TierPlan) -> None:
@@ -44,14 +43,15 @@ class LocalRunner:
     def preflight(self, runs: Sequence[TierPlan]) -> None:
         """Raises UserError if the data do not exist."""
         for run in runs:
-            check_local_data(run.config.data)
+            if isinstance(run.config, TrainConfig):
+                check_local_data(run.config.data)
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
-        arguments = run.overrides.replace(job_dir=str(job_dir.absolute())).arguments()
+        program = program_here(run.overrides.replace(job_dir=str(job_dir.absolute())))
         attempt = f"compare-{run.tier.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        workers = local_workers(self._tiers[run.tier.name], arguments, job_dir.absolute(), attempt)
+        workers = local_workers(self._tiers[run.tier.name], program, job_dir.absolute(), attempt)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:

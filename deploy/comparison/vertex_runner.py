@@ -20,7 +20,7 @@ from deploy.comparison.execution import TierPlan
 from deploy.planning.kept import memory_lines, with_prediction
 from deploy.report.collection import fetched
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
-from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render, request_on
+from deploy.spec.job_spec import Job, JobOptions, Program, Settings, TrainingRequest, render, request_on
 from deploy.spec.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
@@ -31,8 +31,6 @@ from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
 from deploy.vertex.submission import attempt_label, check_resources, submit_job, upload_packages
-from trainer.config import TrainConfig
-from trainer.config.overrides import Overrides
 from trainer.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.reporting.run_files import read_json, record_failure
 from trainer.storage import Address, write_whole
@@ -73,7 +71,7 @@ class VertexRunner:
         """Reads the configuration when it is first needed, after the command itself was checked."""
         return read_gcp_config(self._args, with_project=True)
 
-    def resolve(self, tier: TierFacts, overrides: Overrides) -> TrainConfig:
+    def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
         return request_on(self._tiers[tier.name], overrides).config
 
     def check(self, run: TierPlan) -> None:

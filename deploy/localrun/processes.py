@@ -157,7 +157,7 @@ class LocalJob:
         if self.kill and last_reported_step(self.job_dir) >= self.kill.step:
             one = running[self.kill.worker]
             self._print(one.worker.name, f"killed at step {last_reported_step(self.job_dir)}, as --kill requires")
-            one.process.kill()
+            _send(one.process, signal.SIGKILL)
             self.kill = None
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
@@ -166,12 +166,21 @@ class LocalJob:
             deadline = time.monotonic() + EXIT_TIMEOUT_S
             for one in running:
                 if one.process.poll() is None:
-                    one.process.send_signal(number)
+                    _send(one.process, number)
             for one in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     one.process.wait(max(0.0, deadline - time.monotonic()))
         for one in running:
             one.reader.join(EXIT_TIMEOUT_S)
+
+
+def _send(process: "subprocess.Popen[str]", number: int) -> None:
+    """Sends a signal to a worker; SIGKILL, on which it cannot end its own processes, to these too."""
+    if number == signal.SIGKILL:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
 
 
 @contextlib.contextmanager

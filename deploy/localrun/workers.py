@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.spec.job_spec import Program
+from deploy.spec.script import WORKER, Script
 from deploy.spec.tier import Tier
 from trainer.errors import UserError
 from trainer.storage.run_layout import CHECKPOINTS, LOGS, MODEL
@@ -58,9 +60,10 @@ def shares(jobs: int, tier: Tier) -> list[Share]:
 
 
 def local_workers(
-    tier: Tier, flags: Sequence[str], job_dir: Path, job_id: str, command: str = "", share: Share | None = None
-) -> list[LocalWorker]:
-    """Returns the workers of `tier`, chief first, each with the trainer's `flags`; omits a Reduction Server.
+    tier: Tier, program: Sequence[str] | Script, job_dir: Path, job_id: str, command: str = "",
+    share: Share | None = None,
+) -> list[LocalWorker]:  # fmt: skip
+    """Returns the workers of `tier`, chief first, with the trainer's flags or a script; omits a Reduction Server.
 
     `command`: what the user typed, for run.json; empty: the chief's own command is recorded. `share`: the part of the
     machine to use, all of it without.
@@ -87,9 +90,19 @@ def local_workers(
         given = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         threads = {name: str(len(cores[index])) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
         environment = {**given, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
-        arguments = (*task.get("args", []), *flags, f"--expect_devices={tier.accelerators}")
+        given_first = tuple(task.get("args", []))
+        if isinstance(program, Script):
+            environment |= program.local_plan(tier, job_dir)
+            result.append(LocalWorker(name, WORKER, (*given_first, *program.words), environment, cores[index]))
+            continue
+        arguments = (*given_first, *program, f"--expect_devices={tier.accelerators}")
         result.append(LocalWorker(name, task.get("pythonModule", "trainer.task"), arguments, environment, cores[index]))
     return result
+
+
+def program_here(program: Program) -> Sequence[str] | Script:
+    """Returns the trainer's flags, or the script itself, for `local_workers`."""
+    return program if isinstance(program, Script) else program.arguments()
 
 
 def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: str) -> dict[str, str]:

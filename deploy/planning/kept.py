@@ -9,8 +9,9 @@ from dataclasses import replace
 from deploy.planning.forecast import forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on
-from deploy.spec.job_spec import JobOptions, TrainingRequest
+from deploy.spec.job_spec import JobOptions, Program, Settings, TrainingRequest
 from deploy.spec.machine_table import load_machines
+from deploy.spec.script import Script
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
@@ -54,19 +55,23 @@ def _three(name: str, value: Interval) -> dict[str, float]:
 
 def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions:
     """Returns the options of a job that takes along what its plan says; those of a check as they are."""
-    return options if options.check else replace(options, predicted=prediction(request.tier, request.config))
+    if options.check or isinstance(request.config, Script):
+        return options
+    return replace(options, predicted=prediction(request.tier, request.config))
 
 
-def memory_lines(
-    runs: Iterable[tuple[Tier, TrainConfig]], overrides: Overrides, *, plan: bool, force: bool
-) -> list[str]:
+def memory_lines(runs: Iterable[tuple[Tier, Settings]], overrides: Program, *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
+
+    Nothing of a script: what it does is not known.
 
     plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
     prediction, unless `force`.
     """
     tiers: dict[str, list[str]] = {}
     for tier, config in runs:
+        if isinstance(config, Script) or isinstance(overrides, Script):
+            continue
         if plan:
             plan_of(config, overrides)
         said, cannot = _of_memory(tier, config)

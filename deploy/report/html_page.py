@@ -62,7 +62,11 @@ def to_html(
 
 
 def _subject(collection: Collection) -> str:
-    names = {str(run.config.get("recipe") or run.config.get("model")) for run in collection.runs if run.config}
+    names = {
+        str(run.config.get("recipe") or run.config.get("script") or run.config.get("model"))
+        for run in collection.runs
+        if run.config
+    }
     return Path(names.pop()).stem if len(names) == 1 else "Training"
 
 

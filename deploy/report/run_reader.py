@@ -54,7 +54,7 @@ class Run:
     rows_per_replica: int | None
     examples_per_step: int | None
     steps_per_epoch: int | None
-    unit: str  # what an example is called: images or examples
+    unit: str  # what is counted: images, examples, or the steps of a script that counts no examples
     steps: int | None
     startup_seconds: float | None  # from the start of the process to the end of its first step
     wall_seconds: float | None  # of all processes; None if result.json does not count all of them
@@ -115,7 +115,7 @@ def read_run(folder: Path) -> Run:
         rows_per_replica=whole(cluster.get("rows_per_replica")),
         examples_per_step=whole(data.get("examples_per_step")),
         steps_per_epoch=whole(data.get("steps_per_epoch")),
-        unit="examples" if data.get("unit") == "examples" else "images",
+        unit=next((unit for unit in ("examples", "steps") if data.get("unit") == unit), "images"),
         steps=max((line.step for line in (*reports, *epochs)), default=None) if steps is None else steps,
         startup_seconds=number(result.get("startup_seconds")),
         restarts=whole(result.get("restarts")) or 0,

@@ -140,8 +140,8 @@ def _summary(group: TierRuns, local: bool) -> TierSummary:
 
 def in_units(text: str, rows: Sequence[TierSummary]) -> str:
     """Returns a title or sentence about images with the word for what the runs read, if that is another."""
-    units = {row.unit for row in rows}
-    return text if "images" in units or not units else text.replace("images", units.pop())
+    units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
+    return text if "images" in units or not units else text.replace("images", units[0])
 
 
 def _comparable_quality(rows: Sequence[TierSummary]) -> list[TierSummary]:

@@ -178,11 +178,7 @@ _PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
 
 def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterator[str]:
     """Yields warnings of what is allowed but may be a mistake. `images`: of the job's containers."""
-    if any(_PREBUILT.match(image) for image in images):
-        yield (
-            "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
-            "use --image=install, or --image=URI with your own, built by `python -m deploy image`"
-        )
+    yield from _prebuilt(images)
     yield from _local_paths(config)
     yield from _too_many_steps(config.steps or 0, tier)
     if tier.strategy == "SPOT":
@@ -190,10 +186,31 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
-    for pool in tier.pools:
-        if pool.machine_type == "n1-standard-4":
-            yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
-            break
+    yield from _small_machine(tier)
+
+
+def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
+    """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
+    yield from _prebuilt(images)
+    if tier.strategy == "SPOT":
+        yield (
+            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+            "AIP_CHECKPOINT_DIR, is left"
+        )
+    yield from _small_machine(tier)
+
+
+def _prebuilt(images: Collection[str]) -> Iterator[str]:
+    if any(_PREBUILT.match(image) for image in images):
+        yield (
+            "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
+            "use --image=install, or --image=URI with your own, built by `python -m deploy image`"
+        )
+
+
+def _small_machine(tier: Tier) -> Iterator[str]:
+    if any(pool.machine_type == "n1-standard-4" for pool in tier.pools):
+        yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
 
 
 def _local_paths(config: TrainConfig) -> Iterator[str]:

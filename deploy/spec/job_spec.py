@@ -16,11 +16,13 @@ from deploy.spec.checks import (
     check_region,
     check_tensorboard,
     warnings,
+    warnings_of_script,
 )
 from deploy.spec.gcp_config import GcpConfig, checked_address
 from deploy.spec.images import BuiltImage, Contents, Image, choose_image
 from deploy.spec.packages import Package, built
 from deploy.spec.plain_image import about_installing, run_in_plain_image
+from deploy.spec.script import Script
 from deploy.spec.spec_changes import check_kms_key
 from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
@@ -65,13 +67,18 @@ class JobOptions:
         return self.name or f"{self.subject}-{self.submission}"
 
 
+# What is asked of a job and what that means on a tier: the trainer's flags and settings, or a script, which is both.
+Program = Overrides | Script
+Settings = TrainConfig | Script
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
     """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
     tier: Tier
-    overrides: Overrides
-    config: TrainConfig
+    overrides: Program
+    config: Settings
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
         """Returns the same training with another job directory."""
@@ -86,7 +93,7 @@ class Job:
     name: str
     tier: Tier
     gcp: GcpConfig
-    config: TrainConfig
+    config: Settings
     output: str
     spec: Mapping[str, Any]
     packages: tuple[Package, ...]
@@ -98,8 +105,10 @@ class Job:
     kms_key: str = ""  # that encrypts what the job keeps on its disks
 
 
-def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
+def request_on(tier: Tier, overrides: Program) -> TrainingRequest:
     """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
+    if isinstance(overrides, Script):
+        return TrainingRequest(tier, overrides, overrides)
     expected = tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
         given = overrides.values["expect_devices"]
@@ -117,19 +126,54 @@ def request_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
 def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     tier, config = _limited(request.tier, options), request.config
-    image = choose_image(tier, options.image, options.built_image, options.packages)
+    remembered = None if isinstance(config, Script) else options.built_image  # which holds the trainer
+    image = choose_image(tier, options.image, remembered, options.packages)
     check_region(tier, gcp)
     check_kms_key(options.kms_key, gcp.region)
-    if image.contents is not Contents.ALL or image.built:
+    if isinstance(config, TrainConfig) and (image.contents is not Contents.ALL or image.built):
         check_inputs(config, options.packages)
     spec = copy.deepcopy(dict(tier.spec))
     output = _output(spec, config, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
+    request = dataclasses.replace(request, tier=tier)
+    write = _write_script if isinstance(config, Script) else _write_training
+    packages, about, shown = write(spec, request, gcp, options, image)
+    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
+    return Job(
+        name, tier, gcp, config, output, spec, packages, image, (*filter(None, [image.about]), *about), shown,
+        options.check, options.labels, options.kms_key,
+    )  # fmt: skip
+
+
+_Written = tuple[tuple[Package, ...], list[str], tuple[str, ...]]  # what goes along, about the image, warnings
+
+
+def _write_script(
+    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, image: Image
+) -> _Written:
+    """Makes the workers of `spec` run the user's script."""
+    script, tier = request.overrides, request.tier
+    assert isinstance(script, Script), "a script is what is asked and what runs"
+    package = built(options.packages[0])
+    output = spec["baseOutputDirectory"]["outputUriPrefix"]
+    pools = [spec["workerPoolSpecs"][pool.index] for pool in tier.pools if pool.index < 2]
+    images = {script.write_task(pool, tier, package, gcp.bucket, output, image) for pool in pools}
+    about = [script.about_image(image, package)] if image.contents is Contents.PYTHON else []
+    return (package,), about, tuple(warnings_of_script(tier, images))
+
+
+def _write_training(
+    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, image: Image
+) -> _Written:
+    """Makes the workers of `spec` run the trainer."""
+    tier, config, overrides = request.tier, request.config, request.overrides
+    assert isinstance(config, TrainConfig), "no script"
+    assert isinstance(overrides, Overrides), "no script"
     if image.contents is not Contents.ALL:
         _check_modules(tier, options.packages, image)
     packages = () if image.contents is Contents.ALL else tuple(map(built, options.packages))
-    arguments = [*_arguments(request.overrides), f"--expect_devices={tier.accelerators}"]
+    arguments = [*_arguments(overrides), f"--expect_devices={tier.accelerators}"]
     images = set()
     for pool in tier.pools:
         if pool.index < 2:  # a Reduction Server takes none of our arguments
@@ -145,14 +189,9 @@ def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
             elif packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
-    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
-    about = [image.about] if image.about else []
-    if image.contents is Contents.PYTHON:
-        about.append(about_installing(tier, image.uri, "network" in spec))
-    return Job(
-        name, tier, gcp, config, output, spec, packages, image, tuple(about), tuple(warnings(tier, config, images)),
-        options.check, options.labels, options.kms_key,
-    )  # fmt: skip
+    installing = image.contents is Contents.PYTHON
+    about = [about_installing(tier, image.uri, "network" in spec)] if installing else []
+    return packages, about, tuple(warnings(tier, config, images))
 
 
 def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:
@@ -173,8 +212,10 @@ def _run_check(task: dict[str, Any]) -> None:
         task["command"] = ["python", "-m", CHECK]
 
 
-def training(config: TrainConfig) -> str:
+def training(config: Settings) -> str:
     """Returns one line that states what is trained."""
+    if isinstance(config, Script):
+        return config.about
     count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
     length = f"{count:,} {unit}{'s' if count > 1 else ''}"
     by_default = not config.recipe and config.model == TrainConfig.model
@@ -246,7 +287,7 @@ def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
     return task, module
 
 
-def _output(spec: Mapping[str, Any], config: TrainConfig, gcp: GcpConfig, folder: str) -> str:
+def _output(spec: Mapping[str, Any], config: Settings, gcp: GcpConfig, folder: str) -> str:
     """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if config.job_dir:
         address = output_address(config.job_dir, "job_dir")

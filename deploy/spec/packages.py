@@ -76,6 +76,10 @@ class Package:
         """Returns the wheel's file name: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
         return f"{self._stem}-py3-none-any.whl"
 
+    def build(self) -> Path:
+        """Returns the file to upload, which is built if needed. Raises UserError if that fails."""
+        return build_wheel(self)
+
     @property
     def _stem(self) -> str:
         return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
@@ -234,4 +238,4 @@ def built(package: Package) -> Package:
     """Returns the package with the SHA-256 of its wheel, which is built if needed."""
     if package.sha256:
         return package
-    return dataclasses.replace(package, sha256=hashlib.sha256(build_wheel(package).read_bytes()).hexdigest())
+    return dataclasses.replace(package, sha256=hashlib.sha256(package.build().read_bytes()).hexdigest())

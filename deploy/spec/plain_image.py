@@ -9,13 +9,19 @@ from deploy.spec.packages import Package
 from deploy.spec.tier import Tier
 
 TENSORFLOW = "2.21.*"
-_STARTER = Path(__file__).with_name("starter.py")
+IN_JOB = Path(__file__).parents[1] / "in_job"
+STARTER = IN_JOB / "starter.py"
 # Where Google's machines mount the driver, which images with CUDA know and a plain one does not.
 _DRIVER = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}  # fmt: skip
 # The files that pip chooses for Python 3.12, of 2026-11-22: with CUDA measured, without estimated. The minutes are a
 # guess, at 50 MB/s.
 _GB, _MINUTES = {True: 3.5, False: 0.7}, {True: 4, False: 2}
+
+
+def driver_variables(gpus: int) -> dict[str, str]:
+    """Returns the variables by which a plain image finds the driver of a machine with so many GPUs."""
+    return _DRIVER if gpus else {}
 
 
 def requirements(gpus: int) -> list[str]:
@@ -27,9 +33,9 @@ def run_in_plain_image(task: dict[str, Any], module: str, gpus: int, packages: S
     """Changes a containerSpec so that it installs all that is needed, and then runs the module with its arguments."""
     sources = [[package.uri(bucket), package.sha256] for package in packages]
     plan = {"gpus": gpus, "requirements": requirements(gpus), "packages": sources, "module": module}
-    variables = {"TRAINER_START": json.dumps(plan), "PYTHONUNBUFFERED": "1", **(_DRIVER if gpus else {})}
+    variables = {"TRAINER_START": json.dumps(plan), "PYTHONUNBUFFERED": "1", **driver_variables(gpus)}
     given = {variable["name"]: variable for variable in task.get("env", [])}
-    task["command"] = ["python", "-c", _STARTER.read_text(encoding="utf-8")]
+    task["command"] = ["python", "-c", STARTER.read_text(encoding="utf-8")]
     task["env"] = [*({"name": name, "value": value} for name, value in variables.items() if name not in given),
                    *given.values()]  # fmt: skip
 

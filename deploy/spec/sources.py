@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from deploy.spec.ignore_file import is_ignored, rules_above, rules_in
@@ -44,14 +44,15 @@ class Sources:
         return count + (f"; left out: {', '.join(self.left_out[:3])}{more}" if self.left_out else "")
 
 
-def user_sources(folder: Path, most_mb: float = MOST_MB) -> Sources:
+def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = ()) -> Sources:
     """Returns the files of the package `folder` (an absolute path) that go along with a job.
 
-    Leaves out caches, hidden files, notebooks, what .gitignore and .gcloudignore name, and links that leave the folder.
+    Leaves out caches, hidden files, notebooks, virtual environments, what .gitignore and .gcloudignore name, links that
+    leave the folder, and the folders `outputs`, which this package writes.
     Raises UserError for a package above `most_mb`, for what looks like a credential, and for a syntax error.
     """
     left_out: list[str] = []
-    files = {path.relative_to(folder.parent).as_posix(): path for path in _walk(folder, left_out)}
+    files = {path.relative_to(folder.parent).as_posix(): path for path in _walk(folder, left_out, outputs)}
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:
@@ -68,7 +69,7 @@ def user_sources(folder: Path, most_mb: float = MOST_MB) -> Sources:
     return Sources(files, tuple(left_out), size)
 
 
-def _walk(folder: Path, left_out: list[str]) -> Iterator[Path]:
+def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Iterator[Path]:
     """Yields the files to ship, and adds to `left_out` what a user may miss."""
     top, waiting = folder.resolve(), [(folder, rules_above(folder))]
     while waiting:
@@ -80,7 +81,8 @@ def _walk(folder: Path, left_out: list[str]) -> Iterator[Path]:
             is_folder = path.is_dir()
             leaves = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(top))
             kept = (is_folder or path.is_file()) and path.suffix != ".ipynb"
-            if leaves or not kept or is_ignored(path, rules, is_folder=is_folder):
+            made = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
+            if leaves or made or not kept or is_ignored(path, rules, is_folder=is_folder):
                 left_out.append(path.relative_to(folder.parent).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append((path, rules))

@@ -11,6 +11,7 @@ from deploy.spec.job_spec import TrainingRequest, request_on
 from deploy.spec.tier import Tier
 from deploy.study.space import Parameter, Settings, configurations
 from deploy.study.trials import TRIAL
+from trainer.config import TrainConfig
 from trainer.config.metric_names import FALLING, OF_IMAGES
 from trainer.config.overrides import Overrides
 from trainer.errors import UserError
@@ -44,6 +45,7 @@ class StudyPlan:
         request = request_on(self.tier, self.overrides.replace(**settings, tuning_metric=self.metric))
         if repeat == 1:
             return request
+        assert isinstance(request.config, TrainConfig), "a study has a recipe"
         return request_on(self.tier, request.overrides.replace(seed=request.config.seed + repeat - 1))
 
     @property

@@ -14,7 +14,7 @@ STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is un
 # Exit status of a replica -> explanation. 128 + n: killed by signal n.
 _REPLICA_EXITS = {
     1: "a fault of the program or the platform: see its last log lines above",
-    2: "the trainer refused its settings, data or machine: see the log line that begins with error:",
+    2: "its settings, data or machine were refused, or a script's arguments: see the log line that contains error:",
     75: "interrupted with its state saved: submit it again with the same --job_dir to resume",
     134: "aborted (SIGABRT) in native code: see TensorFlow's last log lines above",
     137: "killed (SIGKILL), most often out of memory: use a smaller batch or a machine with more memory",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from deploy.spec.checks import check_continent
 from deploy.spec.images import RECORD
 from deploy.spec.job_spec import Job
-from deploy.spec.packages import Package, build_wheel
+from deploy.spec.packages import Package
 from deploy.spec.spec_changes import LABEL, PRICE_LABEL
 from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
@@ -40,7 +40,7 @@ def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, 
     """Builds and uploads the packages that are not built or uploaded yet; prints their addresses."""
     for package in packages:
         uri = package.uri(bucket)
-        retried(functools.partial(backend.upload, build_wheel(package), uri), clock)
+        retried(functools.partial(backend.upload, package.build(), uri), clock)
         print(f"package {uri}", flush=True)
 
 

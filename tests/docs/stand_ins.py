@@ -1,4 +1,4 @@
-"""Makes small data under the names that the pages use: FOLDER (idx files), photos and table.csv."""
+"""Makes what the pages name: FOLDER (idx files), photos, table.csv, and the programs train.py and my/task.py."""
 
 import struct
 from pathlib import Path
@@ -10,7 +10,7 @@ COUNT = 24
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Makes them in `folder`: random images of 10 classes, and a table of six columns."""
+    """Makes them in `folder`: random images of 10 classes, a table of six columns, programs that do nothing."""
     draw = np.random.default_rng(0)
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -22,4 +22,7 @@ def make_stand_ins(folder: Path) -> None:
     for number in range(COUNT):
         pixels = draw.integers(0, 256, (40, 48, 3), np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
+    (folder / "my").mkdir()
+    for program in ("train.py", "my/task.py"):
+        (folder / program).write_text("")
     np.savetxt(folder / "table.csv", draw.uniform(0, 1, (COUNT, 6)), delimiter=",")

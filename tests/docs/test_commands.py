@@ -90,7 +90,7 @@ def run_deploy(command: Command, session: Session) -> None:
 
 def dry_run(command: Command, session: Session) -> None:
     """Runs the command with --dry_run, because it would cost money."""
-    assert deploy([*command.words[3:], "--dry_run"]) == 0
+    assert deploy([command.words[3], "--dry_run", *command.arguments]) == 0
 
 
 def run_on_emulator(command: Command, session: Session) -> None:

@@ -37,7 +37,8 @@ def reduced(command: Command) -> list[str]:
     if command.subject == "trainer.data.prepare":
         return [word.replace("--image_size=64", "--image_size=16") for word in words]
     as_it_is = ("trainer.generate", "trainer.evaluate", "trainer.predict", "deploy report", "deploy machines")
-    if command.subject in as_it_is or "--help" in words:
+    of_script = any(word.startswith(("--script=", "--module=")) for word in words)
+    if command.subject in as_it_is or "--help" in words or of_script:
         return words
     more = [*SMALL, *OFFLINE.get(recipe, [])]
     if command.subject == "deploy plan":

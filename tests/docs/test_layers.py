@@ -45,6 +45,7 @@ TRAINER: dict[str, set[str]] = {
     "task": {*_BASE, "storage", "config", "distribution", "reporting", "job"},
 }  # fmt: skip
 DEPLOY: dict[str, set[str]] = {
+    "in_job": set(),
     "spec": set(),
     "localrun": {"spec"},
     "vertex": {"spec"},

@@ -193,7 +193,7 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
 @pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
 def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
-    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: lower"):
+    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2, lower"):
         run(config)
     assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
 
@@ -219,9 +219,14 @@ def test_out_of_memory_names_no_precision_in_use_and_what_fits_by_the_plan(monke
         monkeypatch.delenv(PREDICTED, raising=False)
         line = str(out_of_memory(config, make_replicas(config)))
         assert line.endswith(f"{advice}; `python -m deploy plan` says what fits")
+        assert ": use --micro_batches=2, lower global_batch_size" in line
         monkeypatch.setenv(PREDICTED, '{"largest_batch": 1200}')
         line = str(out_of_memory(config, make_replicas(config)))
         assert line.endswith(f"{advice}; by the plan of this job 1,200 fit")
+    config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
+    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower" in str(
+        out_of_memory(config, make_replicas(config))
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

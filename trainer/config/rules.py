@@ -108,8 +108,7 @@ def _check_devices(config: TrainConfig) -> None:
         raise _contradiction(config, "strategy", "expect_devices", "drop one of them")
     if 0 < config.replicas < config.expect_devices:
         raise _contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
-    if config.replicas:
-        config.rows_per_replica(config.replicas)
+    config.rows_per_replica(config.replicas or 1)
 
 
 def _contradiction(config: TrainConfig, one: str, other: str, advice: str) -> UserError:

@@ -1,5 +1,6 @@
 """Defines every setting of a run, with its meaning, unit and limits. Imports no TensorFlow."""
 
+import bisect
 import dataclasses
 import re
 from functools import partial
@@ -73,6 +74,10 @@ class TrainConfig:
     )
 
     global_batch_size: int = _training(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
+    micro_batches: int = _training(
+        1, "passes in which each update takes a replica's rows, to need less memory; gradients are summed",
+        unit="passes", minimum=1,
+    )  # fmt: skip
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
     evaluation_batch_size: int = _training(
         0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
@@ -221,13 +226,23 @@ class TrainConfig:
         return steps
 
     def rows_per_replica(self, replicas: int) -> int:
-        """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide."""
+        """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide.
+
+        Each of `micro_batches` must get as many rows too.
+        """
         rows, left_over = divmod(self.global_batch_size, replicas)
         if left_over:
             lower = self.global_batch_size - left_over
             near = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
             raise UserError(
                 f"global_batch_size={self.global_batch_size} does not divide over {replicas} replicas: take {near}"
+            )
+        if rows % self.micro_batches:
+            divisors = [number for number in range(1, rows + 1) if rows % number == 0]
+            at = bisect.bisect(divisors, self.micro_batches)
+            raise UserError(
+                f"micro_batches={self.micro_batches} does not divide the {rows} rows of a replica: take "
+                f"{' or '.join(map(str, divisors[at - 1 : at + 1]))}"
             )
         return rows
 
@@ -239,7 +254,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "cluster_secret_file", "data_changed", "evaluation_batch_size", "profile_steps",
+    "cluster_secret_file", "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches",
 })  # fmt: skip
 
 

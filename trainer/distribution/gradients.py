@@ -1,12 +1,36 @@
 """Sums gradients over replicas before the optimizer applies them, so that every replica makes the same update."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from trainer.compat import branch_over_replicas, compiled_by_xla, disable_gradient_sum
+
+
+class Update(NamedTuple):
+    """Holds an update that an optimizer is to make."""
+
+    apply: Callable[..., None]
+    gradients: list[Any]
+    variables: Sequence[Any] | None
+
+
+_kept: ContextVar[list[Update] | None] = ContextVar("kept_updates", default=None)
+
+
+@contextmanager
+def kept_updates() -> Iterator[list[Update]]:
+    """Yields the updates that optimizers of `sum_first` are asked for in the block, in this thread: none is made."""
+    updates: list[Update] = []
+    token = _kept.set(updates)
+    try:
+        yield updates
+    finally:
+        _kept.reset(token)
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
@@ -34,6 +58,9 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     apply = optimizer.apply
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
+        if (kept := _kept.get()) is not None:
+            kept.append(Update(apply_sum, list(gradients), variables))
+            return
         summed = [_one_slice_a_row(each) for each in all_reduce_sum(gradients)]
         apply([_divided(each) for each in summed] if mean else summed, variables)
 

@@ -3,13 +3,21 @@
 Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405: a counter gives the numbers, four of 32 bits each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 _ALGORITHM, BLOCK = 1, 4  # of tf.random.Algorithm; how many numbers one value of the counter gives
+
+
+@contextmanager
+def on_host_at_once() -> Iterator[None]:
+    """Places what is made in the block on the host, where it waits for no operation of a device."""
+    with tf.control_dependencies(None), tf.device("CPU:0"):
+        yield
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Philox:
 
         skip: how many blocks of BLOCK numbers to leave out before them.
         """
-        with tf.device("CPU:0"):  # the seed lies there
+        with on_host_at_once():  # the seed lies there
             key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
             if tf.is_tensor(skip) or skip:
                 counter += tf.stack([tf.cast(skip, tf.uint64), tf.constant(0, tf.uint64)])
@@ -37,7 +45,7 @@ class Philox:
         size = tf.TensorShape([each if isinstance(each, int) else None for each in shape]).num_elements()
         if size is None or rows * size % BLOCK:
             return None
-        with tf.device("CPU:0"):
+        with on_host_at_once():
             skip = tf.cast(first_row, tf.int64) * size // BLOCK
         return self((rows, *shape), seed, skip)
 

@@ -7,7 +7,7 @@ same numbers on any number of replicas and in every precision (drawn in float32,
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -17,10 +17,11 @@ import keras
 import tensorflow as tf
 
 from trainer.compat import compiled_by_xla, outside_conditions
-from trainer.distribution.philox import NORMAL, UNIFORM, Philox
+from trainer.distribution.philox import NORMAL, UNIFORM, Philox, on_host_at_once
 from trainer.errors import UserError
 
-ASKED = "current_step"  # in StepContext.uses: how often the model asked for the step
+# In StepContext.uses: how often the model asked for the step, and how often it accumulated.
+ASKED, ACCUMULATED = "current_step", "accumulate"
 
 
 class NotCompilable(Exception):
@@ -37,6 +38,9 @@ class StepContext:
     rows: int
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
+    micro_batches: int = 1  # passes in which `accumulate` takes the rows
+    pass_number: int = 0  # of the pass that runs, from 0
+    passes: int = 1  # of which it is one
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
     around: Any = field(default=None, repr=False)  # the graph that calls it, if XLA compiles the whole step
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
@@ -56,6 +60,43 @@ class StepContext:
     def mean(self, values: Any) -> Any:
         """Returns the sum of this replica's rows divided by the GLOBAL batch, so that the replicas' parts add up."""
         return tf.reduce_sum(values) / self.global_batch_size
+
+    def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
+        """Returns the sum, over the passes of `--micro_batches`, of what `function` returns for the rows of each.
+
+        rows: nests of tensors (rows, …) and None, of which a pass gets its part. function: takes these parts and
+        returns a nest of losses, gradients or other tensors that are sums over rows; None stays None. While it runs,
+        `current_step()` is the step of its rows, with their random numbers.
+        """
+        self.uses[ACCUMULATED] += 1
+        if self.micro_batches == 1:
+            return function(*rows)
+        total = None
+        for number in range(self.micro_batches):
+            # A pass begins once the sums so far are there: the memory of the pass before is free by then.
+            with tf.control_dependencies([] if total is None else [_token(total)]):
+                step = self._pass(number)
+                with in_step(step):
+                    found = function(*tf.nest.map_structure(step._part, rows))
+                total = found if total is None else tf.nest.map_structure(_added, total, found)
+            uses = step.uses
+        self.uses.update(uses - self.uses)
+        return total
+
+    def _pass(self, number: int) -> "StepContext":
+        """Returns the step of the rows of one pass, as that of a replica with these rows."""
+        rows = self.rows // self.micro_batches
+        with on_host_at_once():
+            first = self.first_row + number * rows
+        step = replace(self, first_row=first, rows=rows, micro_batches=1, uses=Counter(self.uses))
+        return replace(step, pass_number=number, passes=self.micro_batches)
+
+    def _part(self, values: Any) -> Any:
+        """Returns this pass's rows of `values`, which hold those of all passes."""
+        if values is None:
+            return None
+        first = self.pass_number * self.rows
+        return values[first : first + self.rows]
 
     def numbered(self, stream: str) -> str:
         """Returns the name of a new stream at each call in one step: `stream` with the number of the call."""
@@ -83,7 +124,7 @@ class StepContext:
     def stateless_seed(self, stream: str) -> Any:
         """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
         key = hashlib.blake2b(f"{self.seed}/{self.prefix}{stream}".encode(), digest_size=7).digest()
-        with tf.device("CPU:0"):  # where some of a GPU's kernels read it
+        with on_host_at_once():  # where some of a GPU's kernels read it
             return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
     @contextmanager
@@ -114,6 +155,22 @@ class StepContext:
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
                 "others: draw them outside and pass them in, or leave out jit_compile"
             )
+
+
+def _token(values: Any) -> Any:
+    """Returns an operation that runs when all of `values` are computed."""
+    parts = [part for part in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(part)]
+    return tf.group(*parts)
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Returns the sum of two gradients or other tensors; None counts as nothing."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        values, indices = tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
+        return tf.IndexedSlices(values, indices, one.dense_shape)
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
 _current: ContextVar[StepContext | None] = ContextVar("current_step", default=None)

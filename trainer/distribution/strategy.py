@@ -36,6 +36,7 @@ class Replicas:
     global_batch_size: int
     cluster: Cluster = ONE_MACHINE
     collectives: str | None = None  # how replicas sum: nccl or ring; None for one replica
+    micro_batches: int = 1  # passes in which each update takes a replica's rows
     before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
@@ -59,10 +60,15 @@ class Replicas:
         return self.first * self.rows
 
     def sentence(self) -> str:
-        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x 32`."""
+        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x 32`.
+
+        With micro-batches: `global batch 128 = 2 replicas x 4 micro-batches x 16`.
+        """
         noun = "replica" if self.local == 1 else "replicas"
         workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""
-        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {self.rows}"
+        passes = f"{self.micro_batches} micro-batches x " if self.micro_batches > 1 else ""
+        rows = self.rows // self.micro_batches
+        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {passes}{rows}"
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Numbers:
         """Returns the sum over workers of `values`, of one shape everywhere, as float64; every worker must call it."""
@@ -130,7 +136,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     else:
         strategy = tf.distribute.get_strategy()
     summed = collectives if len(devices) * cluster.workers > 1 else None
-    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed)
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, config.micro_batches)
 
 
 def collective_implementation(communication: str, devices: Sequence[str]) -> str:

@@ -59,7 +59,8 @@ class Speed:
 
 def replicas_on(devices: Sequence[str], config: TrainConfig, strategy: Any) -> Replicas:
     """Returns `devices` of this machine as replicas; raises UserError if the batch does not divide."""
-    return Replicas(strategy, tuple(devices), config.rows_per_replica(len(devices)), config.global_batch_size)
+    rows = config.rows_per_replica(len(devices))
+    return Replicas(strategy, tuple(devices), rows, config.global_batch_size, micro_batches=config.micro_batches)
 
 
 def run_variant(

@@ -5,15 +5,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.compat import build_compiled, compare_signs_on_device
+from trainer.compat import build_compiled, compare_signs_on_device, losses_reduced_by
 from trainer.config.train_config import MODELS, TrainConfig
 from trainer.config.user_code import load_function
 from trainer.data.dataset import Dataset, first_rows, targets_in_memory
 from trainer.distribution.gradients import sum_first
+from trainer.distribution.losses import try_losses
 from trainer.errors import UserError, reason
-from trainer.interface import has_class_outputs, symbolic_inputs
+from trainer.interface import has_class_outputs, has_own_step, symbolic_inputs
 from trainer.models.layers import make_independent
-from trainer.models.own_step import build_if_called, has_own_step, prepare_own_step
+from trainer.models.own_step import build_if_called, prepare_own_step
 from trainer.user_mistakes import as_user_mistake
 
 
@@ -65,6 +66,21 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         )
     if model.optimizer:
         sum_first(model.optimizer)
+    if config.micro_batches > 1:
+        model.counted_losses = _has_counted_losses(model, rows)
+
+
+def _has_counted_losses(model: keras.Model, rows: Any) -> bool:
+    """Returns whether a loss divides by a count of rows that only a forward pass gives; changes nothing."""
+    counted: list[bool] = []
+
+    def reduce(original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+        counted.append(mask is not None or reduction == "mean_with_sample_weight")
+        return original(values, sample_weight, mask, reduction, dtype)
+
+    with losses_reduced_by(reduce):
+        try_losses(model, rows)
+    return any(counted)
 
 
 def _has_loss(model: keras.Model, rows: Any) -> bool:

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.distribution.step import running_step
+
 _SUM = tf.distribute.ReduceOp.SUM
 _groups: ContextVar[int] = ContextVar("groups", default=1)
 
@@ -91,8 +93,10 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
 
 
 def _keras_own(layer: Any, inputs: Any, mask: Any) -> bool:
-    """Returns whether Keras's own code computes the layer: one group, one replica, nothing for the kernel."""
-    return _groups.get() == 1 and _replica_of(layer) is None and not _has_kernel(layer, inputs, mask)
+    """Returns whether Keras's own code computes the layer: one group, pass and replica, nothing for the kernel."""
+    step = running_step()
+    several = _groups.get() > 1 or (step is not None and step.passes > 1)
+    return not several and _replica_of(layer) is None and not _has_kernel(layer, inputs, mask)
 
 
 def _replica_of(layer: Any) -> Any | None:
@@ -120,14 +124,17 @@ def _normalized(layer: Any, parts: Sequence[Rows], mask: Any) -> Normalized:
 def _move_averages(layer: Any, found: Normalized) -> None:
     """Moves the layer's averages as one update for each group, in order, would.
 
-    After n groups, average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i.
+    After n groups, average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i. All passes of micro-batches
+    make one such update: value_i is then the mean over the passes, of which each adds its share.
     """
-    count, momentum = found.means.shape[0], layer.momentum
+    count, momentum, step = found.means.shape[0], layer.momentum, running_step()
+    number, passes = (step.pass_number, step.passes) if step else (0, 1)
+    keep = momentum**count if number == 0 else 1.0
     weights = (1.0 - momentum) * momentum ** np.arange(count - 1.0, -1.0, -1.0)
     for average, values in ((layer.moving_mean, found.means), (layer.moving_variance, found.variances)):
-        moved = values * tf.constant(weights[:, None], values.dtype)
+        moved = values * tf.constant(weights[:, None] / passes, values.dtype)
         moved = tf.squeeze(moved, 0) if count == 1 else tf.reduce_sum(moved, 0)
-        average.assign(average * momentum**count + moved)
+        average.assign(average * keep + moved)
 
 
 def _by_formula(layer: Any, parts: Sequence[Rows], mask: Any, replica: Any | None) -> Normalized:

@@ -15,7 +15,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
 from trainer.models.batch_norm import separate_groups
-from trainer.models.gan import GAN, images_of
+from trainer.models.gan import GAN, Generated, images_of
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -35,8 +35,12 @@ class DCGAN(GAN):
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255]."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        reals, (fakes, generated) = from_uint8(images_of(data)[0]), self.generate(noise)
-        critic_loss, gradients = self._critic_gradients(reals, fakes[0], step.global_batch_size)
+        (fakes,), generated = self.images_for_updates(step, noise)
+
+        def critic_pass(reals: Any, fakes: Generated) -> Any:
+            return self._critic_gradients(from_uint8(reals), self.images_from(fakes), step.global_batch_size)
+
+        critic_loss, gradients = step.accumulate(critic_pass, images_of(data)[0], fakes)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         generator_loss = self.update_generator(step, generated)
         self.average_generator(step)

@@ -1,6 +1,7 @@
 """Provides what GANs share: generator and critic networks, the averaged generator, samples and templates."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -85,10 +86,14 @@ def _batch_norm(x: Any) -> Any:
 
 
 class Generated(NamedTuple):
-    """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made."""
+    """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
 
-    images: Any
-    tape: Any
+    Without images, each pass of an update makes its own of the noise, (rows, latent_dim).
+    """
+
+    images: Any = None
+    tape: Any = None
+    noise: Any = None
 
 
 class GAN(keras.Model):
@@ -122,7 +127,8 @@ class GAN(keras.Model):
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
         # Where XLA cannot compile the whole step: no all-reduce over CPUs or machines may be inside.
-        self.uses_xla = config.jit_compile == "true" and not synchronized(config)
+        # A function of XLA's own would be traced for the first of several passes alone.
+        self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
         self.compiles_gradients = self.uses_xla
         self._pass, self._image_gradients = map(self.xla_compiled, (self.one_pass, self.image_gradients))
 
@@ -133,6 +139,18 @@ class GAN(keras.Model):
     def generator_loss(self, scores: Any) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
         raise NotImplementedError
+
+    def images_for_updates(self, step: StepContext, noise: Any) -> tuple[list[Generated], Generated]:
+        """Returns what each critic update takes, and what the generator's own takes: see `generate`."""
+        if step.micro_batches > 1:
+            *others, last = (Generated(noise=each) for each in tf.unstack(noise, axis=1))
+            return others, last
+        fakes, generated = self.generate(noise)
+        return [Generated(each) for each in tf.unstack(fakes)], generated
+
+    def images_from(self, generated: Generated) -> Any:
+        """Returns the images, (rows, height, width, channels); makes them if there are none."""
+        return self.generator(generated.noise, training=True) if generated.images is None else generated.images
 
     def generate(self, noise: Any) -> tuple[Any, "Generated"]:
         """Makes all images of a step in one pass: the weights of the generator change only at its end.
@@ -156,15 +174,20 @@ class GAN(keras.Model):
 
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
-        loss, gradients = self.generator_gradients(generated, step.global_batch_size)
+        gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
+        loss, gradients = step.accumulate(gradients_of, generated)
         self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss
 
     def generator_gradients(self, generated: "Generated", global_batch_size: int) -> Any:
         """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows."""
-        images, tape = generated
-        loss, by_images = self._image_gradients(images, global_batch_size)
-        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
+        tape = generated.tape
+        if tape is None:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(self.generator_variables)
+                generated = Generated(self.images_from(generated))
+        loss, by_images = self._image_gradients(generated.images, global_batch_size)
+        return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
     def image_gradients(self, images: Any, global_batch_size: int) -> Any:
         """Returns the generator's loss, and the gradient of the scaled loss by its images."""

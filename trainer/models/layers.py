@@ -12,7 +12,7 @@ from trainer.distribution.draws import draw_by_row_everywhere
 from trainer.distribution.layer_inputs import draw_by_row
 from trainer.models.batch_norm import normalize_in_place
 
-# Layers of Keras that cannot be made independent of replicas, and what they do.
+# Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they do.
 _DEPENDENT = {
     "MixUp": "mixes the rows of one replica",
     "CutMix": "mixes the rows of one replica",
@@ -36,18 +36,30 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
             normalize_in_place(layer, synchronized=synchronized(config))
 
 
-def depends_on_replicas(model: keras.Model, replicas: int) -> list[str]:
-    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one."""
-    if replicas == 1:
+def depends_on_replicas(model: keras.Model, replicas: int, micro_batches: int = 1) -> list[str]:
+    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one.
+
+    Those of several `micro_batches` have the same reasons, and others: a line for all batch norm, one for what else.
+    """
+    if replicas == micro_batches == 1:
         return []
-    reasons = []
+    reasons, normalising = [], []
     for path, layer in layers_by_path(model).items():
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable and not layer.synchronized:
-            reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            normalising.append(path)
+            if replicas > 1 and not layer.synchronized:
+                reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")
+        if micro_batches > 1 and isinstance(layer, keras.layers.SpectralNormalization):
+            reasons.append(f"{path} makes an iteration in each of micro_batches={micro_batches} passes")
         if _SUMS_ACTIVITY and layer.activity_regularizer is not None:
             reasons.append(f"{path} adds up its activity regularizer over one replica's rows: use Keras 3.14 or newer")
         kinds = [name for name in _DEPENDENT if isinstance(layer, getattr(keras.layers, name, ()))]
         reasons.extend(f"{path} {_DEPENDENT[kind]}" for kind in kinds)
+    if micro_batches > 1 and normalising:
+        more = f" (and {len(normalising) - 1} more of batch norm)" if normalising[1:] else ""
+        reasons.append(
+            f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches} passes alone"
+        )
     return reasons
 
 

@@ -18,11 +18,6 @@ from trainer.interface import ModelInterface
 from trainer.user_mistakes import as_user_mistake, message_of
 
 
-def has_own_step(model: keras.Model) -> bool:
-    """Returns whether the train_step is not Keras's."""
-    return type(model).train_step is not keras.Model.train_step
-
-
 def build_if_called(model: keras.Model, dataset: Dataset) -> None:
     """Builds a compiled model, its loss and its metrics, if its `call` takes x; a GAN's may take something else."""
     if model.compiled and type(model).call is not keras.Model.call:
@@ -73,7 +68,8 @@ def _traced(
 
     def step(*parts: Any) -> None:
         nonlocal asked
-        context = StepContext(config.seed, tf.constant(0, tf.int64), 0, rows, config.global_batch_size)
+        zero = tf.constant(0, tf.int64)
+        context = StepContext(config.seed, zero, 0, rows, config.global_batch_size, micro_batches=config.micro_batches)
         with in_step(context):
             model.train_step(dataset.as_fit(parts))
         asked = asked or context.uses[ASKED] > 0

@@ -13,7 +13,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import StepContext, current_step
-from trainer.models.gan import GAN, images_of
+from trainer.models.gan import GAN, Generated, images_of
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -51,23 +51,27 @@ class WGANGP(GAN):
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (critic_steps, rows, height, width, channels) in [0, 255]."""
         step = current_step()
-        reals = from_uint8(images_of(data))
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-        fakes, generated = self.generate(noise)
-        batches = zip(tf.unstack(reals), tf.unstack(fakes), tf.unstack(mix, axis=1), strict=True)
+        fakes, generated = self.images_for_updates(step, noise)
+        batches = zip(tf.unstack(images_of(data)), fakes, tf.unstack(mix, axis=1), strict=True)
         updates = [self.update_critic(step, *each) for each in batches]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
         logs["generator_loss"] = self.update_generator(step, generated)
         self.average_generator(step)
         return logs
 
-    def update_critic(self, step: StepContext, reals: Any, fakes: Any, mix: Any) -> dict[str, Any]:
+    def update_critic(self, step: StepContext, reals: Any, fakes: Generated, mix: Any) -> dict[str, Any]:
         """Updates the critic once; returns this replica's part of its losses.
 
-        reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1).
+        reals: (rows, height, width, channels) in [0, 255]; mix: (rows, 1, 1, 1) in [0, 1).
         """
-        losses, gradients = self._critic_gradients(reals, fakes, mix, step.global_batch_size)
+
+        def critic_pass(reals: Any, fakes: Generated, mix: Any) -> Any:
+            images = from_uint8(reals), self.images_from(fakes)
+            return self._critic_gradients(*images, mix, step.global_batch_size)
+
+        losses, gradients = step.accumulate(critic_pass, reals, fakes, mix)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
 

@@ -28,15 +28,14 @@ REMEDIES = {
 }
 MUCH = 0.2  # of a step: from here on, time in which a device computes nothing calls for advice
 
-Span = tuple[int, int, str]  # start, end, and one of KINDS, CALL, AWAITED or STARTING
+Span = tuple[int, int, str]  # start, end, and CALL or one of KINDS
 
 
 def divide(spans: Iterable[Span]) -> dict[str, float]:
     """Divides the time within the spans of CALL among KINDS, as shares of 1; {} if there is no such time.
 
     Work comes first, in equal parts for all that runs at once; then an all-reduce; then waiting for input; an instant
-    with none of these is dispatch. But while XLA is AWAITED and no operation is STARTING, there is matrix work: XLA
-    has its products and convolutions done by other threads, without a trace.
+    with none of these is dispatch.
     """
     changes = sorted(
         (at, change, kind) for start, end, kind in spans if start < end for at, change in ((start, 1), (end, -1))
@@ -59,8 +58,6 @@ def _doing(running: Mapping[str, int]) -> dict[str, int]:
     """Returns how much of each kind an instant belongs to."""
     if work := {kind: running[kind] for kind in (MATRIX, MEMORY) if running[kind]}:
         return work
-    if running[AWAITED] and not running[STARTING]:
-        return {MATRIX: 1}
     return {next((kind for kind in (ALL_REDUCE, INPUT) if running[kind]), DISPATCH): 1}
 
 

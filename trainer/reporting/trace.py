@@ -6,26 +6,24 @@ operation is an event of a thread; on a GPU a kernel of a stream.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from trainer.compat import parse_profile
-from trainer.reporting.breakdown import ALL_REDUCE, AWAITED, CALL, INPUT, KINDS, MATRIX, MEMORY, STARTING, Span, divide
+from trainer.reporting.breakdown import ALL_REDUCE, CALL, INPUT, KINDS, MATRIX, MEMORY, Span, divide
 
 PROFILES = "plugins/profile/*/*.xplane.pb"  # where TensorBoard looks for them, below its folder of logs
 EVENT_OF_A_CALL = "train"  # that the loop records around each call
 
 _TINY_PS = 10_000_000  # an operation of a CPU below 10 µs costs about what it takes to call it
+_GAP_PS = 100_000_000  # 0.1 ms; between operations that follow each other there are microseconds
 _OPERATION = re.compile(r"[\w./-]+:(_?[A-Z]\w*)")  # while/body/_1/while/dense/MatMul:MatMul
 # They only call others, which have events of their own.
 _CALLERS = re.compile(r"(Stateful|Stateless)?(PartitionedCall|While|If|Case)|(while|call|conditional)[.\d]*")
-_EVENTS = {
-    EVENT_OF_A_CALL: CALL,
-    "IteratorGetNextOp::DoCompute": INPUT,
-    "BlockUntilReady": AWAITED,
-    "ThunkExecutor::Execute": STARTING,
-}
+_EVENTS = {EVENT_OF_A_CALL: CALL, "IteratorGetNextOp::DoCompute": INPUT}
 _ALL_REDUCE = re.compile(r"collective|nccl|all-reduce", re.IGNORECASE)
 _MATRIX = re.compile(
     r"matmul|conv(?!ert)|gemm|gemv|einsum|cutlass|xmma|wgrad|dgrad|fprop|winograd|rnn|lstm|attention|fmha"
@@ -41,10 +39,12 @@ def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
     what XLA compiled, and `trainer.compat.Missing` if this TensorFlow cannot read its profiles.
     """
     space = parse_profile(profile.read_bytes())
-    host = [span for plane in space.planes if plane.name.startswith("/host:CPU") for span in _of_host(plane)]
+    planes = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
+    xla = [span for plane in planes for span in _of_xla(plane)]
+    host = [*xla, *(span for plane in planes for span in _of_host(plane))]
     around = [span for span in host if span[2] in (CALL, INPUT)]
     gpus = [list(_of_gpu(plane)) for plane in space.planes if plane.name.startswith("/device:GPU")]
-    if compiled and not any(gpus) and not any(span[2] == AWAITED for span in host):
+    if compiled and not any(gpus) and not xla:
         raise ValueError("this TensorFlow records nothing of what XLA compiles for CPUs: use --jit_compile=false")
     divided = [divide([*around, *kernels]) for kernels in gpus if kernels] or [divide(host)]
     if not divided[0]:
@@ -53,21 +53,41 @@ def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
 
 
 def _of_host(plane: Any) -> Iterator[Span]:
-    """Yields _EVENTS, and the operations of all threads but those that make batches.
-
-    An operation is TensorFlow's, or one of those that XLA made of them.
-    """
+    """Yields _EVENTS, and TensorFlow's operations in all threads but those that make batches."""
     for line in plane.lines:
         makes_batches = line.name.startswith("tf_data")
-        for name, texts, start, end in _events(plane, line):
+        for name, _, start, end in _events(plane, line):
             found = _OPERATION.fullmatch(name)
-            operation = found[1] if found else texts.get("hlo_op", "")
             if name in _EVENTS:
                 yield start, end, _EVENTS[name]
-            elif operation and not makes_batches and not _CALLERS.fullmatch(operation):
-                kind = _kind(operation)
+            elif found and not makes_batches and not _CALLERS.fullmatch(found[1]):
+                kind = _kind(found[1])
                 if kind == ALL_REDUCE or end - start >= _TINY_PS:
                     yield start, end, kind
+
+
+def _of_xla(plane: Any) -> Iterator[Span]:
+    """Yields the operations that XLA compiled for a CPU.
+
+    Other threads compute its products and convolutions, without an event: that is what it does while the host waits for
+    it and no operation is seen for _GAP_PS.
+    """
+    found: list[Span] = []
+    waits: list[tuple[int, int]] = []
+    for line in plane.lines:
+        for name, texts, start, end in _events(plane, line):
+            if name == "BlockUntilReady":
+                waits.append((start, end))
+            elif (operation := texts.get("hlo_op", "")) and not _CALLERS.fullmatch(operation):
+                found.append((start, end, _kind(operation)))
+    yield from (span for span in found if span[1] - span[0] >= _TINY_PS)
+    found.sort()
+    for at, until in waits:
+        first, after = (bisect_left(found, time, key=itemgetter(0)) for time in (at, until))
+        for start, end, _ in [*found[first:after], (until, until, "")]:
+            if start - at >= _GAP_PS:
+                yield at, start, MATRIX
+            at = max(at, end)
 
 
 def _of_gpu(plane: Any) -> Iterator[Span]:

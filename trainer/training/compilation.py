@@ -132,6 +132,8 @@ def _barrier(replicas: Replicas) -> str:
     """Returns why no step of these replicas can be compiled as a whole, "" if it may be."""
     if replicas.cluster.several:
         return "XLA cannot sum over several machines"
+    if passes := replicas.micro_batches - 1:
+        return f"XLA would keep all of micro_batches={passes + 1} in memory at once"
     on_cpus = not replicas.devices[0].startswith("GPU")
     return "XLA cannot sum over CPUs" if replicas.count > 1 and on_cpus else ""
 

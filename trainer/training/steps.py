@@ -13,13 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.compat import losses_reduced_by, own_values_assigned
-from trainer.distribution.losses import reduce_over_replicas, reduce_to_mean
+from trainer.distribution.losses import parts_of_batch, reduce_over_replicas, reduce_to_mean
 from trainer.distribution.step import NotCompilable, StepContext, in_step
 from trainer.distribution.strategy import Numbers, Replicas
 from trainer.interface import ModelInterface, results_of, scalars_of
 from trainer.reporting.progress import Counts, StepLogs
 from trainer.reporting.trace import EVENT_OF_A_CALL
 from trainer.training.input_wait import input_wait, timestamp
+from trainer.training.micro_batches import train_step
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -134,8 +135,9 @@ class StepRunner:
         return rows.stack()
 
     def _losses_reduced(self) -> AbstractContextManager[None]:
-        means = self._interface.means_of_rows
-        return losses_reduced_by(reduce_to_mean if means else reduce_over_replicas, divided=not means)
+        if self._interface.means_of_rows:
+            return losses_reduced_by(reduce_to_mean, lambda: 1)
+        return losses_reduced_by(reduce_over_replicas, parts_of_batch if self.replicas.micro_batches > 1 else None)
 
     def _on_replicas(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step.
@@ -161,7 +163,8 @@ class StepRunner:
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
-        return self.context(self.seed, step, first_row, rows, self.replicas.global_batch_size, around=around)
+        whole, passes = self.replicas.global_batch_size, self.replicas.micro_batches
+        return self.context(self.seed, step, first_row, rows, whole, micro_batches=passes, around=around)
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
         """Returns the data of this replica's step, augmented."""
@@ -171,7 +174,7 @@ class StepRunner:
     def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
         with in_step(self._context(step, around)):
-            logs = scalars_of(self.model.train_step(data))
+            logs = scalars_of(train_step(self.model, data))
         self._names = tuple(sorted(logs))
         parts = self.replicas.count if self._interface.means_of_rows else 1
         return tf.stack([tf.cast(logs[name], tf.float64) / parts for name in self._names])

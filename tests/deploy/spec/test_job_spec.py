@@ -14,7 +14,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli.submit import describe
-from deploy.spec import starter
+from deploy.in_job import starter
 from deploy.spec.checks import check_module
 from deploy.spec.gcp_config import GcpConfig
 from deploy.spec.images import RECORD, BuiltImage, remember, remembered, tag_name
@@ -52,7 +52,7 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
     for pool in spec["workerPoolSpecs"]:
         command = pool["containerSpec"]["command"]
         assert command[2] == Path(starter.__file__).read_text()
-        command[2] = "(deploy/spec/starter.py)"
+        command[2] = "(deploy/in_job/starter.py)"
     made = "".join(f"# {line}\n" for line in describe(submitted)) + to_yaml(spec)
     golden = GOLDEN / path.name
     if os.environ.get("UPDATE_GOLDEN"):

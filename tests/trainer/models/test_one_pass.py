@@ -13,7 +13,7 @@ from tests.support import largest_difference, run_steps, small, weights
 from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
 from trainer.models.dcgan import DCGAN, _cross_entropy
-from trainer.models.gan import GAN, images_of
+from trainer.models.gan import GAN, Generated, images_of
 from trainer.models.wgan_gp import WGANGP
 
 
@@ -31,11 +31,11 @@ def plain_generator_update(model: GAN, noise: Any) -> Any:
 
 def plain_wgan_gp_step(self: WGANGP, data: Any) -> dict[str, Any]:
     """Makes new images, and so new batch statistics, right before each update."""
-    step, reals = current_step(), from_uint8(images_of(data))
+    step, reals = current_step(), images_of(data)
     noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
     mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
     losses = [
-        self.update_critic(step, reals[i], self.generator(noise[:, i], training=True), mix[:, i])
+        self.update_critic(step, reals[i], Generated(self.generator(noise[:, i], training=True)), mix[:, i])
         for i in range(self.batches_per_step)
     ]
     logs = {name: tf.add_n([each[name] for each in losses]) / len(losses) for name in losses[0]}

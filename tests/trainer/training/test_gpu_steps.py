@@ -75,7 +75,7 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
 
 
 @pytest.mark.parametrize("flags", [
-    ("--replicas=1", "--augment=flip,crop"),
+    ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
     ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
     ("--replicas=1", "--precision=mixed_float16"),
     ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),

@@ -1,8 +1,11 @@
-"""Starts a job in a plain Python image: looks for the GPU driver, installs what the job needs, then runs the trainer.
+"""Starts a job: looks for the GPU driver, fetches and installs what the job needs, then runs the trainer or a script.
 
 A job's spec holds this file as its command, `python -c TEXT`: it uses the standard library alone. The variable
-TRAINER_START is JSON: "gpus" of the machine, "requirements" for pip, "packages" as [address, SHA-256], "module".
+TRAINER_START is JSON: "gpus" of the machine, "requirements" for pip, "packages" as [address, SHA-256], "module"; for a
+script instead of a module "code", [address, SHA-256] of its archive, and "script", for `script_worker`.
 """
+
+from __future__ import annotations
 
 import ctypes
 import hashlib
@@ -15,20 +18,38 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import zipfile
+from typing import Any
 
 MUST_CHANGE, FAULT = 2, 1  # exit codes, as of the trainer
 TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0
 
 
 def main() -> None:
-    """Prepares this machine and becomes the trainer. Exits with MUST_CHANGE or FAULT and one line if that fails."""
+    """Prepares this machine and becomes the program. Exits with MUST_CHANGE or FAULT and one line if that fails."""
     plan = json.loads(os.environ["TRAINER_START"])
     if plan["gpus"]:
         find_driver()
+    if "script" in plan:
+        become_script(plan)
     with tempfile.TemporaryDirectory() as folder:
         wheels = [download(address, digest, folder) for address, digest in plan["packages"]]
         install([*plan["requirements"], *wheels])
     os.execv(sys.executable, [sys.executable, "-m", plan["module"], *sys.argv[1:]])  # noqa: S606 (no shell is meant)
+
+
+def become_script(plan: dict[str, Any]) -> None:
+    """Unpacks a script's archive, installs its requirements and becomes the program that runs it."""
+    folder = tempfile.mkdtemp()
+    address, digest = plan["code"]
+    with zipfile.ZipFile(download(address, digest, folder)) as archive:
+        archive.extractall(folder)
+    code = os.path.join(folder, "code")
+    if os.path.isfile(os.path.join(code, "requirements.txt")):
+        os.chdir(code)
+        install(["-r", "requirements.txt"])
+    os.environ["TRAINER_SCRIPT"] = json.dumps({**plan["script"], "folder": code})
+    os.execv(sys.executable, [sys.executable, os.path.join(folder, "ours"), *sys.argv[1:]])  # noqa: S606
 
 
 def find_driver() -> None:
@@ -49,7 +70,7 @@ def download(address: str, digest: str, folder: str) -> str:
     bucket, _, name = address.removeprefix("gs://").partition("/")
     host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
     url = f"{host}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
-    content = read(url, {"Authorization": f"Bearer {token()}"}, address)
+    content = read(url, address)
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         end(
@@ -63,32 +84,53 @@ def download(address: str, digest: str, folder: str) -> str:
 
 
 def token() -> str:
-    """Returns a token of the job's account: https://cloud.google.com/compute/docs/access/authenticate-workloads"""
+    """Returns a token of the job's account: https://cloud.google.com/compute/docs/access/authenticate-workloads
+
+    Raises OSError if the metadata server does not answer.
+    """
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
-    answer = json.loads(read(url, {"Metadata-Flavor": "Google"}, "the metadata server"))
-    return str(answer["access_token"])
+    return str(json.loads(request(url, {"Metadata-Flavor": "Google"}))["access_token"])
 
 
-def read(url: str, headers: dict[str, str], subject: str) -> bytes:
-    """Returns what is at a URL; tries again while the service or the network fails."""
+def read(url: str, subject: str) -> bytes:
+    """Returns what the job's account reads at a URL. Exits with one line if it cannot be read."""
+    try:
+        return request(url, {"Authorization": f"Bearer {token()}"})
+    except Refused as error:
+        end(f"{subject}: {error}: the job's account must be able to read it (roles/storage.objectViewer)", MUST_CHANGE)
+    except OSError as error:
+        end(f"{subject}: cannot be read: {error}", FAULT)
+    raise AssertionError
+
+
+class Refused(OSError):
+    """Reports an answer that another try would not change."""
+
+
+def request(url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None) -> bytes:
+    """Returns the answer of a GET, or of a POST if there is a `body`; tries again while service or network fail.
+
+    `missing`: what to return for 404. Raises OSError in the end, Refused at once if the account may not do it.
+    """
     problem = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 (always http or https)
+        asked = urllib.request.Request(url, body, headers)  # noqa: S310 (always http or https)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+            with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:  # noqa: S310
                 content: bytes = response.read()
                 return content
         except urllib.error.HTTPError as error:
             problem = f"status {error.code}"
+            if error.code == 404 and missing is not None:
+                return missing
             if error.code in (401, 403, 404):
-                end(f"{subject}: {problem}: the job's account must be able to read it (roles/storage.objectViewer)", 2)
+                raise Refused(problem) from None
         except (OSError, ValueError) as error:
             problem = str(error)
-    end(f"{subject}: cannot be read: {problem}", FAULT)
-    raise AssertionError
+    raise OSError(problem)
 
 
 def install(what: list[str]) -> None:

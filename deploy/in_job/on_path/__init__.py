@@ -1,0 +1,1 @@
+"""Holds the one file that a user's script can import."""

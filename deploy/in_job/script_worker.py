@@ -1,0 +1,163 @@
+"""Runs a user's script as one worker of a job: gives it PyTorch's variables, reads its reports, ends as it does.
+
+The variable TRAINER_SCRIPT is JSON: "command" of Python (`["train.py"]` or `["-m", "my.task"]`), its "folder", the
+"job_dir", and "about", the content of run.json. The arguments of this program are the script's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .job_files import BucketFiles, LocalFiles, files_at
+from .run_record import Record
+from .script_output import Output
+from .starter import say
+
+PIPE = "VERTEX_REPORT_PIPE"
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def main() -> int:
+    """Runs the script to its end and returns its exit code, 128 + n if signal n ended it."""
+    plan = json.loads(os.environ["TRAINER_SCRIPT"])
+    torch = torch_variables(os.environ)
+    os.chdir(plan["folder"])
+    about = {**plan["about"], **_machines(plan["about"]), "versions": {"python": platform.python_version()},
+             "command": os.environ.get("TRAINER_COMMAND") or shlex.join(["python", *plan["command"], *sys.argv[1:]]),
+             }  # fmt: skip
+    numbers = Numbers(plan["job_dir"], about) if torch["RANK"] == "0" else None
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = os.path.join(folder, "reports")
+        os.mkfifo(pipe)
+        return Script(plan["command"], _environment(torch, pipe), numbers).run()
+
+
+def torch_variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of torch.distributed that CLUSTER_SPEC implies, one process a worker.
+
+    https://docs.pytorch.org/docs/stable/distributed.html, "Environment variable initialization"; RANK 0 is the chief.
+    """
+    spec = json.loads(given.get("CLUSTER_SPEC") or "{}")
+    cluster, task = spec.get("cluster", {}), spec.get("task", {})
+    pools = [name for name in ("workerpool0", "workerpool1") if name in cluster]  # without a Reduction Server
+    workers = [(pool, index) for pool in pools for index in range(len(cluster[pool]))] or [("workerpool0", 0)]
+    mine = (task.get("type", "workerpool0"), int(task.get("index", 0)))
+    host, _, port = (cluster[pools[0]][0] if pools else "127.0.0.1:29500").rpartition(":")
+    rank = workers.index(mine) if mine in workers else 0
+    return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(len(workers)),
+            "LOCAL_RANK": "0"}  # fmt: skip
+
+
+def _machines(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the devices for run.json: those of the tier, or the CPU that stands for them."""
+    workers, accelerators = about["cluster"]["workers"], about["accelerators"]
+    simulated = bool(int(os.environ.get("TRAINER_SIMULATED_DEVICES") or 0))
+    each = [f"GPU:{number}" for number in range(accelerators)] if accelerators and not simulated else ["CPU:0"]
+    return {"simulated": simulated, "devices": each * workers}
+
+
+def _environment(torch: Mapping[str, str], pipe: str) -> dict[str, str]:
+    """Returns the script's variables: those of this process without ours, and one file of ours on its path."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
+    ours = os.path.dirname(os.path.dirname(HERE))  # of `deploy local`; in a job no such folder is on the path
+    path = [each for each in kept.get("PYTHONPATH", "").split(os.pathsep) if each and os.path.abspath(each) != ours]
+    kept["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "on_path"), *path])
+    return {"PYTHONUNBUFFERED": "1", **torch, **kept, PIPE: pipe}
+
+
+class Numbers:
+    """Keeps the record of the chief. That it cannot be written is said once and ends no script."""
+
+    def __init__(self, job_dir: str, about: Mapping[str, Any]) -> None:
+        self._files: LocalFiles | BucketFiles = files_at(job_dir)
+        self.record = Record(self._files, about)
+        self._due, self._first, self._told = 0.0, True, False
+        with self._tolerated():
+            self.record.begin()
+
+    def write_if_due(self) -> None:
+        """Writes the files now and then, and as soon as there is a first report."""
+        first = self._first and self.record.has_numbers
+        if first or time.monotonic() >= self._due:
+            self._first = self._first and not first
+            with self._tolerated():
+                self.record.write()
+            self._due = time.monotonic() + self._files.every_s
+
+    def end(self, state: str, **more: Any) -> None:
+        """Writes how the script ended."""
+        with self._tolerated():
+            self.record.write(state, **more)
+
+    @contextlib.contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._told:
+                say(f"the numbers of this script cannot be written to its job directory: {error}", "WARNING")
+            self._told = True
+
+
+class Script:
+    """Represents one run of the script. `numbers`: None for a worker whose reports do not count."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], numbers: Numbers | None) -> None:
+        self._command, self._environment, self._numbers = command, environment, numbers
+        self._stopped = False
+
+    def run(self) -> int:
+        """Starts the script, passes on its output and signals, and returns its exit code."""
+        # With a reader that is a writer too it never ends before the script.
+        reports = os.open(self._environment[PIPE], os.O_RDWR | os.O_NONBLOCK)
+        process = subprocess.Popen([sys.executable, *self._command, *sys.argv[1:]], env=dict(self._environment),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+        def stop(number: int, frame: Any) -> None:
+            self._stopped = True
+            process.send_signal(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        output = Output(process, reports, self._numbers.record.take if self._numbers else lambda line: None)
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            if self._numbers:
+                self._numbers.write_if_due()
+        output.finish()
+        return self._ended(process.returncode, output.last_error)
+
+    def _ended(self, code: int, said: bytes) -> int:
+        code = 128 - code if code < 0 else code
+        if self._numbers and (code or self._stopped):
+            state = "interrupted" if self._stopped else "failed"
+            last = said.decode(errors="replace").strip()[:500]
+            error = f"{shlex.join(self._command)} exited with status {code}" + (f": {last}" if last else "")
+            self._numbers.end(state, error=error, exit_code=code, **_memory())
+        elif self._numbers:
+            self._numbers.end("done", error=None, **_memory())
+        return code
+
+
+def _memory() -> dict[str, float]:
+    """Returns the most memory of the script, or of a process that it started, in GiB."""
+    import resource  # only where there is such a module
+
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return {"peak_memory_gib": round(used / (2**30 if sys.platform == "darwin" else 2**20), 3)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,439 @@
+"""Tests a script of the user's own on this machine and on Vertex AI: what it finds, its numbers, its ends."""
+
+import itertools
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.cli import compare, jobs, package, submit
+from deploy.localrun import processes
+from deploy.localrun.processes import LocalJob
+from deploy.localrun.workers import free_addresses, local_workers
+from deploy.report.collection import collect
+from deploy.report.summary import summarize
+from deploy.spec.script import WORKER, read_script
+from deploy.spec.tier import load_tier
+from deploy.vertex.session import Session
+from tests.deploy.conftest import ROOT, WHERE, Capture, FlyingClock, Job, needs_gcloud, run
+from tests.deploy.emulator import Emulator, Fault
+from trainer.storage.address import Address
+
+pytestmark = pytest.mark.usefixtures("dist")
+REPORTS = """
+import time
+from vertex_report import report
+for step in range(1, 9):
+    time.sleep(0.01)
+    report(step=10 * step, examples=640 * step, total_steps=80, loss=1 / step, accuracy=step / 8)
+"""
+FINDS = """
+import json, os, sys, time
+found = {"words": sys.argv[1:], "variables": dict(os.environ), "path": sys.path, "folder": os.getcwd()}
+with open(os.environ["RANK"], "w") as file:
+    json.dump(found, file)
+os.rename(os.environ["RANK"], os.environ["RANK"] + ".json")
+while os.environ["RANK"] == "0" and not os.path.exists("1.json"):  # the job ends with its chief
+    time.sleep(0.02)
+"""
+
+
+def script(text: str, name: str = "train.py") -> Path:
+    """Writes a script below the working folder."""
+    path = Path("mine", name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def result(folder: str = "runs/a") -> dict[str, Any]:
+    return json.loads(Path(folder, "result.json").read_text())  # type: ignore[no-any-return]
+
+
+def local(tier: str, *more: str) -> int:
+    return main(["local", tier, "--script=mine/train.py", "--job_dir=runs/a", *more])
+
+
+def test_a_script_finds_what_vertex_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments are intact, and one file of ours is on its path."""
+    script(FINDS)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}/elsewhere")
+    words = ["--name", "two words", "\"q'", "", "$HOME *", "--", "--steps=3"]
+    assert local("cpu-2workers", "--", *words) == 0
+    for rank in (0, 1):
+        found = json.loads(Path(f"mine/{rank}.json").read_text())
+        variables, folder = found["variables"], str(Path("runs/a").absolute())
+        spec, config = json.loads(variables["CLUSTER_SPEC"]), json.loads(variables["TF_CONFIG"])
+        assert (found["words"], found["folder"]) == (words, str(Path("mine").absolute()))
+        assert spec["task"] == {"type": f"workerpool{rank}", "index": 0}
+        assert config["task"]["type"] == ("worker" if rank else "chief")
+        assert f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}" == spec["cluster"]["workerpool0"][0]
+        assert (variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("2", "0")
+        assert variables["AIP_MODEL_DIR"] == f"{folder}/model/"
+        assert variables["CLOUD_ML_JOB_ID"].startswith("local-")
+        assert not [name for name in variables if name.startswith("TRAINER_")]
+        assert variables["PYTHONPATH"].split(os.pathsep)[1:] == ["/elsewhere"]
+        assert os.listdir(found["path"][1])[:1]
+        assert "vertex_report.py" in os.listdir(found["path"][1])
+
+
+def test_its_numbers_come_from_reports_and_from_printed_lines(capsys: Capture) -> None:
+    """In the order in which they were made, also beside a progress bar that ends no line."""
+    script(f"{REPORTS}\nimport json\nprint('80/80', end='\\r')\n"
+           "print(json.dumps({'step': 90, 'examples': 5760, 'loss': float('nan'), 'accuracy': 0.75}))\n")  # fmt: skip
+    assert local("cpu") == 0
+    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(10, 91, 10)]
+    assert [line["metrics"]["accuracy"] for line in lines[-2:]] == [1.0, 0.75]
+    assert lines[-1]["losses"] == {"loss": None}
+    about = json.loads(Path("runs/a/run.json").read_text())
+    assert (about["total_steps"], about["data"]) == (80, {"unit": "examples", "examples_per_step": 64})
+    assert '[workerpool0-0] 80/80\r{"step": 90' in capsys.readouterr().out.replace("\n[workerpool0-0] {", "\r{")
+
+
+def test_a_report_outside_a_job_is_printed() -> None:
+    code = "from vertex_report import report; report(step=3, loss=0.5)"
+    on_path = {"PYTHONPATH": str(ROOT / "deploy" / "in_job" / "on_path"), "PATH": os.environ["PATH"]}
+    assert run([sys.executable, "-c", code], env=on_path).stdout == '{"step": 3, "loss": 0.5}\n'
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "error"),
+    [
+        ("sys.exit(7)", 7, "train.py exited with status 7"),
+        ("raise ValueError('no such\\ncolumn')", 1, "train.py exited with status 1: column"),
+        ("os.kill(os.getpid(), 9)", 137, "train.py exited with status 137"),
+    ],
+)
+def test_the_exit_code_is_its_own(ends: str, code: int, error: str, capsys: Capture) -> None:
+    script(f"import os, sys\nprint('begins')\n{ends}")
+    assert local("cpu") == code
+    found = result()
+    assert (found["state"], found["exit_code"], found["error"], found["wall_seconds"] > 0) == (
+        "failed",
+        code,
+        error,
+        True,
+    )
+    assert f"exited with a non-zero status of {code}." in capsys.readouterr().err
+
+
+def test_it_is_restarted_as_vertex_does_and_its_time_is_counted(capsys: Capture) -> None:
+    script("import os, sys\nfirst = not os.path.exists('began')\nopen('began', 'w')\nsys.exit(3 * first)")
+    assert local("cpu", "--restarts=1") == 0
+    assert (result()["state"], result()["restarts"]) == ("done", 1)
+    assert "exited with status 3: restart 1 of 1" in capsys.readouterr().out
+
+
+def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ignores SIGTERM, and has a process of its own."""
+    monkeypatch.setattr(processes, "EXIT_TIMEOUT_S", 0.3)
+    path = script("import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nchild = os.fork()\n"
+                  "if child: print('pids', os.getpid(), child)\ntime.sleep(300)")  # fmt: skip
+    said: list[str] = []
+    hanging = read_script(str(path), "", "", [])
+    job = LocalJob(local_workers(load_tier("cpu"), hanging, tmp_path / "job", "local-1"), tmp_path / "job", print)
+
+    def say(name: str, line: str) -> None:
+        said.append(line)
+        if line.startswith("pids"):
+            job.stop()
+
+    job.print_line = say
+    assert job.run().state == "CANCELLED"
+    pids = [int(pid) for line in said if line.startswith("pids") for pid in line.split()[1:]]
+    for _ in range(100):
+        if not [pid for pid in pids if _runs(pid)]:
+            break
+        time.sleep(0.05)
+    assert (len(pids), [pid for pid in pids if _runs(pid)]) == (2, [])
+
+
+def _runs(pid: int) -> bool:
+    """Returns whether a process runs; one that has ended and that nobody waits for does not."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_very_many_logs_pass_in_little_memory(tmp_path: Path) -> None:
+    """24 MB, of which 8 are one line; the report after them counts."""
+    path = script("import sys\nfor _ in range(1_000): print('x' * 16_000)\nsys.stdout.write('y' * 8_000_000 + '\\n')\n"
+                  "print('{\"step\": 5, \"loss\": 0.5}')")  # fmt: skip
+    code = f"import sys\nfrom {WORKER} import main\ncode = main()\nsys.exit(open('/proc/self/status').read())"
+    plan = read_script(str(path), "", "", []).local_plan(load_tier("cpu"), tmp_path / "job")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **plan}
+    done = run([sys.executable, "-c", code], env=environment)
+    assert (done.returncode, len(done.stdout)) == (1, 1_000 * 16_001 + 8_000_001 + len('{"step": 5, "loss": 0.5}\n'))
+    (most,) = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("VmHWM")]
+    assert most < 40_000, "KiB"
+    assert result(str(tmp_path / "job"))["steps"] == 5
+
+
+def test_a_script_without_numbers_has_time_and_state(capsys: Capture) -> None:
+    script("print('trains')")
+    assert main(["compare", "cpu", "--script=mine/train.py", "--out=runs/c", "--price_per_hour=cpu=3.6"]) == 0
+    (row,) = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6})
+    assert (row.state, row.steps, row.images_per_second) == ("done", 0, None)
+    assert row.total_seconds == result("runs/c/cpu/repeat-1")["wall_seconds"]
+    assert row.cost == pytest.approx(0.001 * row.total_seconds)
+    assert "stats.jsonl is missing" in capsys.readouterr().out
+
+
+def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
+    """Every cell is computed again from what the script reported."""
+    script(REPORTS)
+    prices = ["--price_per_hour=cpu=3.6", "--price_per_hour=l4x2=7.2"]
+    command = ["compare", "cpu", "l4x2", "--script=mine/train.py", "--out=runs/c", *prices, "--", "two words"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("runs python train.py 'two words'\n")
+    cpu, simulated = summarize(collect(["runs/c"]), usd_by_tier={"cpu": 3.6, "l4x2": 7.2})
+    for row in (cpu, simulated):
+        folder = Path("runs/c", row.tier, "repeat-1")
+        lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
+        times = [line["seconds"] for line in lines]
+        steps = [(after - before) / 10 for before, after in itertools.pairwise(times)]
+        assert row.step_seconds
+        assert row.images_per_second
+        assert row.step_seconds.median == pytest.approx(statistics.median(steps), rel=1e-3)
+        assert row.images_per_second.median == pytest.approx(statistics.median(64 / each for each in steps), rel=1e-3)
+        assert row.startup_seconds == result(str(folder))["startup_seconds"]
+        assert row.total_seconds == result(str(folder))["wall_seconds"]
+        assert (row.steps, row.final_loss, row.final_accuracy) == (80, 1 / 8, 1.0)
+    assert cpu.images_per_second
+    assert simulated.images_per_second
+    assert cpu.total_seconds
+    ratio = simulated.images_per_second.median / cpu.images_per_second.median
+    assert simulated.speed_up == pytest.approx(ratio)
+    assert cpu.cost == pytest.approx(cpu.total_seconds * 3.6 / 3600)
+    assert cpu.cost_per_million_images == pytest.approx(1e6 / cpu.images_per_second.median * 3.6 / 3600)
+    assert (cpu.simulated, simulated.simulated, simulated.cost) == ("", "NVIDIA_L4 simulated on a CPU", None)
+    assert "examples/s" in shown
+    assert "global batch is the same" not in shown, "nobody knows"
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(": done before") == 2
+    assert main([*command[:-1], "other"]) == 2
+    assert "holds another comparison (arguments: 'two words' stored, other given)" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the Python of an environment without any package."""
+    folder = tmp_path_factory.mktemp("bare")
+    assert run([sys.executable, "-m", "venv", "--without-pip", str(folder)]).returncode == 0
+    return folder / "bin" / "python3"
+
+
+def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
+    """Runs the workers of a job by the commands of its spec, in an environment that has nothing of ours."""
+    google.begin(job)
+    spec = job["jobSpec"]
+    output = spec["baseOutputDirectory"]["outputUriPrefix"]
+    pools = {f"workerpool{place}": pool for place, pool in enumerate(spec["workerPoolSpecs"])}
+    ports = iter(free_addresses(sum(int(pool["replicaCount"]) for pool in pools.values())))
+    cluster = {name: [next(ports) for _ in range(int(pool["replicaCount"]))] for name, pool in pools.items()}
+    workers = []
+    for name, pool in pools.items():
+        task = pool["containerSpec"]
+        for index in range(len(cluster[name])):
+            place = {"cluster": cluster, "task": {"type": name, "index": index}}
+            given = {"PATH": os.environ["PATH"], "AIP_MODEL_DIR": f"{output}/model/", "CLUSTER_SPEC": json.dumps(place),
+                     "STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"],
+                     "GCE_METADATA_HOST": google.url.removeprefix("http://"), "TMPDIR": str(folder)}  # fmt: skip
+            given |= {variable["name"]: variable["value"] for variable in task["env"]}
+            command = [str(python), *task["command"][1:], *task.get("args", [])]
+            workers.append((f"{name}-{index}", subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)))
+    failed = ""
+    for name, process in workers:
+        said, _ = process.communicate(timeout=120)
+        for line in said.splitlines():
+            google.log(job, line, name)
+        if process.returncode:
+            failed = f"The replica {name} exited with a non-zero status of {process.returncode}."
+    google.end(job, "FAILED" if failed else "SUCCEEDED", failed)
+
+
+@pytest.fixture
+def vertex(cloud: Emulator, flying: FlyingClock, bare: Path, tmp_path: Path) -> Emulator:
+    """Returns the emulator, which runs what a job's spec says, and a clock on which that takes no time."""
+    cloud.accounts = {"": "me@my-proj.test", "not-a-secret": "me@my-proj.test"}  # the SDK's, and gcloud's
+    cloud.run = lambda google, job: runs_spec(google, job, bare, tmp_path)
+    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]  # type: ignore[func-returns-value]
+    return cloud
+
+
+OWN_TRAINER = """
+import sys
+import trainer
+from trainer import helper
+from vertex_report import report
+print("words", sys.argv[1:], helper.NAME, trainer.__file__.endswith("code/trainer/__init__.py"))
+for name in ("deploy", "in_job", "starter"):
+    try:
+        __import__(name)
+    except ImportError:
+        print("no", name)
+for step in (10, 20, 30):
+    report(step=step, examples=step * 8, total_steps=30, loss=1 / step)
+"""
+
+
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+def test_a_package_called_trainer_runs_on_two_workers(
+    backend: str, vertex: Emulator, session: Session, capsys: Capture
+) -> None:
+    """As in Google's samples. Its numbers are in the bucket, and `jobs` shows them."""
+    for name, text in {"task.py": OWN_TRAINER, "helper.py": "NAME = 'mine'", "__init__.py": ""}.items():
+        script(text, f"trainer/{name}")
+    words = ["two words", '"q"', "", "--epochs=3"]
+    flags = ["--module=trainer.task", "--package=mine/trainer", *WHERE, f"--backend={backend}", "--labels=team=vision"]
+    assert submit.main(["cpu-2workers", *flags, "--", *words], session) == 0
+    shown = capsys.readouterr().out
+    assert "# ships trainer: 3 files, 0.0 MB; vertex_report.py\n" in shown
+    (job,) = vertex.jobs.values()
+    assert job["labels"]["team"] == "vision"
+    assert job["displayName"].startswith("trainer-task-cpu-2workers-")
+    for worker in ("workerpool0-0", "workerpool1-0"):
+        assert f"  {worker}  words {words} mine True\n" in shown
+        assert [shown.count(f"  {worker}  no {name}\n") for name in ("deploy", "in_job", "starter")] == [1, 1, 1]
+    folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
+    stats = [json.loads(line) for line in vertex.objects[f"{folder}/stats.jsonl"].splitlines()]
+    assert [line["step"] for line in stats] == [10, 20, 30]
+    assert json.loads(vertex.objects[f"{folder}/result.json"])["state"] == "done"
+    job["state"] = "JOB_STATE_RUNNING"
+    assert jobs.main([f"--backend={backend}", "--region=us-central1"], session) == 0
+    assert "step 30 of 30 (100%)" in capsys.readouterr().out
+    job["state"] = "JOB_STATE_SUCCEEDED"
+
+
+def test_the_command_that_a_dry_run_prints_uploads_the_archive(
+    cloud: Emulator, session: Session, capsys: Capture
+) -> None:
+    script("print('trains')")
+    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--dry_run"], session) == 0
+    shown = capsys.readouterr().out
+    words = shlex.split(next(line for line in shown.splitlines() if line.startswith("python -m deploy package ")))
+    assert package.main([*words[4:], "--backend=sdk"], session) == 0
+    (name,) = cloud.objects
+    assert f'"code": ["gs://{name}"' in shown
+
+
+def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:
+    script("import sys\nsys.exit(7)")
+    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 1
+    assert "exited with a non-zero status of 7." in capsys.readouterr().err
+    (found,) = [json.loads(content) for name, content in vertex.objects.items() if name.endswith("/result.json")]
+    assert (found["state"], found["exit_code"]) == ("failed", 7)
+
+
+def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, session: Session, capsys: Capture) -> None:
+    """The job's account may not write to the bucket: that is said once."""
+    script(REPORTS + "\nprint('reaches its end')")
+    runs = vertex.run
+    assert runs
+
+    def refuses(google: Emulator, job: Job) -> None:
+        google.faults.append(Fault("POST /upload/", 403, times=1000))
+        runs(google, job)
+
+    vertex.run = refuses
+    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 0
+    shown = capsys.readouterr().out
+    assert "reaches its end" in shown
+    assert shown.count("the numbers of this script cannot be written to its job directory: status 403") == 1
+
+
+def test_jobs_of_a_script_are_compared(
+    vertex: Emulator, session: Session, target: list[str], bucket: Address, tmp_path: Path, capsys: Capture
+) -> None:
+    """Each job's numbers come back from the bucket, with the money of its tier."""
+    script(REPORTS)
+    command = ["cpu", "cpu-2workers", "--script=mine/train.py", *target, "--backend=sdk", "--max_cost=5"]
+    assert compare.main([*command, "--dry_run"], session) == 0
+    assert "ships mine: 1 file, 0.0 MB; vertex_report.py" in capsys.readouterr().out
+    assert compare.main(command, session) == 0
+    cpu, two = summarize(collect([str(tmp_path / "out")]))
+    assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == ("done", "done", 2, "", 1 / 8)
+    assert two.price_per_hour
+    assert two.total_seconds
+    assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)
+    assert "Fastest: " in capsys.readouterr().out
+
+
+KERAS = """
+import keras
+import numpy as np
+from vertex_report import report
+
+
+class Report(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        steps = self.params["steps"] * (epoch + 1)
+        report(step=steps, examples=steps * 32, **logs)
+
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+model.fit(x, x.sum(axis=1), batch_size=32, epochs=4, validation_split=0.25, callbacks=[Report()])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_fit_has_the_numbers_of_a_recipe() -> None:
+    """As the examples of keras.io are written, with its progress bar."""
+    script(KERAS)
+    assert local("cpu") == 0
+    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [6, 12, 18, 24]
+    assert [set(line["losses"]) for line in lines] == [{"loss", "val_loss"}] * 4
+    assert lines[-1]["losses"]["loss"] < lines[0]["losses"]["loss"]
+    assert lines[-1]["images_per_second"] == pytest.approx(32 / lines[-1]["step_seconds"])
+    assert result()["final"]["metrics"].keys() == {"mae", "val_mae"}
+
+
+TORCH = """
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(64, 4)[dist.get_rank() :: dist.get_world_size()]
+for step in range(1, 21):
+    optimizer.zero_grad()
+    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+    print(json.dumps({"step": step, "examples": 64 * step, "loss": loss.item()}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_of_pytorch_train_together() -> None:
+    """By MASTER_ADDR, RANK and the others alone: DistributedDataParallel over gloo."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script(TORCH)
+    assert local("cpu-2workers") == 0
+    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert lines[-1]["losses"]["loss"] < 0.1 * lines[0]["losses"]["loss"]

@@ -1,0 +1,109 @@
+"""Tests what is recorded of a script's reports: times by an injected clock, restarts, more reports than are kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.in_job import run_record
+from deploy.in_job.job_files import LocalFiles
+from deploy.in_job.run_record import Record
+from deploy.report.run_reader import read_run
+from trainer.reporting.run_files import read_stats
+
+ABOUT: dict[str, Any] = {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}}
+
+
+class Reporting:
+    """Reports to a record at times of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.time = 0.0
+        self.record = Record(LocalFiles(str(folder)), ABOUT, lambda: self.time)
+        self.record.begin()
+
+    def at(self, seconds: float, **values: Any) -> None:
+        self.time = seconds
+        self.record.take(json.dumps(values).encode() + b"\n")
+
+    def end(self, seconds: float, state: str = "done") -> None:
+        self.time = seconds
+        self.record.write(state)
+
+
+def test_times_are_those_between_reports(tmp_path: Path) -> None:
+    """Steps 11 to 20 take 0.5 s each, 21 to 40 a quarter; 4 examples a step."""
+    run = Reporting(tmp_path)
+    run.at(7, step=10, examples=40, loss=3.0, total_steps=40)
+    run.at(12, step=20, examples=80, loss=2.0, accuracy=0.5)
+    run.at(17, step=40, examples=160, loss=1.0, accuracy=float("nan"))
+    run.end(20)
+    read = read_run(tmp_path)
+    assert [line.step_seconds for line in read.reports] == [None, 0.5, 0.25]
+    assert [line.images_per_second for line in read.reports] == [None, 8.0, 16.0]
+    assert (read.startup_seconds, read.wall_seconds, read.steps, read.unit) == (7.0, 20.0, 40, "examples")
+    assert (read.final, read.examples_per_step, read.state) == ({"loss": 1.0}, 4, "done")
+    assert (read.problems, read.uncounted) == ((), False)
+    assert json.loads((tmp_path / "run.json").read_text())["total_steps"] == 40
+
+
+def test_without_examples_the_steps_are_counted(tmp_path: Path) -> None:
+    run = Reporting(tmp_path)
+    run.at(1, step=1, loss=3.0)
+    run.at(3, step=5, loss=2.0)
+    run.end(4)
+    read = read_run(tmp_path)
+    assert (read.unit, read.reports[1].images_per_second) == ("steps", 2.0)
+
+
+def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
+    """Its steps after the checkpoint are repeated, and all of its time counts; a run that was done begins anew."""
+    first = Reporting(tmp_path)
+    for step in (10, 20, 30):
+        first.at(step, step=step, loss=1.0)
+    first.end(31, "interrupted")
+    second = Reporting(tmp_path)
+    second.at(2, step=20, loss=0.5)
+    second.at(4, step=40, loss=0.2)
+    second.end(5)
+    read = read_run(tmp_path)
+    assert [(line.step, line.warm_up) for line in read.reports] == [(10, True), (20, True), (40, False)]
+    assert (read.wall_seconds, read.restarts, read.uncounted, read.startup_seconds) == (36.0, 1, False, 10.0)
+    third = Reporting(tmp_path)
+    third.at(1, step=1, loss=9.0)
+    third.end(2)
+    read = read_run(tmp_path)
+    assert (len(read.reports), read.wall_seconds, read.restarts) == (1, 2.0, 0)
+
+
+def test_a_report_for_every_step_is_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50 as they come, 8 a second, then 50 one a second apart, 50 two, and so on; the last counts in any case."""
+    monkeypatch.setattr(run_record, "LINES", 50)
+    run = Reporting(tmp_path)
+    for step in range(1, 2001):
+        run.at(step / 8, step=step, examples=step * 8, loss=1.0)
+    run.end(250)
+    entries, problem = read_stats(tmp_path)
+    assert (problem, entries[-1]["step"]) == ("", 2000)
+    assert len(entries) == 50 + 50 + 50 + (2000 - 50 - 50 * 8 - 50 * 16) // 32 + 1
+    assert {round(entry["step_seconds"] or 0, 6) for entry in entries[1:]} == {0.125}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": "1"}', '{"step": true}', '{"step": -1}', '{"step": 1e3}', '{"step": 1' + "0" * 5000 + "}", '{"step": 1',
+     '["step"]', 'step', '{"loss": 1}', '{"step": 1' + "0" * 400 + "}", "[" * 100_000 + '"step"', '{"step":' * 50_000],
+)  # fmt: skip
+def test_what_is_no_report_changes_nothing(line: str, tmp_path: Path) -> None:
+    run = Reporting(tmp_path)
+    run.record.take(line.encode())
+    assert not run.record.has_numbers
+
+
+def test_odd_values_of_a_report_are_left_out(tmp_path: Path) -> None:
+    run = Reporting(tmp_path)
+    for step in (1, 2):
+        run.at(step, step=step, examples=10**400, total_steps="x", loss=10**400, name="a", flag=True, val_loss=0.5)
+    run.end(3)
+    assert read_run(tmp_path).final == {"val_loss": 0.5}
