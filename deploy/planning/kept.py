@@ -45,6 +45,7 @@ def prediction(tier: Tier, config: TrainConfig) -> str:
         found |= _three("step_seconds", known.step)
     if known.fit:
         found |= {**_three("device_gib", known.fit.needed.times(1 / GIB)), "largest_batch": known.fit.largest_batch}
+        found |= {"micro_batches": known.fit.micro_batches} if known.fit.micro_batches else {}
     return json.dumps(found)
 
 

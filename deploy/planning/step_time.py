@@ -70,6 +70,12 @@ def compute_seconds(plan: StepPlan, rows: float, rates: Rates, kind: str) -> flo
     return total
 
 
+def _passes_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int) -> float:
+    """Returns the counted time of one replica's part of a step in all its passes."""
+    rows = config.global_batch_size / devices / config.micro_batches
+    return config.micro_batches * compute_seconds(plan, rows, rates, arithmetic(config, rates))
+
+
 def all_reduce_seconds(plan: StepPlan, devices: int, workers: int, rates: Rates) -> float:
     """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics."""
     if devices == 1:
@@ -87,8 +93,7 @@ def step_seconds(
 
     `errors`: measured over counted times, by default those of `calibrated`.
     """
-    rows = config.global_batch_size / devices
-    computed = compute_seconds(plan, rows, rates, arithmetic(config, rates))
+    computed = _passes_seconds(plan, config, rates, devices)
     summed = all_reduce_seconds(plan, devices, workers, rates)
     band = (errors or calibrated(published())).times(computed)
     return Interval(band.low + summed / 2, band.middle + summed, band.high + 2 * summed)
@@ -121,9 +126,7 @@ def ratio(
         return None
 
     def seconds(rates: Rates, devices: int, workers: int) -> float:
-        rows = config.global_batch_size / devices
-        computed = compute_seconds(plan, rows, rates, arithmetic(config, rates))
-        return computed + all_reduce_seconds(plan, devices, workers, rates)
+        return _passes_seconds(plan, config, rates, devices) + all_reduce_seconds(plan, devices, workers, rates)
 
     counted = seconds(*there) / seconds(*here)
     error = between_cards(published())

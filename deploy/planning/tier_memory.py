@@ -29,12 +29,15 @@ class Fit:
     needed: Interval
     available: float
     largest_batch: int
+    micro_batches: int | None  # the least number of passes, from that of the run on, that surely fits; None: none does
 
     @property
     def words(self) -> str:
         """Returns the numbers in a line."""
         low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
         batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
+        if self.verdict != FITS and self.micro_batches:
+            batch += f", this one with --micro_batches={self.micro_batches}"
         return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}"
 
 
@@ -46,27 +49,32 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     memory = plan.memory
     gpu, mixed = bool(tier.accelerators), config.precision.startswith("mixed")
     lines = (memory.device_16_bit if mixed else memory.device) if gpu else memory.cpu
-    beside = _beside(plan, tier)
     error = max(memory.error, _LEAST_ERROR)
+    rows = config.global_batch_size // tier.devices
 
-    def needed(rows: float) -> Interval:
-        held = peak_of(lines, rows)
+    def needed(passes: int) -> Interval:
+        held, beside = peak_of(lines, rows / passes), _beside(plan, tier, passes)
         return Interval(held * (1 - error) + 0.5 * beside, held + beside,
                         held * (1 + error) * memory.fragments + 1.5 * beside)  # fmt: skip
 
-    wanted = needed(config.global_batch_size / tier.devices)
+    wanted = needed(config.micro_batches)
     verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
-    most = (available - 1.5 * beside) / ((1 + error) * memory.fragments)
-    return Fit(verdict, wanted, available, largest_rows(lines, most) * tier.devices)
+    most = (available - 1.5 * _beside(plan, tier, config.micro_batches)) / ((1 + error) * memory.fragments)
+    largest = largest_rows(lines, most) * config.micro_batches * tier.devices
+    passes = (each for each in range(config.micro_batches, rows + 1) if rows % each == 0)
+    fitting = next((each for each in passes if needed(each).high <= available), None)
+    return Fit(verdict, wanted, available, largest, fitting)
 
 
-def _beside(plan: StepPlan, tier: Tier) -> float:
-    """Returns the bytes that a device needs beside a step's tensors."""
+def _beside(plan: StepPlan, tier: Tier, passes: int) -> float:
+    """Returns the bytes that a device needs beside the tensors of a pass: with several, their sum of gradients too."""
+    gradients = min(plan.reduced_bytes, plan.memory.state_bytes)
+    summed = gradients * (passes > 1)
     if not tier.accelerators:
-        return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes
+        return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes + summed
     several = tier.devices > 1
-    summed = min(plan.reduced_bytes, plan.memory.state_bytes) if several else 0  # what all-reduces are packed into
-    return CONTEXT_BYTES + WORKSPACE_BYTES + (NCCL_BYTES + summed) * several
+    # All-reduces are packed into a buffer.
+    return CONTEXT_BYTES + WORKSPACE_BYTES + summed + (NCCL_BYTES + gradients) * several
 
 
 def available_bytes(tier: Tier, table: Machines) -> float | None:

@@ -129,7 +129,8 @@ def _lines(content: Sequence[Sequence[float]]) -> list[Line]:
 def predicted(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
     """Returns what the plan of this job said when it was submitted; {} if there was none.
 
-    step_seconds, step_seconds_low and _high; device_gib, device_gib_low and _high; largest_batch.
+    step_seconds, step_seconds_low and _high; device_gib, device_gib_low and _high; largest_batch; micro_batches,
+    the least number with which the job surely fits.
     """
     try:
         content = json.loads(environment.get(PREDICTED, ""))

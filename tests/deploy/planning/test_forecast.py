@@ -68,6 +68,21 @@ def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path:
     assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch  # all-reduces need buffers
 
 
+@pytest.mark.parametrize("tier", ["l4x1", "l4x4"])
+def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: str) -> None:
+    plan = plan_with(tmp_path, row_gib=1.0)
+    fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
+    assert fit is not None
+    assert (fit.verdict == FITS, fit.micro_batches) == (False, {"l4x1": 8, "l4x4": 2}[tier])
+    assert fit.words.endswith(f", this one with --micro_batches={fit.micro_batches}")
+    for passes in (1, 2, 4, 8):
+        again = fit_on(plan, dataclasses.replace(CONFIG, micro_batches=passes), load_tier(tier), TABLE)
+        assert again is not None
+        assert (again.verdict == FITS) == (passes >= (fit.micro_batches or 0))
+    alone = step_seconds(plan, CONFIG, L4, 1)
+    assert step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=4), L4, 1).middle > alone.middle
+
+
 def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:
     plan = dataclasses.replace(plan_with(tmp_path), data_bytes=80 * 10**9)
     memory, disk = host_problems(plan, load_tier("l4x1"), TABLE)
