@@ -64,11 +64,13 @@ def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions
 def memory_lines(runs: Iterable[tuple[Tier, Settings]], overrides: Program, *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
-    Nothing of a script: what it does is not known.
+    Nothing of a script: what it does is not known, so `plan` and `force` are refused.
 
     plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
     prediction, unless `force`.
     """
+    if isinstance(overrides, Script) and (plan or force):
+        raise UserError(f"--{'plan' if plan else 'force'} is for recipes: the memory of a script is not known: drop it")
     tiers: dict[str, list[str]] = {}
     for tier, config in runs:
         if isinstance(config, Script) or isinstance(overrides, Script):
