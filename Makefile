@@ -46,6 +46,10 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup
 	$(RUN) -m benchmarks.memory
+	$(RUN) -m benchmarks.backtest
+	$(RUN) -m benchmarks.plan_memory
+	$(RUN) -m benchmarks.plan_speed
+	$(RUN) -m benchmarks.plan_time
 	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.streaming

@@ -52,6 +52,8 @@ setup(
             "spec/machines.yaml",
             "spec/schema.yaml",
             "report/report.html",
+            "planning/plan.html",
+            "planning/published.yaml",
         ],
     },
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.

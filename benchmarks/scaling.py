@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from unittest.mock import patch
 
-from benchmarks.flops import Operation, operations, step_graph
 from benchmarks.runner import make_parser, print_table, program, save
 from benchmarks.trainer_loop import setup_of
 from trainer.config.overrides import resolve
 from trainer.distribution.strategy import make_replicas
+from trainer.planning.counting import NO_KERNEL, Operation, operations, step_graph
 
 RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")
 CASES = {recipe: [f"--recipe={recipe}"] for recipe in RECIPES}
@@ -21,7 +21,6 @@ CASES["wgan_gp_mnist --sync_batch_norm=false"] = [*CASES["wgan_gp_mnist"], "--sy
 DEVICES = (2, 4, 8)
 # To dispatch one operation and to start one all-reduce: assumptions, not measured here.
 LAUNCH_SECONDS, ALL_REDUCE_SECONDS = 5e-6, 30e-6
-NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp", "Reshape", "Squeeze", "StopGradient"}
 # Dense TF32 FLOP/s, bytes/s of the memory, and of the link to the other GPUs, each way. By data sheet.
 MACHINES = {
     "L4, PCIe 4.0 x16": (60e12, 300e9, 32e9),
@@ -54,8 +53,9 @@ def counted(flags: Sequence[str]) -> Step:
 
 def _operations(*flags: str) -> list[Operation]:
     with patch("trainer.models.image_layers._has_gpu", return_value=True):  # builds the layers for GPUs
-        graph = step_graph(setup_of(*flags, "--data=digits"))
-    return [op for op in operations(graph) if op.type not in NO_KERNEL]
+        setup = setup_of(*flags, "--data=digits")
+        graph = step_graph(setup)
+    return [op for op in operations(graph, rows=setup.replicas.rows) if op.type not in NO_KERNEL]
 
 
 def step_seconds(step: Step, machine: str, devices: int) -> tuple[float, float]:

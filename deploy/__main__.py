@@ -20,7 +20,7 @@ VERBS = {
     "jobs": "list the jobs that this package submitted",
     "cancel": "cancel a job, and wait until it has ended",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
-    "estimate": "estimate time and cost of a full job on each tier, from a short run",
+    "plan": "say before you pay: does it fit each tier, how long, how much",
     "tune": "try settings of one recipe, here or on Vertex AI, and report the best",
     "report": "make a table, a verdict and one HTML file from job directories",
 }

@@ -43,6 +43,8 @@ PRIVATE_NAMES = (
     "tensorflow.python.distribute.values.apply_aggregation_replica_context",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
     "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
+    "keras.optimizers.Optimizer._trainable_variables",
+    "tensorflow.Graph._get_function",
     "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
 )
 
@@ -239,6 +241,21 @@ def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, 
         warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
         return None
     return first[index], second[index]
+
+
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the variables that an optimizer was built for. Fallback: none, with a warning."""
+    try:
+        found: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
+    except Missing as error:
+        warn_once(f"{error}; until then a plan counts no bytes of gradients that replicas sum")
+        return []
+    return found
+
+
+def graph_of_function(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that `graph` calls. No fallback: nothing in it would be counted."""
+    return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
 
 
 def makes_batches(dataset: tf.data.Dataset) -> bool:

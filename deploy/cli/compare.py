@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from deploy.cli.arguments import add_script_flags, add_table_flags, command_line, parse_program, parser, read_prices
-from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.cli.target import add_notify
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, TierPlan, announce, compare, missing_runs, read_tiers
@@ -93,6 +93,7 @@ def _flags() -> Parser:
     )
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
     add_place_flags(own, jobs, dry_run, disable_retries=True)
+    add_plan_flags(own)
     add_notify(own)
     add_table_flags(own)
     add_script_flags(own)
@@ -102,5 +103,5 @@ def _flags() -> Parser:
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Program, session: Session) -> Runner:
     if found.on == "vertex":
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    refuse_flags_of_vertex(found, "dry_run")
+    refuse_flags_of_vertex(found, "dry_run", "plan", "force")
     return LocalRunner(tiers)

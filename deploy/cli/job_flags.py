@@ -83,6 +83,12 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
     return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
 
 
+def add_plan_flags(own: Parser) -> None:
+    """Declares the flags by which a job is held against its plan before it is sent."""
+    own.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
+    own.add_boolean("force", "send a job that does not fit the memory by its plan")
+
+
 def read_options(asked: argparse.Namespace, overrides: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)

@@ -8,9 +8,17 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import parse_program, parser
-from deploy.cli.job_flags import add_job_flags, package_command, read_changes, read_options, seconds
+from deploy.cli.job_flags import (
+    add_job_flags,
+    add_plan_flags,
+    package_command,
+    read_changes,
+    read_options,
+    seconds,
+)
 from deploy.cli.target import add_backend, add_notify
 from deploy.localrun.processes import on_signals
+from deploy.planning.kept import memory_lines, with_prediction
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
 from deploy.spec.job_spec import CHECK_S, Job, JobOptions, Program, render, request_on, training
@@ -39,6 +47,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         "TIER --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
+    add_plan_flags(own)
     add_backend(own)
     add_notify(own)
     own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
@@ -57,8 +66,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
     jobs = _candidates(asked, overrides, options)
+    runs = [] if asked.check else [(job.tier, job.config) for job in jobs]
+    of_memory = memory_lines(runs, overrides, plan=asked.plan, force=asked.force)
     for job in jobs:
         print("\n".join(f"# {line}" for line in describe(job)), flush=True)
+    print("".join(f"# {line}\n" for line in of_memory), end="", flush=True)
     if asked.dry_run:
         print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE
@@ -93,7 +105,7 @@ def _candidates(asked: argparse.Namespace, overrides: Program, options: JobOptio
         for region in asked.regions.split(","):
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
-                jobs.append(render(request, gcp, options))
+                jobs.append(render(request, gcp, with_prediction(request, options)))
             except NoMachines as error:
                 refused.append((f"{name} in {gcp.region}", error))
     for what, why in refused if jobs else refused[:-1]:

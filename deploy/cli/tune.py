@@ -20,8 +20,8 @@ from deploy.spec.tier import load_tier
 from deploy.study.local_study import LocalStudy
 from deploy.study.outcome import Outcome
 from deploy.study.page import write_outcome
-from deploy.study.plan import GOALS, StudyPlan, check_study_folder, goal_of
 from deploy.study.space import check_space, configurations, of_recipe, read_space
+from deploy.study.study_plan import GOALS, StudyPlan, check_study_folder, goal_of
 from deploy.study.trials import read_trials
 from deploy.study.vertex_study import VertexStudy
 from deploy.vertex.session import SESSION, Session

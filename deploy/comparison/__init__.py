@@ -1,1 +1,1 @@
-"""Compares tiers: directory, runs on this machine or on Vertex AI, and estimates from short runs."""
+"""Compares tiers: directory, runs on this machine or on Vertex AI."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deploy.comparison.directory import SENT_JOB
 from deploy.comparison.execution import TierPlan
+from deploy.planning.kept import memory_lines, with_prediction
 from deploy.report.collection import fetched
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job, JobOptions, Program, Settings, TrainingRequest, render, request_on
@@ -81,6 +82,7 @@ class VertexRunner:
                 "each run has a separate folder in --bucket"
             )
         self._job(run)
+        self._memory_lines([run])
 
     def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
@@ -96,10 +98,18 @@ class VertexRunner:
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
+        yield from self._memory_lines([run for run, _ in runs.values()])
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
+
+    def _memory_lines(self, runs: Sequence[TierPlan]) -> list[str]:
+        """Returns what their plans say of the memory. Raises UserError for a run that cannot fit."""
+        if not runs:
+            return []
+        each, asked = [(self._tiers[run.tier.name], run.config) for run in runs], self._args
+        return memory_lines(each, runs[0].overrides, plan=asked.plan, force=asked.force)
 
     def preflight(self, runs: Sequence[TierPlan]) -> None:
         """Checks once for all runs that the login, the project, region, buckets and data are usable."""
@@ -145,6 +155,7 @@ class VertexRunner:
     def _job(self, run: TierPlan, submission: str = "check", job_dir: str = "") -> Job:
         request = TrainingRequest(self._tiers[run.tier.name], run.overrides, run.config)
         options = dataclasses.replace(self._options, submission=submission)
+        options = with_prediction(request, options)
         return render(request.in_job_dir(job_dir) if job_dir else request, self._gcp, options)
 
     def _find(self, sent: _SentJob) -> JobStatus | None:

@@ -137,7 +137,7 @@ def _losses(run: Run) -> tuple[list[float], list[float]]:
     return [float(line.step) for line in found], [line.scalars[name] for line in found]
 
 
-def _label(name: str) -> str:
+def tier_label(name: str) -> str:
     """Escapes a tier's name for matplotlib, which omits a leading _ from legends and reads $ as TeX."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
@@ -147,7 +147,7 @@ def _legend(axes: "Axes") -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
-def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
+def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
     """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
         axes.set(**{f"{which}scale": "log"})
@@ -161,11 +161,11 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
 def _lines(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
     for group in groups:
         for number, run in enumerate(group.runs):
-            label = _label(group.name) if number == 0 else None
+            label = tier_label(group.name) if number == 0 else None
             axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **looks[group.name])
     axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
     axes.locator_params("x", integer=True)
-    _scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
+    scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
     _legend(axes)
 
 
@@ -180,12 +180,12 @@ def _histogram(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _
     bins = list((np.geomspace if wide else np.linspace)(low, high, 31))
     for name, found in values.items():
         colour = looks[name]["color"]
-        axes.hist(found, bins, histtype="stepfilled", label=_label(name), facecolor=to_rgba(colour, 0.25),
+        axes.hist(found, bins, histtype="stepfilled", label=tier_label(name), facecolor=to_rgba(colour, 0.25),
                   edgecolor=colour, linewidth=1.5, linestyle=looks[name]["linestyle"])  # fmt: skip
     axes.set(xlabel=unit, ylabel="epochs" if unit == "s" else "reports")
     axes.locator_params("y", integer=True)
     if wide:
-        _scale(axes, "x", [low, high])
+        scale(axes, "x", [low, high])
     _legend(axes)
 
 
@@ -197,7 +197,7 @@ def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
 
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     ideals, speed_ups = _ideals(rows), [row.speed_up or 0 for row in rows]
-    labels = [f"{_label(row.tier)}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
+    labels = [f"{tier_label(row.tier)}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
     axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
     ends = [index - 0.4 for index in ideals], [index + 0.4 for index in ideals]
     axes.vlines(list(ideals.values()), *ends, color=_INK, linewidth=2)
@@ -210,7 +210,7 @@ def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
 def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> None:
     for index, group in enumerate(groups):
         width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
-        axes.plot(*_losses(group.runs[0]), label=_label(group.name), linewidth=width, **looks[group.name])
+        axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), linewidth=width, **looks[group.name])
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
     _legend(axes)
@@ -225,8 +225,8 @@ def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
     for index, (x, y, name) in enumerate(points):
         below = index % 2  # names of neighbours do not overlap
-        axes.annotate(_label(name), (x, y), xytext=(5, -13 if below else 7), textcoords="offset points")
+        axes.annotate(tier_label(name), (x, y), xytext=(5, -13 if below else 7), textcoords="offset points")
     axes.set(xlabel="s per million images", ylabel="USD per million images")
     axes.margins(0.18)
-    _scale(axes, "x", seconds)
-    _scale(axes, "y", dollars)
+    scale(axes, "x", seconds)
+    scale(axes, "y", dollars)

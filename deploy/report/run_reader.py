@@ -61,6 +61,8 @@ class Run:
     uncounted: bool  # result.json was removed while the run had begun, so that it counts its later processes only
     restarts: int
     peak_memory_gib: float | None
+    peak_device_gib: float | None  # as TensorFlow counts it, of the fullest device
+    predicted: Mapping[str, float]  # by the plan of the job, as trainer.reporting.plan_file.predicted; {} without one
     profile: Mapping[str, float]  # share of each kind in the profiled steps; empty without --profile_steps
     tried: tuple[str, ...]  # remedies for slow steps that it uses, or has found to be slower
     final: Mapping[str, float]  # the newest value of each loss and metric
@@ -120,6 +122,10 @@ def read_run(folder: Path) -> Run:
         wall_seconds=None if uncounted else number(result.get("wall_seconds")),
         uncounted=uncounted,
         peak_memory_gib=number(result.get("peak_memory_gib")),
+        peak_device_gib=max(filter(None, map(number, items(result, "peak_device_memory_gib"))), default=None),
+        predicted={
+            key: each for key, value in mapping(result, "predicted").items() if (each := number(value)) is not None
+        },
         profile=_shares(mapping(mapping(result, "profile"), "shares")),
         tried=tuple(tried_by(config, mapping(info, "compilation"))),
         final=_scalars(final) if final else _newest(entries),

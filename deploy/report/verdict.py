@@ -37,6 +37,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_ends(collection, rows),
         *_startup(done),
         *_estimates(collection, rows),
+        *_predictions(collection, rows),
     ]
     return [in_units(sentence, rows) for sentence in sentences]
 
@@ -242,6 +243,28 @@ def _estimates(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[
                 f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
                 f"{'inside' if inside else 'outside'} its interval."
             )
+
+
+def _predictions(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
+    """Yields what the plans of jobs said when they were submitted, beside what was measured."""
+    for row, tier in zip(rows, collection.tiers, strict=True):
+        said = next((run.predicted for run in tier.runs if run.predicted), {})
+        peak = max((run.peak_device_gib for run in tier.runs if run.peak_device_gib is not None), default=None)
+        parts = [
+            f"{_range(said, name, factor)} {unit}, measured {figures(factor * value)}"
+            for name, factor, unit, value in (
+                ("step_seconds", 1e3, "ms/step", row.step_seconds.median if row.step_seconds else None),
+                ("device_gib", 1.0, "GiB of a device with what CUDA takes", peak),
+            )
+            if name in said and value is not None
+        ]
+        if parts:
+            yield f"Predicted for {row.tier}: {'; '.join(parts)}."
+
+
+def _range(said: Mapping[str, float], name: str, factor: float) -> str:
+    low, middle, high = (figures(factor * said.get(key, said[name])) for key in (f"{name}_low", name, f"{name}_high"))
+    return f"{middle} ({low} - {high})"
 
 
 # Settings that do not change the work, or that the number of steps replaces.

@@ -28,6 +28,7 @@ from deploy.spec.tier import Tier
 from trainer.config.overrides import Overrides
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
+from trainer.reporting.plan_file import PREDICTED
 from trainer.storage import output_address
 
 TASK = "trainer.task"
@@ -55,6 +56,7 @@ class JobOptions:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
     kms_key: str = ""
     check: bool = False  # check the GPUs of the tier instead of training
+    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
 
     @property
     def folder(self) -> str:
@@ -181,6 +183,8 @@ def _write_training(
             if options.check:
                 module = CHECK
                 _run_check(task)
+            if options.predicted:
+                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
             if image.contents is Contents.PYTHON:
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
             elif packages:

@@ -50,6 +50,15 @@ class Price:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rates:
+    """Holds what a data sheet promises: dense TFLOP/s by arithmetic ("float32", "tf32", "16_bit"), and bytes."""
+
+    tflops: Mapping[str, float] = dataclasses.field(hash=False)
+    memory_gb_per_s: float
+    link_gb_per_s: float  # to the other GPUs of the machine, each way
+
+
+@dataclasses.dataclass(frozen=True)
 class Accelerator:
     """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred."""
 
@@ -60,6 +69,7 @@ class Accelerator:
     note: str
     price: Price = Price()
     quota_metric_seen: bool = True
+    rates: Rates | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,10 +170,7 @@ def load_machines(price_file: str = "") -> Machines:
     table = read_yaml(TABLE, "machines.yaml")
     prices = table["prices"]
     factor = prices["vertex_factor"]
-    accelerators = {
-        name: Accelerator(name, **{**facts, "regions": tuple(facts["regions"]), "price": _price(facts, factor)})
-        for name, facts in table["accelerators"].items()
-    }
+    accelerators = {name: _accelerator(name, facts, factor) for name, facts in table["accelerators"].items()}
     machines = {
         name: _machine(name, facts, kind == "host_machines", factor)
         for kind in ("host_machines", "accelerator_machines")
@@ -190,6 +197,12 @@ def accelerator_of(gpu: str) -> str:
 def _cpu_machines(sizes: Mapping[str, list[int]]) -> tuple[str, ...]:
     """Returns the names of machine types, such as e2-standard-4."""
     return tuple(f"{kind}-{size}" for kind, each in sizes.items() for size in each)
+
+
+def _accelerator(name: str, facts: Mapping[str, Any], factor: float) -> Accelerator:
+    rates = Rates(**facts["rates"]) if "rates" in facts else None
+    return Accelerator(name, **{**facts, "regions": tuple(facts["regions"]), "price": _price(facts, factor),
+                                 "rates": rates})  # fmt: skip
 
 
 def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:

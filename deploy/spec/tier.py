@@ -136,9 +136,14 @@ def find_tier(name: str) -> Path:
             return path
     if "," in name:
         raise UserError(f"tier {name}: separate several tiers by blanks: {name.replace(',', ' ')}")
-    known = sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
+    known = tier_names()
     hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
     raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or your own .yaml file")
+
+
+def tier_names() -> list[str]:
+    """Returns the bare names of all tiers in job_configs/, the user's and the package's."""
+    return sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
 
 
 def _families(known: Sequence[str]) -> str:

@@ -21,8 +21,8 @@ from deploy.comparison.local_runner import check_local_data
 from deploy.localrun.processes import LocalJob, on_signals
 from deploy.localrun.workers import Share, local_workers, shares
 from deploy.study import engine
-from deploy.study.plan import StudyPlan, check_study_folder, write_study
 from deploy.study.space import Settings, of_recipe, shown
+from deploy.study.study_plan import StudyPlan, check_study_folder, write_study
 from deploy.study.trials import Trial, job_dirs, read_trials, trial_name, write_trial
 from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.storage import is_locked, keep_others_out

@@ -18,8 +18,8 @@ from deploy.localrun.processes import on_signals
 from deploy.spec.checks import sent_to_the_cloud
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.job_spec import Job, JobOptions, TrainingRequest, render
-from deploy.study.plan import SENT_STUDY, StudyPlan, write_study
 from deploy.study.space import Parameter
+from deploy.study.study_plan import SENT_STUDY, StudyPlan, write_study
 from deploy.study.trials import Trial
 from deploy.vertex.api import STUDY, Backend, JobStatus, parse_time
 from deploy.vertex.cancellation import cancel_doubles, oldest_first

@@ -8,8 +8,23 @@ from typing import Any
 from PIL import Image
 
 from trainer.reporting.breakdown import KINDS
+from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, write_plan
 
 EXAMPLES = 6_000
+
+
+def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
+    """Writes a plan: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row; one update."""
+    gib = 2.0**30
+    lines = [Line(gib, row_gib * gib)]
+    memory = Memory(lines, [Line(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 0.01, 1.2)
+    work = [
+        Work("MatMul", 100, Line(0.0, gflop * 1e9), Line(1e6, 50e6)),
+        Work("Mul", 900, Line(0.0, 0.0), Line(1.0, 0.0)),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_plan(folder / "plan.json", StepPlan("mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, work, 1, 10**8))
+    return folder / "plan.json"
 
 
 def plant(

@@ -25,7 +25,7 @@ from tests.docs.commands import BEGINNINGS, Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
-from trainer import check, evaluate, generate, predict
+from trainer import check, evaluate, generate, plan, predict
 from trainer.config.overrides import own_settings, resolve
 from trainer.data import prepare
 
@@ -58,6 +58,11 @@ def parse_settings(command: Command, session: Session) -> None:
 def parse_check(command: Command, session: Session) -> None:
     """Only parses the flags: the check trains for a while."""
     check.parse(command.arguments)
+
+
+def parse_plan(command: Command, session: Session) -> None:
+    """Only parses the flags: a plan trains for a while."""
+    plan.parse(command.arguments)
 
 
 def parse_generate(command: Command, session: Session) -> None:
@@ -166,11 +171,11 @@ Rule = Callable[[Command, Session], None]
 CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
     "deploy compare": "deploy.comparison.execution.make_writable",
-    "deploy estimate": "deploy.cli.estimate._short_run",
+    "deploy plan": "deploy.cli.plan.plan_of",
     "deploy report": "deploy.cli.report.write_report",
 }
 RULES: Mapping[str, Rule] = {
-    "trainer.task": parse_settings, "trainer.check": parse_check,
+    "trainer.task": parse_settings, "trainer.check": parse_check, "trainer.plan": parse_plan,
     "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
     "trainer.data.prepare": run_prepare,
     "deploy machines": run_deploy, "deploy render": run_deploy,

@@ -25,7 +25,7 @@ OFFLINE = {
     "wgan_gp_photos": ["--image_size=16"],
 }
 LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.generate", "trainer.evaluate",
-         "trainer.predict", "deploy local", "deploy compare", "deploy report", "deploy estimate",
+         "trainer.predict", "deploy local", "deploy compare", "deploy report", "deploy plan",
          "deploy machines")  # fmt: skip
 FIRST = ("trainer.data.prepare", "trainer.task")  # a page may use a run before the command that makes it
 
@@ -41,8 +41,8 @@ def reduced(command: Command) -> list[str]:
     if command.subject in as_it_is or "--help" in words or of_script:
         return words
     more = [*SMALL, *OFFLINE.get(recipe, [])]
-    if command.subject == "deploy estimate":
-        return _with(words, [*more, "--short_steps=20"])
+    if command.subject == "deploy plan":
+        return _with(words, [*more, *(["--short_steps=20"] if "--short_steps" in str(words) else [])])
     if "--on_gpus" in words:
         return _with(words, [*more, "--seconds=0"])
     if command.subject == "trainer.check" or any(word.startswith("--kill=") for word in words):

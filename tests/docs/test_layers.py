@@ -35,6 +35,8 @@ TRAINER: dict[str, set[str]] = {
                   "build", "requested_run", "user_mistakes"},
     "job": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "training", "export", "build",
             "training_run", "user_mistakes"},
+    "planning": {*_BASE, "config", "distribution", "data", "models", "reporting", "training", "build"},
+    "plan": {*_BASE, "storage", "config", "reporting", "planning"},
     "gpu_check": {*_BASE, "config", "distribution", "data", "models", "reporting", "training", "build"},
     "check": {*_BASE, "storage", "config", "distribution", "data", "models", "reporting", "build", "gpu_check"},
     "generate": {*_BASE, "storage", "config", "data", "reporting"},
@@ -48,9 +50,10 @@ DEPLOY: dict[str, set[str]] = {
     "localrun": {"spec"},
     "vertex": {"spec"},
     "report": {"spec"},
-    "comparison": {"spec", "localrun", "vertex", "report"},
+    "planning": {"spec", "report"},
+    "comparison": {"spec", "localrun", "vertex", "report", "planning"},
     "study": {"spec", "localrun", "vertex", "report", "comparison"},
-    "cli": {"spec", "localrun", "vertex", "report", "comparison", "study"},
+    "cli": {"spec", "localrun", "vertex", "report", "planning", "comparison", "study"},
     "__main__": {"cli"},
 }
 # What deploy may use of trainer: nothing that imports TensorFlow.

@@ -24,6 +24,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import make_replicas
 from trainer.errors import UserError
 from trainer.reporting.job_directory import open_job_dir
+from trainer.reporting.plan_file import PREDICTED
 from trainer.reporting.reporter import Reporter
 from trainer.training.checkpoint import whole_checkpoints
 from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
@@ -212,12 +213,16 @@ def test_out_of_memory_names_a_precision_that_the_card_has(cards: list[Any], pre
     assert half_precision([{"compute_capability": card} if card else {} for card in cards]) == precision
 
 
-def test_out_of_memory_does_not_name_a_precision_in_use() -> None:
+def test_out_of_memory_names_no_precision_in_use_and_what_fits_by_the_plan(monkeypatch: Patch) -> None:
     for precision, advice in (("mixed_float16", "image_size"), ("float32", "try --precision=mixed_bfloat16")):
         config = TrainConfig(precision=precision)
+        monkeypatch.delenv(PREDICTED, raising=False)
         line = str(out_of_memory(config, make_replicas(config)))
-        assert line.endswith(advice)
+        assert line.endswith(f"{advice}; `python -m deploy plan` says what fits")
         assert ": use --micro_batches=2, lower global_batch_size" in line
+        monkeypatch.setenv(PREDICTED, '{"largest_batch": 1200}')
+        line = str(out_of_memory(config, make_replicas(config)))
+        assert line.endswith(f"{advice}; by the plan of this job 1,200 fit")
     config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
     assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower" in str(
         out_of_memory(config, make_replicas(config))

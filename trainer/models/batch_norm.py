@@ -58,8 +58,9 @@ def in_one_pass(network: keras.Model, *parts: Rows) -> list[Any]:
     for layer in network.layers[1:]:  # the first is the input
         values = [part.values for part in parts]
         if isinstance(layer, keras.layers.BatchNormalization):
-            found = _normalized(layer, parts, None)
-            _move_averages(layer, found)
+            with tf.name_scope(layer.name):
+                found = _normalized(layer, parts, None)
+                _move_averages(layer, found)
             values = found.outputs
         else:
             values = [layer(each) for each in values]

@@ -5,6 +5,9 @@ sum is a 2x2 kernel of stride 1 with four times the channels, which takes a thir
 to an image computes the same. On a GPU both layers use Keras's own operations.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -85,6 +88,19 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
         return layers.Conv2DTranspose.from_config(self.get_config())
 
 
+_planned = ContextVar("planned", default=False)
+
+
+@contextmanager
+def as_on_gpus() -> Iterator[None]:
+    """Makes both layers use the operations that they use on GPUs, in what is built or traced within the block."""
+    token = _planned.set(True)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
 def prefers_many_rows() -> bool:
     """Returns whether one operation over many rows is faster than several over few: on GPUs, which have to start each.
 
@@ -94,4 +110,4 @@ def prefers_many_rows() -> bool:
 
 
 def _has_gpu() -> bool:
-    return bool(tf.config.get_visible_devices("GPU"))
+    return _planned.get() or bool(tf.config.get_visible_devices("GPU"))

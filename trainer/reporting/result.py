@@ -9,6 +9,7 @@ from trainer.config.overrides import to_yaml
 from trainer.config.train_config import TrainConfig
 from trainer.errors import USER_MUST_CHANGE, UserError
 from trainer.log import log
+from trainer.reporting.plan_file import predicted
 from trainer.reporting.progress import Progress, rounded
 from trainer.reporting.resources import peak_memory_gib
 from trainer.reporting.run_files import Result
@@ -65,6 +66,7 @@ class RunResult:
             **(self._reached(self.progress) if self.progress else {}),
             "wall_seconds": round(self.wall_seconds, 3),
             "peak_memory_gib": round(peak_memory_gib(), 3),
+            **({"predicted": known} if (known := predicted()) else {}),
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,

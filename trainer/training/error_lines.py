@@ -8,6 +8,7 @@ import tensorflow as tf
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, shortened
+from trainer.reporting.plan_file import predicted
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -25,6 +26,8 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     first = f"use --micro_batches={finer}, " if finer else ""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
+    fits = int(predicted().get("largest_batch", 0))
+    more += f"; by the plan of this job {fits:,} fit" if fits else "; `python -m deploy plan` says what fits"
     return UserError(
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {first}lower global_batch_size "
         f"or image_size{more}"

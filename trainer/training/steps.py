@@ -80,6 +80,10 @@ class StepRunner:
         summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))  # once a call, not once a step
         return summed[: -len(waits)].reshape(len(steps), -1), float(max(summed[-len(waits) :]))
 
+    def traced(self, iterator: Any) -> Any:
+        """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
+        return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
+
     def operations(self, iterator: Any) -> set[str]:
         """Returns the types of all operations of a step."""
         return {node.op for node in self._nodes(iterator)}
@@ -91,8 +95,7 @@ class StepRunner:
         return Work(hashlib.sha256(repr((parts, shapes)).encode()).hexdigest(), len(nodes))
 
     def _nodes(self, iterator: Any) -> list[Any]:
-        first, count = tf.constant(0, tf.int64), tf.constant(0)
-        return nodes_of(self._run.get_concrete_function(iterator, first, count).graph)
+        return nodes_of(self.traced(iterator).graph)
 
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]

@@ -72,7 +72,7 @@ def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
         compare.main(["cpu", "l4x1", "--on=vertex", *more])
 
 
-@pytest.mark.parametrize("verb", ["local", "compare", "estimate"])
+@pytest.mark.parametrize("verb", ["local", "compare", "plan"])
 def test_a_recipe_for_data_of_yours_asks_for_them(verb: str, refused: Command) -> None:
     assert refused(verb, "cpu", "--recipe=efficientnet_photos").startswith("error: data is missing: use --data=FOLDER")
 

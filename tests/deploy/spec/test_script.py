@@ -107,6 +107,7 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, project: Path, r
     ("arguments", "line"),
     [
         (["submit", "cpu", "--check"], "--check trains a recipe on the tier's GPUs, not a script: drop --check"),
+        (["submit", "cpu", "--plan"], "--plan is for recipes: the memory of a script is not known: drop it"),
         (["submit", "cpu", "--package=nets"], "--script and --package contradict each other: the script's folder goes"),
         (["submit", "cpu", "--job_dir=here"], "job_dir=here: the job's machines cannot read this disk"),
         (["compare", "cpu", "--scaling=weak", "--on=vertex"], "--scaling=weak changes the batch of a recipe; that of"),

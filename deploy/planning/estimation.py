@@ -1,12 +1,16 @@
-"""Estimates the hours and cost of a full job on each tier from a short run, with its assumptions.
+"""Estimates the hours and cost of a full job on each tier from runs at hand, with its assumptions.
 
-`deploy.cli.estimate` describes the method.
+Unknowns are intervals: on N times the devices a step takes between 1/N of its time (ideal) and all of it (no gain). Two
+measured tiers of one machine with the same accelerator narrow that for larger ones: a step on N devices takes
+a / N + b (docs/scaling.md). A tier that was measured keeps its own times.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from deploy.planning.interval import Interval
+from deploy.planning.scaling import Point, interval
 from deploy.report.collection import Collection
 from deploy.report.run_reader import Run
 from deploy.report.summary import TierSummary, summarize
@@ -19,19 +23,6 @@ from trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Holds a number between two bounds; the middle is not guaranteed."""
-
-    low: float
-    middle: float
-    high: float
-
-    def times(self, factor: float) -> "Interval":
-        """Returns all three numbers multiplied by a factor."""
-        return Interval(self.low * factor, self.middle * factor, self.high * factor)
-
-
-@dataclass(frozen=True)
 class Estimate:
     """Holds the estimate for one tier: seconds from start to end and USD, or None with a reason and maybe a bound."""
 
@@ -41,6 +32,7 @@ class Estimate:
     reason: str = ""
     bound: str = ""
     steps: int | None = None  # of the full job
+    step: Interval | None = None  # seconds of one
 
 
 @dataclass(frozen=True)
@@ -52,9 +44,14 @@ class Basis:
     words: str
 
 
+# Returns how many times as long a step takes on a tier as in a measured row, by the work in its graph; None: unknown.
+Scale = Callable[[TierFacts, TierSummary], Interval | None]
+
+
 def estimate(
-    measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float]
-) -> tuple[list[Estimate], list[str]]:
+    measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig, speeds: Mapping[str, float],
+    by_graph: Scale = lambda tier, row: None,
+) -> tuple[list[Estimate], list[str]]:  # fmt: skip
     """Returns an estimate for each tier, and the assumptions. Raises UserError if the short run is of another training.
 
     `speeds`: by tier, the speed of one of its devices relative to one of the short run, if it was given.
@@ -68,7 +65,7 @@ def estimate(
     found, used, assumptions = [], dict[str, None](), []
     for tier in tiers:
         given = speeds.get(tier.name)
-        basis = _basis(tier, [rows[name] for name in runs], given)
+        basis = _basis(tier, [rows[name] for name in runs], config, given, by_graph)
         if not basis:
             found.append(unknown_estimate(tier, tiers, given))
             continue
@@ -82,7 +79,7 @@ def estimate(
         seconds = _seconds(runs[name], rows[name], steps, basis.factor)
         usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
         unpriced = "" if usd else f"no price: give --price_per_hour={tier.name}=USD"
-        found.append(Estimate(tier.name, seconds, usd, unpriced, steps=steps))
+        found.append(Estimate(tier.name, seconds, usd, unpriced, steps=steps, step=_step(rows[name], basis.factor)))
     sources = [_source(runs[name], rows[name]) for name in used]
     return found, [*sources, *_ALWAYS, *assumptions] if used else []
 
@@ -152,7 +149,9 @@ def _is_of(tier: TierFacts, row: TierSummary) -> bool:
     return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
 
 
-def _basis(tier: TierFacts, rows: Sequence[TierSummary], given: float | None) -> Basis | None:
+def _basis(
+    tier: TierFacts, rows: Sequence[TierSummary], config: TrainConfig, given: float | None, by_graph: Scale
+) -> Basis | None:
     """Returns the basis of a tier's estimate; None if no row measures it.
 
     Several simulated devices measure nothing, because they share one machine.
@@ -164,33 +163,44 @@ def _basis(tier: TierFacts, rows: Sequence[TierSummary], given: float | None) ->
     own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
     if own:
         return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
-    return _beyond(tier, alike) or (_shared(tier, alike[0]) if alike else None)
+    real = [row for row in rows if not row.simulated]
+    nearest = sorted(real, key=lambda row: (row not in alike, abs(row.devices - tier.devices)))
+    return (
+        _beyond(tier, alike, config)
+        or next(filter(None, (_by_graph(tier, row, by_graph) for row in nearest)), None)
+        or (_shared(tier, alike[0]) if alike else None)
+    )
 
 
-def _beyond(tier: TierFacts, alike: Iterable[TierSummary]) -> Basis | None:
-    """Returns the basis for a tier with more devices than two measured tiers of one machine.
+def _by_graph(tier: TierFacts, row: TierSummary, by_graph: Scale) -> Basis | None:
+    """Returns the basis by the work in the step's graph, if the rates of both kinds of device are known."""
+    factor = by_graph(tier, row)
+    if factor is None:
+        return None
+    words = f"by the work in the graph, a step takes {figures(factor.low)} to {figures(factor.high)} x the time of"
+    return Basis((row.tier,), factor, f"{words} one of {row.tier}")
 
-    A step takes a / N + b, as the bandwidth of a ring all-reduce does. At most b doubles, or nothing is gained.
+
+def _beyond(tier: TierFacts, alike: Iterable[TierSummary], config: TrainConfig) -> Basis | None:
+    """Returns the basis for a tier with more devices than two measured tiers of one machine, by `scaling.interval`.
+
+    The quartiles of the larger tier's step times widen it.
     """
     rows = [row for row in alike if row.workers == tier.workers == 1]
     few, many = (choose(rows, key=lambda row: row.devices, default=None) for choose in (min, max))
     if not few or not many or not few.devices < many.devices < tier.devices:
         return None
-    small, large = few.step_seconds, many.step_seconds
-    assert small is not None, "only measured rows come here"
-    assert large is not None, "only measured rows come here"
-
-    def parts(of_few: float, of_many: float) -> tuple[float, float]:
-        stays = (many.devices * of_many - few.devices * of_few) / (many.devices - few.devices)
-        stays = min(max(stays, 0.0), of_many)
-        return (of_many - stays) * many.devices / tier.devices, stays
-
-    middle, (shrinks, stays) = sum(parts(small.median, large.median)), parts(small.low, large.high)
-    high = min(shrinks + 2 * stays, large.high)
-    factor = Interval(sum(parts(small.high, large.low)) / large.low, middle / large.median, high / large.high)
+    small, large = _point(few, config), _point(many, config)
+    factor = interval(small, large, tier.devices, config.global_batch_size / tier.devices).times(1 / large.seconds)
     words = f"by a / N + b through {few.devices} and {many.devices} devices, {tier.devices} take "
     words += f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices}"
     return Basis((many.tier, few.tier), factor, f"{words} (the runs of {few.tier} and {many.tier})")
+
+
+def _point(row: TierSummary, config: TrainConfig) -> Point:
+    assert row.step_seconds is not None, "only measured rows come here"
+    rows = row.batch_per_replica or config.global_batch_size / row.devices
+    return Point(row.devices, rows, row.step_seconds.median)
 
 
 def _shared(tier: TierFacts, row: TierSummary, given: float | None = None) -> Basis:
@@ -218,8 +228,13 @@ def _seconds(run: Run, row: TierSummary, steps: int, factor: Interval) -> Interv
     assert row.step_seconds is not None, "only measured rows come here"
     start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
+    all_steps = _step(row, factor).times(steps)
     return Interval(
-        start + steps * row.step_seconds.low * factor.low + rest,
-        start + steps * row.step_seconds.median * factor.middle + rest,
-        start + steps * row.step_seconds.high * factor.high + rest * longer,
+        start + all_steps.low + rest, start + all_steps.middle + rest, start + all_steps.high + rest * longer
     )
+
+
+def _step(row: TierSummary, factor: Interval) -> Interval:
+    """Returns the seconds of a step: the measured ones, with their quartiles, times the factor."""
+    assert row.step_seconds is not None, "only measured rows come here"
+    return Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high).product(factor)

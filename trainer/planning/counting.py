@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from trainer.build import TrainingSetup
+from trainer.compat import graph_of_function
 
 # The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
 # with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
@@ -24,6 +23,9 @@ _CONVOLUTIONS = {
     "DepthwiseConv2dNativeBackpropFilter": (("in", 2), ("out", 0)),
 }
 _TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
+# No kernel is started for them.
+NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp", "Reshape", "Squeeze", "StopGradient",
+             "PlaceholderWithDefault"}  # fmt: skip
 _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 
@@ -41,8 +43,7 @@ class Operation:
 
 def traced_steps(setup: TrainingSetup) -> Any:
     """Traces the tf.function over steps that the loop calls; returns its ConcreteFunction."""
-    step, count = tf.constant(0, tf.int64), tf.constant(1)
-    return setup.step_runner()._run.get_concrete_function(setup.rows_from(0), step, count)
+    return setup.step_runner().traced(setup.rows_from(0))
 
 
 def step_graph(setup: TrainingSetup) -> Any:
@@ -50,34 +51,37 @@ def step_graph(setup: TrainingSetup) -> Any:
     return traced_steps(setup).graph
 
 
-def operations(graph: Any, loops: Sequence[int] = (1,), scope: str = "", times: int = 1) -> Iterator[Operation]:
+def operations(
+    graph: Any, loops: Sequence[int] = (1,), rows: int | None = None, scope: str = "", times: int = 1
+) -> Iterator[Operation]:
     """Yields the operations of a call of `graph`, with functions and loops, without branches of a condition.
 
-    `loops` has the iterations of nested loops, the outermost first: by default one of the loop over steps. Raises
-    ValueError if loops are nested more deeply.
+    `loops` has the iterations of nested loops, the outermost first: by default one of the loop over steps. `rows`: the
+    size of a first axis that the graph does not say, as of layers that draw by row. Raises ValueError if loops are
+    nested more deeply.
     """
     for op in _needed(graph):
         name = f"{scope}{op.name}"
         if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-            yield from operations(_function(graph, op, "f"), loops, f"{name}/", times)
+            yield from operations(_function(graph, op, "f"), loops, rows, f"{name}/", times)
         elif op.type in ("While", "StatelessWhile"):
             if not loops:
                 raise ValueError(f"{name} is a loop without a number of iterations")
-            yield from operations(_function(graph, op, "body"), loops[1:], f"{name}/", times * loops[0])
+            yield from operations(_function(graph, op, "body"), loops[1:], rows, f"{name}/", times * loops[0])
         else:
-            written = sum(map(_bytes, op.outputs))
-            moved = written + sum(map(_bytes, op.inputs))
+            written = sum(_bytes(tensor, rows) for tensor in op.outputs)
+            moved = written + sum(_bytes(tensor, rows) for tensor in op.inputs)
             reduced = written if op.type.startswith(_COLLECTIVES) else 0
-            yield Operation(op.type, name, times, times * _flops(op), times * moved, times * reduced)
+            yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced)
 
 
 def step_flops(setup: TrainingSetup) -> int:
     """Returns the FLOPs of one step on all local replicas; for a GAN of all its updates."""
-    return sum(op.flops for op in operations(step_graph(setup)))
+    return sum(op.flops for op in operations(step_graph(setup), rows=setup.replicas.rows))
 
 
 def _function(graph: Any, op: Any, attribute: str) -> Any:
-    return graph._get_function(op.get_attr(attribute).name).graph
+    return graph_of_function(graph, op.get_attr(attribute).name)
 
 
 def _needed(graph: Any) -> list[Any]:
@@ -92,23 +96,39 @@ def _needed(graph: Any) -> list[Any]:
     return [op for op in graph.get_operations() if op in found]
 
 
-def _flops(op: Any) -> int:
-    def shape(operand: tuple[str, int]) -> list[int]:
+def _flops(op: Any, rows: int | None) -> int:
+    """Returns the FLOPs of a product or convolution, 0 of other operations and of unknown shapes."""
+
+    def shape(operand: tuple[str, int]) -> list[int] | None:
         side, number = operand
-        return list((op.outputs if side == "out" else op.inputs)[number].shape)
+        return _shape((op.outputs if side == "out" else op.inputs)[number], rows)
 
     if op.type in _CONVOLUTIONS:
         dense, kernel = map(shape, _CONVOLUTIONS[op.type])
-        rows, *pixels = dense
+        if dense is None or kernel is None:
+            return 0
+        count, *pixels = dense
         height, width = pixels[:2] if op.get_attr("data_format") == b"NHWC" else pixels[1:]
-        return 2 * rows * height * width * math.prod(kernel)
+        return 2 * count * height * width * math.prod(kernel)
     if op.type in _TRANSPOSED:
-        inner = shape(("in", 0))[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
-        return 2 * math.prod(shape(("out", 0))) * inner
+        factor, product = shape(("in", 0)), shape(("out", 0))
+        if factor is None or product is None:
+            return 0
+        return 2 * math.prod(product) * factor[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
     return 0
 
 
-def _bytes(tensor: Any) -> int:
+def _bytes(tensor: Any, rows: int | None) -> int:
     """Returns the size, or 0 if the shape is unknown or the tensor only a handle."""
-    known = tensor.shape.is_fully_defined() and tensor.dtype.is_numpy_compatible
-    return math.prod(tensor.shape) * tensor.dtype.size if known else 0
+    shape = _shape(tensor, rows)
+    return math.prod(shape) * tensor.dtype.size if shape is not None and tensor.dtype.is_numpy_compatible else 0
+
+
+def _shape(tensor: Any, rows: int | None) -> list[int] | None:
+    """Returns the sizes of all axes, `rows` for a first one that is unknown; None if another one is."""
+    if tensor.shape.rank is None:
+        return None
+    sizes = list(tensor.shape)
+    if sizes and sizes[0] is None:
+        sizes[0] = rows
+    return None if None in sizes else sizes

@@ -1,0 +1,154 @@
+"""Says before anything is paid whether a run fits each tier, how long it takes and what it costs, with intervals.
+
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
+made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
+hand (--from) from these, which is much narrower. No machine is started.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from deploy.cli.arguments import add_flags, numbers_by_tier, parse, parser, read_prices
+from deploy.comparison.execution import Plan, compare, read_tiers
+from deploy.comparison.local_runner import LocalRunner
+from deploy.localrun.workers import local_gpus
+from deploy.planning.estimation import Estimate, estimate
+from deploy.planning.forecast import forecasts, scale_by_graph
+from deploy.planning.kept import plan_of
+from deploy.planning.plan_page import to_html
+from deploy.planning.plan_table import PlanTable, Wish
+from deploy.report.collection import ESTIMATE, collect
+from deploy.spec.machine_table import load_machines
+from deploy.spec.tier import Tier, check_tiers, tier_names
+from trainer.config.flags import Parser, whole
+from trainer.config.overrides import Overrides
+from trainer.config.train_config import TrainConfig
+from trainer.errors import DONE, UserError
+from trainer.reporting.plan_file import StepPlan, read_plan
+from trainer.storage import expanded, local_path, make_writable, write_whole
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `python -m deploy plan [TIER …] --recipe=… [its own flags and the trainer's]`."""
+    found, overrides = parse(_flags(), arguments)
+    specs = read_tiers(found.tiers or tier_names(), found.prices, read_prices(found.price_per_hour))
+    speeds = numbers_by_tier("relative_speed", found.relative_speed)
+    check_tiers(speeds, [tier.name for tier in specs], "relative_speed")
+    config, out = overrides.resolve(), local_path(found.out, "out")
+    make_writable(out, "out")
+    plan = read_plan(expanded(found.plan)) if found.plan else plan_of(config, overrides)
+    sources = list(getattr(found, "from"))
+    if found.short_steps:
+        sources.append(str(_short_run(_first_known(specs, speeds), overrides, out / "short-run", found.short_steps)))
+    machines = load_machines(found.prices)
+    estimates: list[Estimate] = []
+    assumed: list[str] = []
+    if sources:
+        scale = partial(scale_by_graph, plan, config, machines)
+        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, speeds, scale)
+    by_name = {each.tier: each for each in estimates}
+    found_by_tier = forecasts(specs, plan, config, machines, by_name, found.preemptions_per_hour)
+    kept = {each.tier: {"seconds": asdict(each.seconds) if each.seconds else None, "steps": each.steps}
+            for each in found_by_tier}  # fmt: skip
+    content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
+    write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
+    _write(out, PlanTable(plan, found_by_tier, _about(plan, config), assumed), Wish(found.within, found.budget))
+    return DONE
+
+
+def _write(out: Path, table: PlanTable, wish: Wish) -> None:
+    """Writes all files, then prints: a closed pipe ends the program."""
+    write_whole(out / "plan.md", table.to_markdown(wish))
+    write_whole(out / "forecast.json", table.to_json(wish))
+    try:
+        write_whole(out / "plan.html", to_html(table, wish))
+    finally:
+        print("\n".join([table.about, "", table.to_terminal(), "", *table.sentences(wish), "", *table.notes()]))
+    print(f"\n{out / 'plan.html'}")
+
+
+def _about(plan: StepPlan, config: TrainConfig) -> str:
+    what = config.recipe or config.model
+    return (f"{what} on {config.data or 'its data'}: {plan.total_steps(config):,} steps, global batch "
+            f"{config.global_batch_size}, {config.precision}")  # fmt: skip
+
+
+def _flags() -> Parser:
+    own = parser("plan", __doc__ or "", "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
+    own.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
+                     "(default: all of job_configs/)")  # fmt: skip
+    own.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
+                     "comparison, local or gs://: times come from it")  # fmt: skip
+    own.add_argument("--short_steps", type=whole(20, 10**6), default=0, metavar="STEPS", help="first make a run of so "
+                     "many steps here, for the first tier that this machine can measure")  # fmt: skip
+    own.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
+    own.add_argument("--within", type=_hours, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
+    own.add_argument("--budget", type=_usd, metavar="USD", help="name the fastest that costs at most so much")
+    own.add_argument("--preemptions_per_hour", type=_rate, default=0.05, metavar="RATE",
+                     help="assumed of each spot machine (default: %(default)s)")  # fmt: skip
+    own.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
+                     "forecast.json (default: %(default)s)")  # fmt: skip
+    own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
+                     help="speed of one device of a tier relative to one of the run of --from")  # fmt: skip
+    add_flags(own, "prices", "price_per_hour")
+    return own
+
+
+def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
+    """Returns the first tier that a short run here can measure, and prints which tiers it cannot.
+
+    Without GPUs it has one device: several on one CPU would share it. Raises UserError if no tier can be measured.
+    """
+    gpus = bool(local_gpus())
+    known = [tier for tier in tiers if gpus or not tier.accelerators or tier.name in speeds]
+    lacking = [tier.name for tier in tiers if tier not in known]
+    if not known:
+        raise UserError(
+            "this machine has no GPU, and none of these tiers is a CPU: leave out --short_steps, or give "
+            "--relative_speed=TIER=FACTOR"
+        )
+    if lacking:
+        print(f"{', '.join(lacking)}: this machine has no GPU: the short run does not measure it", flush=True)
+    first = known[0]
+    devices = first.accelerators if gpus else min(1, first.accelerators)
+    pools = (replace(first.pools[0], accelerators=devices),)
+    usd = first.price_per_hour and first.price_per_hour / first.workers
+    return replace(first, pools=pools, workers=1, accelerators=devices, price_per_hour=usd)
+
+
+def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
+    """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
+    shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10, profile_steps="")
+    plan, runner = Plan((tier.facts,), shortened), LocalRunner([tier])
+    code = compare(plan, plan.resolve(runner), out, runner)
+    if code != DONE:
+        raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
+    return out
+
+
+def _hours(text: str) -> float:
+    from deploy.cli.job_flags import seconds
+
+    return seconds(text) / 3600
+
+
+def _usd(text: str) -> float:
+    return _number(text, 0.0, 1e6, "must be a number above 0, in USD")
+
+
+def _rate(text: str) -> float:
+    return _number(text, -1e-9, 60.0, "must be a number of preemptions an hour, from 0 to 60")
+
+
+def _number(text: str, above: float, most: float, rule: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = above
+    if not above < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} {rule}")
+    return value

@@ -1,0 +1,110 @@
+"""Puts together what is known of a run on each tier: whether it fits, the time of a step and of the job, the money."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from deploy.planning.estimation import Estimate
+from deploy.planning.interval import Interval
+from deploy.planning.offers import Offer, lost_by_preemption, offers
+from deploy.planning.step_time import arithmetic, ratio, step_seconds
+from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
+from deploy.report.summary import TierSummary
+from deploy.spec.machine_table import Machines, Rates
+from deploy.spec.tier import Tier, TierFacts
+from trainer.config.train_config import TrainConfig
+from trainer.errors import UserError
+from trainer.reporting.plan_file import StepPlan
+
+START_SECONDS = 60.0  # assumed: from the start of the process to the first step
+BY_GRAPH, BY_RUNS = "graph", "runs"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one line each."""
+
+    tier: str
+    machine: str
+    devices: int
+    batch_per_device: int | None
+    fit: Fit | None
+    step: Interval | None  # seconds
+    seconds: Interval | None  # of the whole job, without preemptions
+    steps: int
+    basis: str  # BY_GRAPH, BY_RUNS; "" without times
+    offers: tuple[Offer, ...]
+    problems: tuple[str, ...]
+
+
+def forecasts(
+    tiers: Sequence[Tier], plan: StepPlan, config: TrainConfig, table: Machines, estimates: Mapping[str, Estimate],
+    preemptions_per_hour: float,
+) -> list[Forecast]:  # fmt: skip
+    """Returns the forecast of each tier. `estimates`: from runs, by tier; the others come from the graph."""
+    steps = plan.total_steps(config)
+    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, preemptions_per_hour)
+            for tier in tiers]  # fmt: skip
+
+
+def _forecast(
+    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Estimate | None, steps: int,
+    preemptions_per_hour: float,
+) -> Forecast:  # fmt: skip
+    rows, problems = None, []
+    try:
+        rows = config.rows_per_replica(tier.devices)
+    except UserError as error:
+        problems.append(str(error))
+    fit = fit_on(plan, config, tier, table) if rows else None
+    if rows and fit is None:
+        problems.append("the memory of its devices is not in the table of machines")
+    if fit and fit.verdict == TOO_LARGE:
+        problems.append(f"does not fit: {fit.words}")
+    problems += host_problems(plan, tier, table)
+    step, seconds, basis = None, None, ""
+    if known and known.seconds:
+        seconds, step, basis = known.seconds, known.step, BY_RUNS
+    elif rows:
+        rates, missing = _rates(tier, table, config)
+        problems += [missing] if missing else []
+        if rates:
+            step, basis = step_seconds(plan, config, rates, tier.devices, tier.workers), BY_GRAPH
+            seconds = step.times(steps).plus(START_SECONDS)
+    found: tuple[Offer, ...] = ()
+    if step and seconds and not (fit and fit.verdict == TOO_LARGE):
+        lost = lost_by_preemption(step.middle, config.checkpoint_every_steps, seconds.middle)
+        found = tuple(offers(tier, table, seconds, lost, preemptions_per_hour))
+        if not found:
+            problems.append(f"no price: give --price_per_hour={tier.name}=USD")
+    return Forecast(
+        tier.name, tier.machine, tier.devices, rows, fit, step, seconds, steps, basis, found, tuple(problems)
+    )
+
+
+def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates | None, str]:
+    """Returns the rates of a tier's GPUs, or None and the reason."""
+    if not tier.accelerators:
+        return None, "the time on CPUs is not predicted: give a run on it with --from="
+    rates = table.accelerators[tier.accelerator_type].rates
+    if rates is None:
+        return None, f"no rates of {tier.accelerator_type} in the table of machines: give a run on it with --from="
+    if not arithmetic(config, rates):
+        return None, f"no rate for precision={config.precision}: give a run on it with --from="
+    return rates, ""
+
+
+def scale_by_graph(
+    plan: StepPlan, config: TrainConfig, table: Machines, tier: TierFacts, row: TierSummary
+) -> Interval | None:
+    """Returns how many times as long a step takes on `tier` as in the measured `row`; None if rates are not known."""
+    there, _ = _rates(tier, table, config)
+    measured = table.accelerators.get(row.kind)
+    if there is None or measured is None or measured.rates is None or row.simulated:
+        return None
+    return ratio(plan, config, (measured.rates, row.devices, row.workers), (there, tier.devices, tier.workers))
+
+
+def choices(found: Sequence[Forecast]) -> Iterator[tuple[Forecast, Offer]]:
+    """Yields every offer with its tier, the cheapest first."""
+    every = [(each, offer) for each in found for offer in each.offers]
+    yield from sorted(every, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))

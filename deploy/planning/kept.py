@@ -1,0 +1,99 @@
+"""Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+from deploy.planning.forecast import forecasts
+from deploy.planning.interval import Interval
+from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on
+from deploy.spec.job_spec import JobOptions, Program, Settings, TrainingRequest
+from deploy.spec.machine_table import load_machines
+from deploy.spec.script import Script
+from deploy.spec.tier import Tier
+from trainer.config.overrides import Overrides
+from trainer.config.train_config import TrainConfig
+from trainer.errors import UserError
+from trainer.reporting.plan_file import StepPlan, kept_plan, read_plan
+
+
+def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
+    """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
+    path = kept_plan(config)
+    if not path.is_file():
+        print("measures steps on this machine's CPU, once for these settings …", flush=True)
+        flags = overrides.without("job_dir", "expect_devices").arguments()
+        code = subprocess.run([sys.executable, "-m", "trainer.plan", *flags], check=False).returncode
+        if code:
+            raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
+    return read_plan(path)
+
+
+def prediction(tier: Tier, config: TrainConfig) -> str:
+    """Returns what the kept plan says of a job on the tier, for `trainer.reporting.plan_file.predicted`; "" if none."""
+    path = kept_plan(config)
+    if not path.is_file():
+        return ""
+    try:
+        (known,) = forecasts([tier], read_plan(path), config, load_machines(), {}, 0.0)
+    except UserError:
+        return ""
+    found: dict[str, float] = {}
+    if known.step:
+        found |= _three("step_seconds", known.step)
+    if known.fit:
+        found |= {**_three("device_gib", known.fit.needed.times(1 / GIB)), "largest_batch": known.fit.largest_batch}
+        found |= {"micro_batches": known.fit.micro_batches} if known.fit.micro_batches else {}
+    return json.dumps(found)
+
+
+def _three(name: str, value: Interval) -> dict[str, float]:
+    low, middle, high = (float(f"{each:.4g}") for each in (value.low, value.middle, value.high))
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
+
+
+def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions:
+    """Returns the options of a job that takes along what its plan says; those of a check as they are."""
+    if options.check or isinstance(request.config, Script):
+        return options
+    return replace(options, predicted=prediction(request.tier, request.config))
+
+
+def memory_lines(runs: Iterable[tuple[Tier, Settings]], overrides: Program, *, plan: bool, force: bool) -> list[str]:
+    """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
+
+    Nothing of a script: what it does is not known, so `plan` and `force` are refused.
+
+    plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
+    prediction, unless `force`.
+    """
+    if isinstance(overrides, Script) and (plan or force):
+        raise UserError(f"--{'plan' if plan else 'force'} is for recipes: the memory of a script is not known: drop it")
+    tiers: dict[str, list[str]] = {}
+    for tier, config in runs:
+        if isinstance(config, Script) or isinstance(overrides, Script):
+            continue
+        if plan:
+            plan_of(config, overrides)
+        said, cannot = _of_memory(tier, config)
+        if cannot and not force:
+            raise UserError(f"{tier.name}: the run does not fit its memory: {said}: --force sends it anyway")
+        tiers.setdefault(f"warning: does not fit the memory: {said}" if cannot else said, []).append(tier.name)
+    return [f"{', '.join(dict.fromkeys(names))}: {said}" for said, names in tiers.items()]
+
+
+def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
+    """Returns what is known of the tier's memory, and whether the run cannot fit it."""
+    path = kept_plan(config)
+    if not path.is_file():
+        return "whether it fits the memory was not looked at: --plan does so (some steps on this CPU)", False
+    try:
+        fit = fit_on(read_plan(path), config, tier, load_machines())
+    except UserError as error:
+        return f"whether it fits the memory is not known: {error}", False
+    if fit is None:
+        return "whether it fits the memory is not known: that of its devices is not in the table of machines", False
+    said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[fit.verdict]
+    return f"{said}it {fit.words}", fit.verdict == TOO_LARGE

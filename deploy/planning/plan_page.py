@@ -1,0 +1,98 @@
+"""Makes plan.html: hours against USD of all offers, what each GPU needs and has, the table. One file, no scripts."""
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from deploy.planning.forecast import Forecast
+from deploy.planning.offers import STRATEGIES, Offer
+from deploy.planning.plan_table import STRATEGY, TITLES, PlanTable, Wish
+from deploy.planning.tier_memory import GIB
+from deploy.report.plots import scale, svg, tier_label
+from deploy.report.table import figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TEMPLATE = Path(__file__).with_name("plan.html")
+_MARKS = {"STANDARD": "o", "SPOT": "s", "FLEX_START": "^"}
+_COLOURS = {"STANDARD": "#010210", "SPOT": "#010211", "FLEX_START": "#010212"}  # --c10 … of the page
+
+
+def to_html(table: PlanTable, wish: Wish) -> str:
+    """Returns the page. Raises UserError if matplotlib is not installed."""
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=html.escape(f"Plan: {table.about.partition(':')[0]}"),
+        about=html.escape(table.about.partition(": ")[2]),
+        sentences=_items(table.sentences(wish)),
+        chart=svg("Hours and USD of each tier", lambda axes: _draw(axes, table)) if table.offers else "",
+        memory="\n".join(filter(None, map(_bar, table.forecasts))),
+        table=_rows(table.cells()),
+        notes=_items(table.notes()),
+    )
+
+
+def _draw(axes: "Axes", table: PlanTable) -> None:
+    """Draws every offer with its intervals; those that no other beats have their names, and a line joins them."""
+    offers = table.offers
+    for strategy in STRATEGIES:
+        some = [offer for _, offer in offers if offer.strategy == strategy]
+        if some:
+            _points(axes, some, strategy)
+    best = sorted((offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
+    axes.plot([offer.hours.middle for _, offer in best], [offer.usd.middle for _, offer in best], color="#010201",
+              linewidth=1, zorder=1)  # fmt: skip
+    for number, (each, offer) in enumerate(best):
+        axes.annotate(tier_label(each.tier), (offer.hours.middle, offer.usd.middle), textcoords="offset points",
+                      xytext=(6, 6 if number % 2 else -11), fontsize=8)  # fmt: skip
+    axes.set(xlabel="hours", ylabel="USD")
+    scale(axes, "x", [value for _, offer in offers for value in (offer.hours.low, offer.hours.high)])
+    scale(axes, "y", [value for _, offer in offers for value in (offer.usd.low, offer.usd.high)])
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9)
+
+
+def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
+    spans = [
+        [[each.middle - each.low for each in values], [each.high - each.middle for each in values]]
+        for values in ([offer.hours for offer in some], [offer.usd for offer in some])
+    ]
+    axes.errorbar(
+        [offer.hours.middle for offer in some], [offer.usd.middle for offer in some], xerr=spans[0], yerr=spans[1],
+        fmt=_MARKS[strategy], color=_COLOURS[strategy], markersize=5, elinewidth=0.6, label=STRATEGY[strategy],
+    )  # fmt: skip
+
+
+def _bar(each: Forecast) -> str:
+    """Returns a bar of what the tier's device needs, from the least to the most, of what it has."""
+    if each.fit is None:
+        return ""
+    fit = each.fit
+    low, high = (min(100.0, 100 * value / fit.available) for value in (fit.needed.low, fit.needed.high))
+    words = f"{figures(fit.needed.middle / GIB)} of {figures(fit.available / GIB)} GiB"
+    kind = fit.verdict.replace(" ", "-")
+    return (
+        f'<div class="memory {kind}"><span class="name">{html.escape(each.tier)}</span>'
+        f'<span class="bar" role="img" aria-label="{html.escape(words)}"><i style="width: {low:.1f}%"></i>'
+        f'<b style="width: {high - low:.1f}%"></b></span>'
+        f'<span class="words">{html.escape(words)}, {fit.verdict}</span></div>'
+    )
+
+
+def _rows(cells: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in TITLES)
+    body = "\n".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, values))}</tr>' for name, *values in cells
+    )
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _cell(text: str) -> str:
+    """Returns a cell with the interval, in brackets, below the middle."""
+    value, bracket, rest = text.partition(" (")
+    return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
+
+
+def _items(lines: Iterable[str]) -> str:
+    return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)

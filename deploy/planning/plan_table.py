@@ -1,0 +1,144 @@
+"""Formats a plan of all tiers: for the terminal, as Markdown and as JSON, and the sentences about it."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, choices
+from deploy.planning.interval import Interval
+from deploy.planning.offers import RESTART_SECONDS, Offer
+from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, WORKSPACE_BYTES
+from deploy.report.plots import pareto_front
+from deploy.report.table import figures, money
+from deploy.spec.machine_table import load_machines
+from trainer.reporting.plan_file import StepPlan
+
+TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
+STRATEGY = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Holds what the user asked for: the most hours and the most USD."""
+
+    within_hours: float | None = None
+    budget_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Holds the forecasts of all tiers, and every offer of them, the cheapest first."""
+
+    plan: StepPlan
+    forecasts: Sequence[Forecast]
+    about: str  # what is trained
+    assumed: Sequence[str]  # of the runs that times come from
+
+    @property
+    def offers(self) -> list[tuple[Forecast, Offer]]:
+        """Returns every offer with its tier, the cheapest first."""
+        return list(choices(self.forecasts))
+
+    @property
+    def efficient(self) -> set[int]:
+        """Returns the places in `offers` of those that no other beats in hours and in USD."""
+        return set(pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers]))
+
+    def cells(self) -> list[list[str]]:
+        """Returns a row for each offer, then one for each tier without any."""
+        rows = [_cells(each, offer, index in self.efficient) for index, (each, offer) in enumerate(self.offers)]
+        return rows + [_cells(each, None, False) for each in self.forecasts if not each.offers]
+
+    def to_terminal(self) -> str:
+        """Returns columns of text."""
+        lines = [list(TITLES), *self.cells()]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(TITLES))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) if column < 3 else cell.rjust(width)
+                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+            for line in lines
+        )  # fmt: skip
+
+    def to_markdown(self, wish: Wish) -> str:
+        """Returns the table with everything that is said about it."""
+        head = [f"| {' | '.join(TITLES)} |", "|---|---|---|" + "--:|" * (len(TITLES) - 3)]
+        rows = [f"| {' | '.join(row)} |" for row in self.cells()]
+        notes = [f"- {line}" for line in (*self.sentences(wish), *self.notes())]
+        return "\n".join([self.about, "", *head, *rows, "", *notes]) + "\n"
+
+    def to_json(self, wish: Wish) -> str:
+        """Returns every number."""
+        content: dict[str, Any] = {
+            "about": self.about, "sentences": [*self.sentences(wish)], "notes": [*self.notes()],
+            "tiers": [dataclasses.asdict(each) for each in self.forecasts],
+        }  # fmt: skip
+        return json.dumps(content, indent=2) + "\n"
+
+    def sentences(self, wish: Wish) -> Iterator[str]:
+        """Yields what the user wants to know first."""
+        if not self.offers:
+            yield "No tier has both a time and a price."
+            return
+        yield f"The cheapest: {_offered(*self.offers[0])}."
+        fastest = min(self.offers, key=lambda pair: pair[1].hours.middle)
+        yield f"The fastest: {_offered(*fastest)}."
+        if wish.within_hours is not None:
+            surely = [pair for pair in self.offers if pair[1].hours.high <= wish.within_hours]
+            perhaps = [pair for pair in self.offers if pair[1].hours.middle <= wish.within_hours]
+            yield _wished(f"The cheapest that ends within {figures(wish.within_hours)} hours", surely, perhaps)
+        if wish.budget_usd is not None:
+            by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
+            surely = [pair for pair in by_time if pair[1].usd.high <= wish.budget_usd]
+            perhaps = [pair for pair in by_time if pair[1].usd.middle <= wish.budget_usd]
+            yield _wished(f"The fastest for {money(wish.budget_usd)}", surely, perhaps)
+
+    def notes(self) -> Iterator[str]:
+        """Yields how the numbers were made, what is assumed, and why one is missing."""
+        table, memory = load_machines(), self.plan.memory
+        bases = {each.basis for each in self.forecasts}
+        yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
+               f"{100 * memory.error:.1f} % off at the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for CUDA, "
+               f"{WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
+        if BY_GRAPH in bases:
+            yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of "
+                   "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
+        if BY_RUNS in bases:
+            yield from self.assumed
+        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. "
+               "The time to get machines is not included, nor are saving and evaluation where no run shows "
+               "them.")  # fmt: skip
+        yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
+        yield from (f"{each.tier}: {problem}" for each in self.forecasts for problem in each.problems)
+        near = [each.tier for each in self.forecasts if each.fit and each.fit.verdict == NEAR]
+        if near:
+            yield f"{', '.join(near)}: whether it fits is within the error of the prediction."
+
+
+def _wished(what: str, surely: Sequence[tuple[Forecast, Offer]], perhaps: Sequence[tuple[Forecast, Offer]]) -> str:
+    if surely:
+        return f"{what}: {_offered(*surely[0])}."
+    if perhaps:
+        return f"{what}: none surely; perhaps {_offered(*perhaps[0])}."
+    return f"{what}: none."
+
+
+def _offered(each: Forecast, offer: Offer) -> str:
+    hours, usd = ranged(offer.hours), ranged(offer.usd, money)
+    return f"{each.tier} as {STRATEGY[offer.strategy]}, {hours} hours, {usd}"
+
+
+def ranged(value: Interval, text: Any = figures) -> str:
+    """Formats `1.20 (1.00 - 1.50)`."""
+    return f"{text(value.middle)} ({text(value.low)} - {text(value.high)})"
+
+
+def _cells(each: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
+    fit = each.fit
+    needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
+    return [
+        each.tier, STRATEGY[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
+        f"{fit.largest_batch:,}" if fit else "", ranged(each.step.times(1e3)) if each.step else "",
+        ranged(offer.hours) if offer else "", ranged(offer.usd, money) if offer else "", "*" if efficient else "",
+    ]  # fmt: skip

@@ -1,0 +1,103 @@
+"""Says whether a step fits the memory of a tier's devices, and the data its machines."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.planning.interval import Interval
+from deploy.spec.machine_table import Machines
+from deploy.spec.tier import Tier
+from trainer.config.train_config import TrainConfig
+from trainer.reporting.plan_file import StepPlan, largest_rows, peak_of
+
+GIB = 2**30
+# Assumed of a GPU, until a run has recorded more: CUDA's context; workspaces of cuDNN and cuBLAS; NCCL's buffers.
+CONTEXT_BYTES, WORKSPACE_BYTES, NCCL_BYTES = 0.5 * GIB, 0.5 * GIB, 0.25 * GIB
+USABLE = 0.93  # of what a card is sold with; the driver and its error correction keep the rest
+_LEAST_ERROR = 0.05  # of what a step holds
+_PROCESS_BYTES = 2 * GIB  # assumed: Python and TensorFlow
+_IMAGE_BYTES = 30 * GIB  # assumed: container and system, on the disk
+FITS, NEAR, TOO_LARGE = "fits", "near", "too large"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Holds what one device needs and has, in bytes, and the largest global batch that surely fits."""
+
+    verdict: str  # FITS, NEAR or TOO_LARGE
+    needed: Interval
+    available: float
+    largest_batch: int
+    micro_batches: int | None  # the least number of passes, from that of the run on, that surely fits; None: none does
+
+    @property
+    def words(self) -> str:
+        """Returns the numbers in a line."""
+        low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
+        batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
+        if self.verdict != FITS and self.micro_batches:
+            batch += f", this one with --micro_batches={self.micro_batches}"
+        return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}"
+
+
+def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
+    """Returns whether the run fits on each device of the tier; None if the memory of its devices is not known."""
+    available = available_bytes(tier, table)
+    if available is None:
+        return None
+    memory = plan.memory
+    gpu, mixed = bool(tier.accelerators), config.precision.startswith("mixed")
+    lines = (memory.device_16_bit if mixed else memory.device) if gpu else memory.cpu
+    error = max(memory.error, _LEAST_ERROR)
+    rows = config.global_batch_size // tier.devices
+
+    def needed(passes: int) -> Interval:
+        held, beside = peak_of(lines, rows / passes), _beside(plan, tier, passes)
+        return Interval(held * (1 - error) + 0.5 * beside, held + beside,
+                        held * (1 + error) * memory.fragments + 1.5 * beside)  # fmt: skip
+
+    wanted = needed(config.micro_batches)
+    verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
+    most = (available - 1.5 * _beside(plan, tier, config.micro_batches)) / ((1 + error) * memory.fragments)
+    largest = largest_rows(lines, most) * config.micro_batches * tier.devices
+    passes = (each for each in range(config.micro_batches, rows + 1) if rows % each == 0)
+    fitting = next((each for each in passes if needed(each).high <= available), None)
+    return Fit(verdict, wanted, available, largest, fitting)
+
+
+def _beside(plan: StepPlan, tier: Tier, passes: int) -> float:
+    """Returns the bytes that a device needs beside the tensors of a pass: with several, their sum of gradients too."""
+    gradients = min(plan.reduced_bytes, plan.memory.state_bytes)
+    summed = gradients * (passes > 1)
+    if not tier.accelerators:
+        return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes + summed
+    several = tier.devices > 1
+    # All-reduces are packed into a buffer.
+    return CONTEXT_BYTES + WORKSPACE_BYTES + summed + (NCCL_BYTES + gradients) * several
+
+
+def available_bytes(tier: Tier, table: Machines) -> float | None:
+    """Returns the memory of one GPU of the tier or, without GPUs, of one machine, that programs can use."""
+    if tier.accelerators:
+        gib = table.accelerators[tier.accelerator_type].memory_gb
+        return None if gib is None else USABLE * gib * GIB
+    machine = table.machines.get(tier.machine_type)
+    return None if machine is None or machine.memory_gb is None else USABLE * machine.memory_gb * GIB
+
+
+def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
+    """Yields why the data do not fit the memory or the disk of the tier's machines."""
+    machine = table.machines.get(tier.machine_type)
+    # In memory once as it was read and once as TensorFlow's tensors; a checkpoint's copy of the state comes on top.
+    wanted = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
+    if tier.accelerators and machine and machine.memory_gb and wanted > USABLE * machine.memory_gb * GIB:
+        yield (f"the data need {math.ceil(wanted / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
+               "prepare them (python -m trainer.data.prepare), which reads large shards row by row")  # fmt: skip
+    disk = _disk_gb(tier.spec["workerPoolSpecs"][0])
+    if plan.data_bytes + _IMAGE_BYTES > disk * 1e9:
+        yield f"the staged data need {plan.data_bytes / 1e9:.0f} GB of a disk of {disk} GB: raise bootDiskSizeGb"
+
+
+def _disk_gb(pool: Any) -> int:
+    return int(pool.get("diskSpec", {}).get("bootDiskSizeGb", 100))

@@ -1,0 +1,273 @@
+"""Tests what a plan says of each tier: whether it fits, the band of its times, hours and USD, and what is missing."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.planning.interval import Interval
+from deploy.planning.offers import lost_by_preemption, offers
+from deploy.planning.step_time import (
+    all_reduce_seconds,
+    arithmetic,
+    between_cards,
+    calibrated,
+    compute_seconds,
+    published,
+    ratio,
+    step_seconds,
+)
+from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
+from deploy.spec.machine_table import load_machines
+from deploy.spec.tier import JOB_CONFIGS, load_tier
+from tests.deploy.conftest import Capture, Command
+from tests.deploy.planted import plant, planted_plan
+from trainer.config.train_config import TrainConfig
+from trainer.errors import UserError
+from trainer.reporting.plan_file import StepPlan, kept_plan, plan_key, read_plan
+
+CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
+TABLE = load_machines()
+L4 = TABLE.accelerators["NVIDIA_L4"].rates
+T4 = TABLE.accelerators["NVIDIA_TESLA_T4"].rates
+assert L4
+assert T4
+
+
+def plan_with(folder: Path, **numbers: float) -> StepPlan:
+    return read_plan(planted_plan(folder, **numbers))
+
+
+@pytest.mark.parametrize(("row_gib", "verdict"), [(0.01, FITS), (0.27, NEAR), (0.33, NEAR), (0.5, TOO_LARGE)])
+def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: float, verdict: str) -> None:
+    """1 GiB, 64 rows and what is assumed of a GPU, in the 22.3 GiB of an L4."""
+    plan = plan_with(tmp_path, row_gib=row_gib)
+    fit = fit_on(plan, CONFIG, load_tier("l4x1"), TABLE)
+    assert fit is not None
+    assert fit.verdict == verdict
+    assert fit.needed.middle == pytest.approx((1 + 64 * row_gib + 1) * GIB)
+    for batch, fits in ((fit.largest_batch, True), (fit.largest_batch + 1, False)):
+        again = fit_on(plan, dataclasses.replace(CONFIG, global_batch_size=batch), load_tier("l4x1"), TABLE)
+        assert again is not None
+        assert (again.verdict == FITS) == fits
+
+
+def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path: Path) -> None:
+    plan, large = plan_with(tmp_path, row_gib=1.0), dataclasses.replace(CONFIG, global_batch_size=64)
+    one, four = (fit_on(plan, large, load_tier(name), TABLE) for name in ("l4x1", "l4x4"))
+    half = fit_on(plan, dataclasses.replace(large, precision="mixed_bfloat16"), load_tier("l4x4"), TABLE)
+    assert one
+    assert four
+    assert half
+    assert (one.verdict, four.verdict) == (TOO_LARGE, NEAR)
+    assert half.verdict == FITS
+    assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch  # all-reduces need buffers
+
+
+@pytest.mark.parametrize("tier", ["l4x1", "l4x4"])
+def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: str) -> None:
+    plan = plan_with(tmp_path, row_gib=1.0)
+    fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
+    assert fit is not None
+    assert (fit.verdict == FITS, fit.micro_batches) == (False, {"l4x1": 8, "l4x4": 2}[tier])
+    assert fit.words.endswith(f", this one with --micro_batches={fit.micro_batches}")
+    for passes in (1, 2, 4, 8):
+        again = fit_on(plan, dataclasses.replace(CONFIG, micro_batches=passes), load_tier(tier), TABLE)
+        assert again is not None
+        assert (again.verdict == FITS) == (passes >= (fit.micro_batches or 0))
+    alone = step_seconds(plan, CONFIG, L4, 1)
+    assert step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=4), L4, 1).middle > alone.middle
+
+
+def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_with(tmp_path), data_bytes=80 * 10**9)
+    memory, disk = host_problems(plan, load_tier("l4x1"), TABLE)
+    assert memory.startswith(
+        "the data need 153 GiB of the 48 GB of g2-standard-12: prepare them (python -m trainer.data"
+    )
+    assert disk == "the staged data need 80 GB of a disk of 100 GB: raise bootDiskSizeGb"
+    assert [*host_problems(plan_with(tmp_path), load_tier("l4x1"), TABLE)] == []
+
+
+def test_the_time_is_that_of_the_slowest_part_of_each_operation(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path)
+    product = max(64e9 / 30.3e12, (1e6 + 64 * 50e6) / 300e9)
+    assert compute_seconds(plan, 64, L4, "float32") == pytest.approx(100 * product + 900 * 5e-6)
+    flops = plan_with(tmp_path, gflop=1e3)
+    assert compute_seconds(flops, 64, L4, "float32") == pytest.approx(100 * 64e12 / 30.3e12 + 900 * 5e-6)
+    assert compute_seconds(flops, 64, L4, "tf32") == pytest.approx(100 * 64e12 / 60e12 + 900 * 5e-6)
+    assert all_reduce_seconds(plan, 4, 1, L4) == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
+    assert all_reduce_seconds(plan, 1, 1, L4) == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "on_l4", "on_t4"),
+    [("float32", True, "tf32", "float32"), ("float32", False, "float32", "float32"), ("float64", True, "", ""),
+     ("mixed_bfloat16", True, "16_bit", "float32"), ("mixed_float16", True, "16_bit", "16_bit")],
+)  # fmt: skip
+def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
+    config = dataclasses.replace(CONFIG, precision=precision, tf32=tf32)
+    assert (arithmetic(config, L4), arithmetic(config, T4)) == (on_l4, on_t4)
+
+
+def test_the_band_holds_what_was_published_each_network_held_out() -> None:
+    every = published()
+    for known in every:
+        band = calibrated(each for each in every if each.variant != known.variant)
+        assert band.low < known.slower < band.high
+        cards = between_cards(each for each in every if each.variant != known.variant)
+        for other in every:
+            if other.network == known.network:
+                assert cards.low < known.slower / other.slower < cards.high
+
+
+def test_a_measured_card_narrows_the_time_on_others(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, gflop=100.0)
+    alone = step_seconds(plan, CONFIG, T4, 1)
+    to_other, to_more = (ratio(plan, CONFIG, (L4, 1, 1), there) for there in ((T4, 1, 1), (L4, 4, 1)))
+    assert to_other
+    assert to_more
+    assert to_other.high / to_other.low < alone.high / alone.low
+    assert 0.25 <= to_more.low < to_more.middle < to_more.high <= 1
+    assert ratio(plan, dataclasses.replace(CONFIG, precision="float64"), (L4, 1, 1), (T4, 1, 1)) is None
+
+
+def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
+    tier, job = load_tier("l4x1"), Interval(3600.0, 7200.0, 10_800.0)
+    standard, spot = offers(tier, TABLE, job, 300.0, 0.4)
+    assert (standard.strategy, standard.hours) == ("STANDARD", Interval(1, 2, 3))
+    assert standard.usd.middle == pytest.approx(2 * standard.usd_per_hour)
+    assert (spot.strategy, spot.hours.low) == ("SPOT", 1)
+    assert spot.hours.middle == pytest.approx(2 / (1 - 0.4 * 900 / 3600))
+    assert [each.strategy for each in offers(tier, TABLE, job, 9_000.0, 0.4)] == ["STANDARD"]
+    assert [each.strategy for each in offers(load_tier("h100x1"), TABLE, job, 300.0, 0.0)] == ["SPOT", "FLEX_START"]
+    assert lost_by_preemption(0.5, 500, 1e6) == 125
+    assert lost_by_preemption(0.5, 0, 1e6) == 5e5
+
+
+def planned(tmp_path: Path, *flags: str, **numbers: float) -> list[str]:
+    given = ["--recipe=mlp_mnist", f"--plan={planted_plan(tmp_path, **numbers)}", f"--out={tmp_path / 'out'}"]
+    return ["plan", *given, *flags]
+
+
+def forecast(tmp_path: Path) -> Any:
+    return json.loads((tmp_path / "out" / "forecast.json").read_text())
+
+
+def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -> None:
+    assert main(planned(tmp_path, "--global_batch_size=64", "--within=2d", "--budget=2000", gflop=100.0)) == 0
+    content, shown = forecast(tmp_path), capsys.readouterr().out
+    tiers = {each["tier"]: each for each in content["tiers"]}
+    assert len(tiers) >= 26
+    times = [tiers[name]["step"]["middle"] for name in ("t4x1", "l4x1", "a100x1", "h100x1")]
+    assert times == sorted(times, reverse=True)
+    assert tiers["cpu"]["step"] is None
+    assert "cpu: the time on CPUs is not predicted: give a run on it with --from=" in shown
+    cheapest, fastest, within, budget = content["sentences"]
+    assert within.startswith("The cheapest that ends within 48.0 hours: ")
+    assert within.removeprefix("The cheapest that ends within 48.0 hours: ") == cheapest.removeprefix("The cheapest: ")
+    assert budget.removeprefix("The fastest for $2,000.00: ") == fastest.removeprefix("The fastest: ")
+    rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
+    usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
+    assert usd == sorted(usd)
+    for name in ("plan.md", "plan.html"):
+        assert "l4x1-2workers" in (tmp_path / "out" / name).read_text()
+    page = (tmp_path / "out" / "plan.html").read_text()
+    assert "<script" not in page
+    assert "http" not in page.split("</svg>")[-1]
+
+
+def test_a_run_on_one_card_gives_the_others_narrower_times(tmp_path: Path, capsys: Capture) -> None:
+    flags = ["--global_batch_size=100", "--model=mlp", "--learning_rate=0.1", "--steps=10000"]
+    assert main(planned(tmp_path, *flags, "l4x1", "l4x4", "t4x1", gflop=100.0)) == 0
+    alone = {each["tier"]: each["step"] for each in forecast(tmp_path)["tiers"]}
+    run = plant(tmp_path / "l4x1", [0.5] * 20, devices=["GPU:0"], gpu="NVIDIA L4")
+    assert main(planned(tmp_path, *flags, "l4x1", "l4x4", "t4x1", f"--from={run}", gflop=100.0)) == 0
+    with_run = {each["tier"]: each["step"] for each in forecast(tmp_path)["tiers"]}
+    assert with_run["l4x1"] == {"low": 0.5, "middle": 0.5, "high": 0.5}
+    for tier in ("l4x4", "t4x1"):
+        assert with_run[tier]["high"] / with_run[tier]["low"] < alone[tier]["high"] / alone[tier]["low"]
+    assert "l4x4: by the work in the graph, a step takes" in capsys.readouterr().out
+
+
+def test_what_a_wish_cannot_have_is_said(tmp_path: Path, capsys: Capture) -> None:
+    assert main(planned(tmp_path, "l4x1", "--steps=1000000", "--within=1h", "--budget=0.01", gflop=1e4)) == 0
+    shown = capsys.readouterr().out
+    assert "The cheapest that ends within 1.00 hours: none." in shown
+    assert "The fastest for $0.01: none." in shown
+
+
+@pytest.mark.parametrize(("tier", "flags", "line"), [
+    ("t4x1", ["--precision=float64"], "t4x1: no rate for precision=float64: give a run on it with --from="),
+    ("l4x8", ["--global_batch_size=12"], "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16"),
+    ("l4x1", ["--global_batch_size=6400"], "l4x1: does not fit: needs "),
+])  # fmt: skip
+def test_each_reason_is_one_line(tmp_path: Path, capsys: Capture, tier: str, flags: list[str], line: str) -> None:
+    assert main(planned(tmp_path, tier, *flags)) == 0
+    assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
+    assert forecast(tmp_path)["sentences"] == ["No tier has both a time and a price."]
+
+
+def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    tier = tmp_path / "b200.yaml"
+    text = (JOB_CONFIGS / "h100x8.yaml").read_text()
+    text = (
+        text.replace("a3-highgpu-8g", "a4x-highgpu-4g")
+        .replace("NVIDIA_H100_80GB", "NVIDIA_GB200")
+        .replace(": 8", ": 4")
+    )
+    tier.write_text(text)
+    assert main(planned(tmp_path, str(tier), "--global_batch_size=64")) == 0
+    shown = capsys.readouterr().out
+    assert "b200: the memory of its devices is not in the table of machines" in shown
+    assert "b200: no rates of NVIDIA_GB200 in the table of machines: give a run on it with --from=" in shown
+    run = plant(tmp_path / "l4x1", [0.5] * 20, devices=["GPU:0"], gpu="NVIDIA L4")
+    flags = ["--global_batch_size=100", "--model=mlp", "--learning_rate=0.1", "--steps=10000"]
+    assert main(planned(tmp_path, str(tier), *flags, f"--from={run}", "--relative_speed=b200=3")) == 0
+    assert "b200: no price: give --price_per_hour=b200=USD" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--budget=-1", "'-1' must be a number above 0, in USD"),
+    ("--within=eight", "'eight' must be a time"),
+    ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
+    ("--preemptions_per_hour=often", "'often' must be a number of preemptions an hour"),
+])  # fmt: skip
+def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:
+    assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", f"--out={tmp_path}", flag)
+
+
+def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept_plan(CONFIG).parent == tmp_path / "vertex-trainer" / "plans"
+    free = dataclasses.replace(CONFIG, steps=3, job_dir="elsewhere", global_batch_size=8, seed=3, replicas=2)
+    assert plan_key(free) == plan_key(CONFIG)
+    assert len({plan_key(dataclasses.replace(CONFIG, **other)) for other in (
+        {}, {"width": 8}, {"precision": "mixed_float16"}, {"data": "mnist"}, {"critic_steps": 1})}) == 5  # fmt: skip
+    places = ("photos", "folder:photos/", "/home/me/photos", "gs://bucket/photos")
+    assert len({plan_key(dataclasses.replace(CONFIG, data=each)) for each in places}) == 1
+    (tmp_path / "mine_to_plan.py").write_text("one = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = dataclasses.replace(CONFIG, model="mine_to_plan:build")
+    before = plan_key(own)
+    (tmp_path / "mine_to_plan.py").write_text("one = 2\n")
+    assert plan_key(own) != before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 0}', '{"format": 1}'])
+def test_a_damaged_plan_is_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(UserError, match=r"make it again \(python -m trainer\.plan\)"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path)
+    assert plan.work[0].flops.at(2) == 2e9
+    assert plan.total_steps(CONFIG) == 10_000
+    assert plan.total_steps(dataclasses.replace(CONFIG, steps=None, epochs=2)) == 2 * (6_000 // 64)
+    assert math.isfinite(plan.memory.fragments)

@@ -1,0 +1,143 @@
+"""Makes the plan of a run: what a step needs by the rows of a replica, from real steps at three numbers of rows."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.build import set_precision_and_seed
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Arrays, Dataset, NestedArrays, Subset
+from trainer.data.sources import load_dataset
+from trainer.errors import UserError
+from trainer.log import log
+from trainer.planning.allocations import traced
+from trainer.planning.counting import NO_KERNEL, Operation, operations
+from trainer.planning.measured_step import MeasuredStep
+from trainer.planning.peaks import Prediction, Trace, peak_bytes
+from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, peak_of, plan_key, versions
+
+_FIRST_ROWS = 8
+_MOST_ROWS = 64
+_MOST_FLOPS = 2e11  # of a step that is run here: seconds on two cores
+_CARDS = (14, 36)  # GiB that two kinds of cards have for tensors
+
+
+def make_plan(config: TrainConfig) -> StepPlan:
+    """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail."""
+    set_precision_and_seed(config)
+    dataset = load_dataset(config)
+    with closing(dataset):
+        first = _measured(config, dataset, _FIRST_ROWS)
+        updates, reduced = first.step.updates()
+        if config.sync_batch_norm:
+            updates += 2 * batch_norms(first.operations)
+        state, batches = first.step.state_bytes, first.step.batches_per_step
+        needed = peak_bytes(first.trace, state, temporaries=True)
+        rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
+        others = [_measured(config, dataset, each) for each in rows]
+        examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
+    return StepPlan(
+        model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
+        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, others[0].trace, others[1].trace, state),
+        work=_work(first, others[-1]), all_reduces=updates, reduced_bytes=reduced,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Holds what a step of one number of rows allocates and computes."""
+
+    step: MeasuredStep
+    trace: Trace
+    operations: Sequence[Operation]
+
+
+def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
+    log.info(f"runs some steps of {config.model} with {rows} rows on this CPU")
+    built: list[MeasuredStep] = []
+
+    def build() -> MeasuredStep:
+        built.append(MeasuredStep(config, dataset, rows))
+        return built[0]
+
+    trace = traced(rows, build)
+    return _Measured(built[0], trace, _operations(built[0].graph, rows))
+
+
+def larger(flops: int, needed: int, memory: int) -> list[int]:
+    """Returns two more numbers of rows, the second twice the first, by what a step with _FIRST_ROWS takes.
+
+    flops: of that step; needed: its bytes; memory: those of this machine. Raises UserError if the memory is too small.
+    """
+    most = _MOST_FLOPS / max(flops, 1) * _FIRST_ROWS
+    largest = min(_MOST_ROWS, max(4 * _FIRST_ROWS, 2 ** int(math.log2(max(most, 1)))))
+    if 2 * needed * largest / _FIRST_ROWS > memory:  # with what building the model and fragments add
+        largest = 4 * _FIRST_ROWS
+    if 2 * needed * largest / _FIRST_ROWS > memory:
+        gib = 2 * needed * largest / _FIRST_ROWS / 2**30
+        raise UserError(
+            f"a step with {largest} rows needs up to {gib:.1f} GiB, this machine has {memory / 2**30:.1f}: make the "
+            "plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
+        )
+    return [largest // 2, largest]
+
+
+def batch_norms(found: Sequence[Operation]) -> int:
+    """Returns how often batch norm is applied and differentiated: with several replicas it sums once each way.
+
+    On one replica its kernel runs once a group of rows, within the scope of the layer's call.
+    """
+    return len({op.scope.rpartition("/")[0] for op in found if op.type == "FusedBatchNormGradV3"})
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
+    """Returns the lines of memory, from the two larger traces; the first one tells how far they are off."""
+    predicted = Prediction(small, large, state)
+    device, cpu = predicted.device_lines(), predicted.cpu_lines()
+    measured = peak_bytes(first, state, temporaries=False)
+    return Memory(
+        device=device, device_16_bit=predicted.device_lines(half=True), cpu=cpu, state_bytes=state,
+        measured_rows=[first.rows, small.rows, large.rows], error=abs(peak_of(device, first.rows) / measured - 1),
+        fragments=max(predicted.fragments(gib * 2**30) for gib in _CARDS),
+    )  # fmt: skip
+
+
+def _operations(graph: Any, rows: int) -> list[Operation]:
+    return [op for op in operations(graph, rows=rows) if op.type not in NO_KERNEL]
+
+
+def _work(small: _Measured, large: _Measured) -> list[Work]:
+    """Returns the operations with what each needs by the rows, those that are alike together."""
+    fewer, more = small.trace.rows, large.trace.rows
+
+    def line(few: int, many: int, times: int) -> Line:
+        per_row = (many - few) / (more - fewer) / times
+        return Line(few / times - per_row * fewer, per_row)
+
+    counts: Counter[tuple[str, Line, Line]] = Counter()
+    for a, b in zip(small.operations, large.operations, strict=True):
+        key = a.type, line(a.flops, b.flops, a.times), line(a.moved_bytes, b.moved_bytes, a.times)
+        counts[key] += a.times
+    return [Work(kind, times, flops, moved) for (kind, flops, moved), times in counts.items()]
+
+
+def _bytes_of(examples: Any) -> int:
+    """Returns the bytes of examples that lie in the host's memory; 0 for those that are read as they are needed."""
+    if isinstance(examples, Subset):
+        return _bytes_of(examples.examples)
+    if isinstance(examples, Arrays):
+        return sum(each.nbytes for each in (examples.images, examples.labels) if each is not None)
+    if isinstance(examples, NestedArrays):
+        return sum(np.asarray(each).nbytes for each in tf.nest.flatten(examples.parts))
+    return 0
