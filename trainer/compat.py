@@ -309,7 +309,8 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
     replaced: dict[str, Any] = {"reduce_weighted_values": reduced}
     if parts:
         divide, multiply = (f"{way}_loss_for_distribution" for way in ("scale", "unscale"))
-        originals |= {name: _private(f"keras.src.losses.loss.{name}", 0) for name in (divide, multiply)}
+        originals[divide] = _private("keras.src.losses.loss.scale_loss_for_distribution", 0)
+        originals[multiply] = _private("keras.src.losses.loss.unscale_loss_for_distribution", 0)
         replaced |= {divide: lambda value: value / parts(), multiply: lambda value: value * parts()}
     vars(module).update(replaced)
     try:

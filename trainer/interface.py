@@ -110,7 +110,7 @@ class ModelInterface:
 
 def has_own_step(model: Any) -> bool:
     """Returns whether the train_step is not Keras's."""
-    return type(model).train_step is not keras.Model.train_step
+    return getattr(type(model), "train_step", None) is not keras.Model.train_step
 
 
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:

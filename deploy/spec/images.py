@@ -119,7 +119,7 @@ def remembered() -> BuiltImage | None:
         ):
             raise ValueError("a value is no text")
         check_image("uri", found.uri)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise UserError(f"{RECORD}: not a record of an image ({error}): remove it") from None

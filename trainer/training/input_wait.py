@@ -24,6 +24,8 @@ def input_wait(asked: Times, ready: Times, end: float, *, runs_ahead: bool) -> f
     device is idle. There a step takes G from when the device has its batch and is free, and at least until the host
     has started its last operation; G is the greatest with which all steps are done at `end`.
     """
+    if not len(asked):
+        return 0.0
     waits = np.maximum(ready - asked, 0.0)
     lost = float(min(np.sum(waits), end - asked[0]))
     if not runs_ahead:

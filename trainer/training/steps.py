@@ -78,7 +78,7 @@ class StepRunner:
         on_gpus = self.replicas.devices[0].startswith("GPU")
         waits[self.replicas.cluster.index] = input_wait(asked, ready, end, runs_ahead=on_gpus)
         summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))  # once a call, not once a step
-        return summed[: -len(waits)].reshape(len(steps), -1), float(max(summed[-len(waits) :]))
+        return summed[: -len(waits)].reshape(len(steps), steps.shape[1] - 2), float(max(summed[-len(waits) :]))
 
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""

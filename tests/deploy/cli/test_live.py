@@ -137,7 +137,7 @@ def test_a_command_is_told_how_it_ended(
     notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
     assert watch.main([priced["name"], *SDK, notify], session) == 2
     told = Path("told").read_text()
-    assert told.startswith(f"FAILED 2 4.30 x gs://my-bucket/7 The replica {EXITED} 2.: 2 means the trainer refused")
+    assert told.startswith(f"FAILED 2 4.30 x gs://my-bucket/7 The replica {EXITED} 2.: 2 means its settings")
     capsys.readouterr()
     assert watch.main([priced["name"], *SDK, "--notify=sh -c 'echo no mail >&2; exit 3'"], session) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]

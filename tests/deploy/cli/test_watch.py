@@ -90,7 +90,7 @@ def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: Job)
     ("state", "error", "code", "line"),
     [
         ("FAILED", f"The replica {EXITED} 137.", 1, "137 means killed (SIGKILL), most often out of memory"),
-        ("FAILED", f"The replica {EXITED} 2.", 2, "2 means the trainer refused"),
+        ("FAILED", f"The replica {EXITED} 2.", 2, "2 means its settings, data or machine were refused"),
         ("FAILED", f"The replica {EXITED} 75.", 75, "with the same --job_dir to resume"),
         ("FAILED", "Internal error", 1, "error: Internal error"),
         ("CANCELLED", "", 75, ""),

@@ -151,7 +151,9 @@ def test_the_trainers_error_takes_precedence_over_the_exit_status(
     cloud.run = run
     expected = "cpu, repeat 1: exit code 2: out of memory; fix that, then run the command again ("
     assert expected in command("cpu", code=2)
-    assert "2 means the trainer refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
+    assert (
+        "2 means its settings, data or machine were refused" in (tmp_path / "out" / "cpu" / "repeat-1.log").read_text()
+    )
 
 
 def test_an_interrupted_comparison_finds_its_jobs_again(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.in_job import run_record
 from tests.docs.sources import ROOT
 from trainer.reporting.run_files import read_result, record_failure
 from trainer.storage import run_layout
@@ -30,6 +31,8 @@ def named(source: str) -> Iterator[str]:
 def test_no_other_module_names_the_files_of_a_run() -> None:
     modules = {path for folder in ("trainer", "deploy") for path in (ROOT / folder).rglob("*.py")}
     modules.remove(Path(run_layout.__file__))
+    modules.remove(Path(run_record.__file__))  # beside a script, without any other module of this package
+    assert {run_record.RUN_INFO, run_record.STATS, run_record.RESULT} <= FILES
     found = {str(path.relative_to(ROOT)): list(named(path.read_text(encoding="utf-8"))) for path in modules}
     assert {path: names for path, names in found.items() if set(names) - OTHER_USES} == {}
 

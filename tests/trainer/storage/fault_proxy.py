@@ -58,6 +58,7 @@ class Proxy:
     faults: list[Fault] = field(default_factory=list)
     chaos: float = 0.0  # the chance that a request meets a fault of a random kind
     requests: list[str] = field(default_factory=list)
+    flipped: int = 0  # counts on from the byte of the last damaged answer
     released: threading.Event = field(default_factory=threading.Event)
 
     def heal(self) -> None:
@@ -163,7 +164,9 @@ class _Faulty(Forwarding):
             self.close_connection = True
             return
         if kind in ("flip", "rot"):
-            at = middle if kind == "rot" else self.chance.randrange(len(content))
+            # Another byte than the last time: the same damage twice is that of the object itself.
+            self.proxy.flipped += 1 + self.chance.randrange(max(1, len(content) - 1))
+            at = middle if kind == "rot" else self.proxy.flipped % len(content)
             self._answer(status, headers, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
             return
         if kind == "drip":
