@@ -1,5 +1,6 @@
 """Measures how long the loop over steps lost because its next batch was not there."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,19 @@ Times = npt.NDArray[np.float64]
 def timestamp(after: Any) -> Any:
     """Returns when, in seconds of the host's clock, all tensors of the nest `after` are there. They lie on the host."""
     with tf.control_dependencies(tf.nest.flatten(after)), tf.device("CPU:0"):
-        return tf.timestamp()
+        return (
+            tf.timestamp() if _allows_timestamps() else tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
+        )
+
+
+def _allows_timestamps() -> bool:
+    """Returns whether TensorFlow runs its own operation for the time, which it refuses once it is deterministic."""
+    with tf.init_scope():
+        try:
+            tf.timestamp()
+        except tf.errors.FailedPreconditionError:
+            return False
+    return True
 
 
 def input_wait(asked: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:

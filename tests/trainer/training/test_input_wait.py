@@ -1,8 +1,12 @@
 """Tests how much time is lost for input: queues with a known answer, simulated, on a CPU and on a GPU."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from tests.docs.sources import ROOT
 from trainer.training.input_wait import input_wait
 
 
@@ -43,3 +47,16 @@ def test_a_call_of_one_step_loses_its_wait(runs_ahead: bool) -> None:
     assert input_wait(np.array([1.0]), np.array([1.5]), 2.5, runs_ahead=runs_ahead) == pytest.approx(0.5)
     assert input_wait(np.array([1.0]), np.array([0.9]), 2.5, runs_ahead=runs_ahead) == 0.0  # the clock was set back
     assert input_wait(np.array([5.0]), np.array([7.0]), 4.0, runs_ahead=runs_ahead) == 0.0
+
+
+def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
+    """In a process of its own: determinism cannot be ended. TensorFlow's own operation fails then."""
+    code = (
+        "import tensorflow as tf, time\n"
+        "from trainer.training.input_wait import timestamp\n"
+        "tf.config.experimental.enable_op_determinism()\n"
+        "before = time.time()\n"
+        "print(before <= float(tf.function(lambda: timestamp(tf.constant(1)))()) <= time.time())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "True\n", done.stderr
