@@ -52,6 +52,7 @@ setup(
             "spec/machines.yaml",
             "spec/schema.yaml",
             "report/report.html",
+            "report/page.css",
             "planning/plan.html",
             "planning/published.yaml",
         ],

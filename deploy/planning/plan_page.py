@@ -1,15 +1,15 @@
 """Makes plan.html: hours against USD of all offers, what each GPU needs and has, the table. One file, no scripts."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
 
 from deploy.planning.forecast import Forecast
 from deploy.planning.offers import STRATEGIES, Offer
 from deploy.planning.plan_table import STRATEGY, TITLES, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
+from deploy.report.html_page import html_table, items, page
 from deploy.report.plots import scale, svg, tier_label
 from deploy.report.table import figures
 
@@ -23,14 +23,15 @@ _COLOURS = {"STANDARD": "#010210", "SPOT": "#010211", "FLEX_START": "#010212"}  
 
 def to_html(table: PlanTable, wish: Wish) -> str:
     """Returns the page. Raises UserError if matplotlib is not installed."""
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return page(
+        _TEMPLATE,
         title=html.escape(f"Plan: {table.about.partition(':')[0]}"),
         about=html.escape(table.about.partition(": ")[2]),
-        sentences=_items(table.sentences(wish)),
+        sentences=items(table.sentences(wish)),
         chart=svg("Hours and USD of each tier", lambda axes: _draw(axes, table)) if table.offers else "",
         memory="\n".join(filter(None, map(_bar, table.forecasts))),
-        table=_rows(table.cells()),
-        notes=_items(table.notes()),
+        table=html_table(TITLES, table.cells()),
+        notes=items(table.notes()),
     )
 
 
@@ -78,21 +79,3 @@ def _bar(each: Forecast) -> str:
         f'<b style="width: {high - low:.1f}%"></b></span>'
         f'<span class="words">{html.escape(words)}, {fit.verdict}</span></div>'
     )
-
-
-def _rows(cells: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in TITLES)
-    body = "\n".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, values))}</tr>' for name, *values in cells
-    )
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _cell(text: str) -> str:
-    """Returns a cell with the interval, in brackets, below the middle."""
-    value, bracket, rest = text.partition(" (")
-    return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
-
-
-def _items(lines: Iterable[str]) -> str:
-    return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)

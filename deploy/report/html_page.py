@@ -14,7 +14,8 @@ from deploy.report.verdict import verdict
 from trainer.storage import local_path, make_writable, write_whole
 from trainer.storage.run_layout import step_of
 
-TEMPLATE = Path(__file__).parent / "report.html"
+TEMPLATE = Path(__file__).with_name("report.html")
+_STYLE = Path(__file__).with_name("page.css")
 _MOST_IMAGE_BYTES = 2_000_000
 
 
@@ -48,7 +49,8 @@ def to_html(
     simulated = [row.tier for row in rows if row.simulated]
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
     mark = f'<p class="simulated">Simulated devices: {html.escape(", ".join(simulated))}</p>' if simulated else ""
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return page(
+        TEMPLATE,
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(_about(collection)),
         simulated=mark,
@@ -79,7 +81,13 @@ def _about(collection: Collection) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def items(lines: Sequence[str]) -> str:
+def page(template: Path, **parts: str) -> str:
+    """Returns the page of a template with its parts, which are HTML, and the style that all pages share."""
+    style = _STYLE.read_text(encoding="utf-8")
+    return Template(template.read_text(encoding="utf-8")).substitute(style=style, **parts)
+
+
+def items(lines: Iterable[str]) -> str:
     """Returns the items of an HTML list."""
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
 
@@ -87,16 +95,20 @@ def items(lines: Sequence[str]) -> str:
 def _table(rows: Sequence[TierSummary]) -> str:
     """Returns a table with a column for each tier: a narrow screen scrolls, the names of the values stay."""
     titles, cells = shown(rows)
-    head = "".join(f'<th scope="col">{html.escape(cell[0])}</th>' for cell in cells)
-    lines = list(zip(titles, *cells, strict=True))[1:]
+    return html_table([cell[0] for cell in cells], list(zip(titles, *cells, strict=True))[1:], "<td></td>")
+
+
+def html_table(titles: Iterable[str], lines: Iterable[Sequence[str]], corner: str = "") -> str:
+    """Returns a table; each line begins with its name. `corner`: HTML before the titles, where they lack the name's."""
+    head = corner + "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
     body = "\n".join(
-        f'<tr><th scope="row">{html.escape(title)}</th>{"".join(map(_cell, values))}</tr>' for title, *values in lines
+        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, values))}</tr>' for name, *values in lines
     )
-    return f"<table>\n<thead><tr><td></td>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _cell(text: str) -> str:
-    """Returns a cell with the quartiles, in brackets, below the median."""
+    """Returns a cell with the quartiles or the interval, in brackets, below the middle."""
     value, bracket, rest = text.partition(" (")
     return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
 

@@ -3,10 +3,9 @@
 import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.html_page import TEMPLATE, figure, items, section
+from deploy.report.html_page import TEMPLATE, figure, items, page, section
 from deploy.report.plots import LOOKS, svg
 from deploy.study.outcome import Outcome, to_csv, to_json, to_markdown, to_terminal
 from deploy.study.trials import Trial
@@ -41,7 +40,8 @@ def to_html(outcome: Outcome, title: str, command: str) -> str:
     """Returns one HTML page that needs no other file. `command`: of the study."""
     figures = [figure(name, caption, svg(name, plot)) for name, caption, plot in _drawings(outcome)]
     commands = {"The best trial": outcome.best_command, "The study": command}
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return page(
+        TEMPLATE,
         title=html.escape(title),
         about=html.escape(f"{len(outcome.trials)} trials by {outcome.metric} ({outcome.goal})"),
         simulated="",
