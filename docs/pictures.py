@@ -50,9 +50,10 @@ def comparison(folder: Path, out: Path) -> None:
 
 def _colour(canvas: Figure) -> None:
     """Replaces placeholders of the page's CSS variables by colours."""
-    page = (Path(plots.__file__).parent / "report.html").read_text(encoding="utf-8")
-    light = page.partition("@media")[0]
+    style = (Path(plots.__file__).parent / "page.css").read_text(encoding="utf-8")
+    light = style.partition("@media")[0]
     real = {f"#0102{number}": value for number, value in re.findall(r"--c(\d\d): *(#[0-9a-f]{6})", light)}
+    assert real, "page.css defines no colours"
     real["#010202"] = "#ffffff"
     for artist in canvas.findobj():
         for name in ("color", "facecolor", "edgecolor"):
