@@ -65,7 +65,8 @@ def as_uint8(images: Any) -> UInt8Array:
 def grid(images: UInt8Array, columns: int = 0, margin: int = 2) -> UInt8Array:
     """Arranges (count, height, width, channels) in one picture, as close to a square as `count` allows.
 
-    columns: images in a row, if not those of a square. Small images are enlarged by an integer factor to about 64 pixels.
+    columns: images in a row, if not those of a square. Small images are enlarged by an integer factor to about 64
+    pixels.
     """
     factor = max(1, 64 // images.shape[1])
     images = images.repeat(factor, axis=1).repeat(factor, axis=2)

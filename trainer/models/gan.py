@@ -146,7 +146,8 @@ class GAN(keras.Model):
         # A function of XLA's own would be traced for the first of several passes alone.
         self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
         self.compiles_gradients = self.uses_xla
-        self._pass, self._image_gradients = map(self.xla_compiled, (self.one_pass, self.image_gradients))
+        self._pass = self.xla_compiled(self.one_pass)
+        self._image_gradients = self.xla_compiled(self.image_gradients)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""

@@ -49,7 +49,10 @@ class WGANGP(GAN):
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: images (critic_steps, rows, height, width, channels) in [0, 255], perhaps labels."""
+        """Returns the losses.
+
+        data: images (critic_steps, rows, height, width, channels) in [0, 255], perhaps labels (critic_steps, rows).
+        """
         step = current_step()
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
