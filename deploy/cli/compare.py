@@ -12,7 +12,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from deploy.cli.arguments import add_script_flags, add_table_flags, command_line, parse_program, parser, read_prices
-from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.cli.job_flags import (
+    add_place_flags,
+    add_plan_flags,
+    read_changes,
+    read_options,
+    refuse_flags_of_vertex,
+    seconds,
+)
 from deploy.cli.target import add_notify
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import Plan, Runner, TierPlan, announce, compare, missing_runs, read_tiers
@@ -30,6 +37,7 @@ from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.storage import local_path
 
 SCALINGS = ("strong", "weak")
+LEAST_S = 1800.0  # of a persistent resource
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -93,6 +101,8 @@ def _flags() -> Parser:
     )
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
     add_place_flags(own, jobs, dry_run, disable_retries=True)
+    own.add_argument("--persistent_resource", type=seconds, metavar="TIME", help="one set of machines for all runs "
+                     "on equal ones, which starts once and exists so long at most, as 3h: docs/compare.md")  # fmt: skip
     add_plan_flags(own)
     add_notify(own)
     add_table_flags(own)
@@ -100,8 +110,17 @@ def _flags() -> Parser:
     return own
 
 
+def _check_persistent(found: Namespace) -> None:
+    """Raises UserError for flags that do not fit --persistent_resource."""
+    if found.persistent_resource and found.parallel:
+        raise UserError("--parallel contradicts --persistent_resource, which runs one job at a time on equal machines")
+    if found.persistent_resource and found.persistent_resource < LEAST_S:
+        raise UserError("--persistent_resource needs 30m at least: its guard and its machines take minutes to start")
+
+
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Program, session: Session) -> Runner:
     if found.on == "vertex":
+        _check_persistent(found)
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    refuse_flags_of_vertex(found, "dry_run", "plan", "force")
+    refuse_flags_of_vertex(found, "dry_run", "plan", "force", "persistent_resource")
     return LocalRunner(tiers)

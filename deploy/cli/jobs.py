@@ -1,6 +1,7 @@
-"""Lists the jobs in one region that this package submitted, from any machine: `python -m deploy jobs`.
+"""Lists the jobs and persistent resources in one region that this package created, from any machine.
 
-Cancels doubles: jobs of one submission, of which a lost response created the second.
+`python -m deploy jobs` cancels doubles: jobs of one submission, of which a lost response created the second. It deletes
+a persistent resource that nobody would end: without a guard and without a job.
 """
 
 from collections.abc import Sequence
@@ -9,18 +10,19 @@ from datetime import datetime, timezone
 from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
 from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project
-from deploy.vertex.api import JobStatus
+from deploy.vertex.api import Backend, JobStatus, unless_forbidden
 from deploy.vertex.cancellation import by_submission, cancel_doubles
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.live import LiveLines
-from deploy.vertex.retry import retried
+from deploy.vertex.resources import describe_left, is_left, request_deletion
+from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
 from trainer.errors import DONE
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints one line for each job, newest first."""
+    """Prints one line for each job, newest first, then for each persistent resource."""
     cli = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
     add_flags(cli, "project", "region")
     add_backend(cli)
@@ -28,16 +30,28 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), "")
     with exit_on_api_error(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
+        # First: of each the guard is then listed.
+        resources: Sequence[JobStatus] = unless_forbidden(lambda: [*retried(backend.resources, session.clock)], [])
         found = retried(backend.jobs, session.clock)
         for jobs in by_submission(found):
             cancel_doubles(jobs, backend, session.clock)
-    for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
-        print(_line(status, session.clock.now()))
-        for line in LiveLines(status, session.clock).lines(status):
-            print(f"  {line}")
-    if not found:
+        for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
+            print(_line(status, session.clock.now()))
+            for line in LiveLines(status, session.clock).lines(status):
+                print(f"  {line}")
+        for resource in resources:
+            _end_if_left(resource, found, backend, session.clock)
+    if not found and not resources:
         print(f"no jobs of this package in {gcp.region}")
     return DONE
+
+
+def _end_if_left(resource: JobStatus, jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> None:
+    print(f"persistent resource {resource.display_name}: {describe_left(resource, jobs, clock.now())}")
+    if resource.state != "STOPPING" and is_left(resource.display_name, jobs):
+        done = request_deletion(backend, resource.display_name, clock)
+        what = "its deletion is requested" if done else "it cannot be deleted yet: run this command again"
+        print(f"  {what}: it has neither a guard nor a job")
 
 
 def _line(status: JobStatus, now: float) -> str:

@@ -17,7 +17,7 @@ from deploy.cli.arguments import add_script_flags, command_line, parse_program, 
 from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers, program_here
 from deploy.spec.job_spec import request_on
-from deploy.spec.script import Script, check_script_folder
+from deploy.spec.script import Script, check_script_folder, refuse_rendered_script
 from deploy.spec.tier import Tier, load_tier
 from trainer.config.flags import whole
 from trainer.errors import DONE, UserError
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     add_script_flags(own)
     asked, overrides = parse_program(own, arguments)
     tier = load_tier(asked.spec, "")
+    if not isinstance(overrides, Script):
+        refuse_rendered_script(tier)
     config = request_on(tier, overrides).config
     kill = _worker_kill(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -11,6 +11,8 @@ from deploy.vertex.history import Attempt, Submission, find_attempt, record_stat
 from deploy.vertex.session import BACKENDS, Session
 from trainer.errors import UserError
 
+RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/persistentResources/([a-z][a-z0-9-]{0,62})")
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -77,6 +79,14 @@ def find_target(args: argparse.Namespace) -> Target:
         raise UserError(f"job {args.job!r} is not recorded in this folder: give its name, as {forms}")
     name = job if full_name else f"projects/{project}/locations/{checked_region(region)}/{CUSTOM.collection}/{job}"
     return Target(args.backend, name, GcpConfig(project, region, ""), found)
+
+
+def find_resource_target(args: argparse.Namespace) -> tuple[GcpConfig, str] | None:
+    """Returns where a persistent resource is and its id, if the argument is the full name of one."""
+    found = RESOURCE.fullmatch(args.job)
+    if not found:
+        return None
+    return GcpConfig(args.project or _project(found[1]), checked_region(found[2]), ""), found[3]
 
 
 def _project(name: str) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,9 @@ class Runner(Protocol):
 
     def preflight(self, runs: Sequence[TierPlan]) -> None:
         """Raises UserError, or exits with an error line, if none of the runs could succeed."""
+
+    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> AbstractContextManager[None]:
+        """Provides what so many runs of each tier share, and ends it with the block. `out`: the folder."""
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
         """Trains until the run ends and returns its exit code. Called in any thread."""
@@ -123,11 +127,15 @@ def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner,
     """
     announce(plan, runs, out, runner)
     make_writable(out, "out")
-    runner.preflight([runs[tier.name] for tier in missing_runs(plan, out)])
+    missing = {tier.name: (runs[tier.name], count) for tier, count in missing_runs(plan, out).items()}
+    runner.preflight([run for run, _ in missing.values()])
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
-    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
-        write_comparison(out, plan.asked(runner.name, parallel))
+    write_comparison(out, plan.asked(runner.name, parallel))
+    with (
+        on_signals(signal.default_int_handler, signal.SIGTERM),  # as Ctrl-C
+        runner.shared(missing, out), ThreadPoolExecutor(parallel) as pool,
+    ):  # fmt: skip
         try:
             futures = [pool.submit(_run, runs[t.name], repeat, out, runner, refused) for t, repeat in plan.runs()]
             while wait(futures, timeout=1.0).not_done:

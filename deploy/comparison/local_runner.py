@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
@@ -45,6 +46,10 @@ class LocalRunner:
         for run in runs:
             if isinstance(run.config, TrainConfig):
                 check_local_data(run.config.data)
+
+    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> AbstractContextManager[None]:
+        """Provides nothing: every run has processes of its own."""
+        return nullcontext()
 
     def run(self, run: TierPlan, job_dir: Path) -> int:
         if not is_begun(job_dir):

@@ -11,15 +11,18 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.directory import SENT_JOB
 from deploy.comparison.execution import TierPlan
+from deploy.comparison.machine_kinds import Kind, describe_kinds, kinds_by_tier
+from deploy.comparison.shared_machines import Desk, Records, SharedMachines, Stopped, shared_machines
 from deploy.planning.kept import memory_lines, with_prediction
 from deploy.report.collection import fetched
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
+from deploy.spec.guard_job import guard_price
 from deploy.spec.job_spec import Job, JobOptions, Program, Settings, TrainingRequest, render, request_on
 from deploy.spec.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
@@ -28,6 +31,7 @@ from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
+from deploy.vertex.resources import check_deletion
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
 from deploy.vertex.submission import attempt_label, check_resources, submit_job, upload_packages
@@ -38,10 +42,6 @@ from trainer.storage.gcs import connect
 from trainer.storage.run_layout import RESULT
 
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
-
-
-class _Stopped(Exception):
-    """Reports that `stop` was called."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,8 @@ class VertexRunner:
         self._clock = Clock(session.clock.now, self._sleep)
         self._stopped, self._uploading = threading.Event(), threading.Lock()
         self._submissions = (f"{options.submission}-{number}" for number in itertools.count(1))
+        self._kinds = kinds_by_tier(tiers) if args.persistent_resource else {}
+        self._machines: Mapping[str, SharedMachines] = {}
 
     @cached_property
     def _gcp(self) -> GcpConfig:
@@ -93,13 +95,17 @@ class VertexRunner:
             usd = job.tier.most_usd
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
-            yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
+            where = "in the persistent resource below" if self._kinds else price_and_limit(job.tier)
+            yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {where}"
             yield from (f"{tier.name}: {line}" for line in job.about)
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
         yield from self._memory_lines([run for run, _ in runs.values()])
-        if runs:
+        if self._kinds:
+            kinds = [kind for kind, _ in self._needed(runs)]
+            yield from describe_kinds(kinds, self._args.persistent_resource, self._gcp.region, self._args.prices)
+        elif runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
@@ -124,15 +130,44 @@ class VertexRunner:
             backend = self._open(self._gcp.project, self._gcp.region)
             with exit_on_api_error(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)
+                if self._kinds:
+                    check_deletion(backend, self._clock)
                 for job in jobs.values():
                     check_resources(job, backend, self._clock)
 
+    def _needed(self, runs: Mapping[str, tuple[TierPlan, int]]) -> list[tuple[Kind, int]]:
+        """Returns the kinds of machines of these runs, each with how many they are."""
+        counts: dict[str, int] = {}
+        for name, (_, count) in runs.items():
+            counts[self._kinds[name].key] = counts.get(self._kinds[name].key, 0) + count
+        kinds = {kind.key: kind for kind in self._kinds.values()}
+        return [(kinds[key], count) for key, count in counts.items()]
+
+    @contextmanager
+    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> Iterator[None]:
+        """Provides the persistent resources, and deletes those that an earlier command left."""
+        records, options, args = Records(out), self._options, self._args
+        if not self._kinds and not records.read():
+            yield
+            return
+        desk = Desk(
+            self._gcp, args.persistent_resource or 0.0, options.submission, guard_price(args.prices), records,
+            self._open, self._clock,
+        )  # fmt: skip
+        needed = self._needed(runs) if self._kinds else []
+        with exit_on_api_error(self._gcp), shared_machines(needed, desk, self._session.clock) as self._machines:
+            yield
+
     def run(self, run: TierPlan, job_dir: Path) -> int:
         job_dir.mkdir(parents=True, exist_ok=True)
+        machines = self._machines.get(run.tier.name)
         try:
-            with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
+            with (
+                open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log,
+                machines.turn() if machines else nullcontext(),
+            ):
                 return self._run(run, job_dir, lambda line: print(line, file=log))
-        except _Stopped:
+        except Stopped:
             return INTERRUPTED
         except ApiError as error:
             raise (PlatformFault if error.transient else UserError)(describe_error(error, self._gcp)) from None
@@ -175,6 +210,9 @@ class VertexRunner:
             backend = self._open(job.gcp.project, job.gcp.region)
             upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()
+        if machines := self._machines.get(run.tier.name):
+            job = machines.place(job)
+            self._check_stop()
         sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         write_whole(job_dir / SENT_JOB, json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
@@ -189,8 +227,9 @@ class VertexRunner:
         backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
         try:
             status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
-        except _Stopped:
-            print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
+        except Stopped:
+            if not self._machines:  # which are deleted, and the jobs in them cancelled
+                print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
             raise
         with suppress(LookupError, UserError):  # the comparison does not need this folder's records
             record_status(*find_attempt(sent.submission), status, self._clock.now())
@@ -201,7 +240,7 @@ class VertexRunner:
 
     def _check_stop(self) -> None:
         if self._stopped.is_set():
-            raise _Stopped
+            raise Stopped
 
     def _sleep(self, seconds: float) -> None:
         clock = self._session.clock

@@ -108,16 +108,19 @@ class Refused(OSError):
     """Reports an answer that another try would not change."""
 
 
-def request(url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None) -> bytes:
+def request(
+    url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None, method: str = ""
+) -> bytes:
     """Returns the answer of a GET, or of a POST if there is a `body`; tries again while service or network fail.
 
-    `missing`: what to return for 404. Raises OSError in the end, Refused at once if the account may not do it.
+    `method`: another one; `missing`: what to return for 404. Raises OSError in the end, Refused at once if the account
+    may not do it.
     """
     problem = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
-        asked = urllib.request.Request(url, body, headers)  # noqa: S310 (always http or https)
+        asked = urllib.request.Request(url, body, headers, method=method or None)  # noqa: S310 (always http or https)
         try:
             with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:  # noqa: S310
                 content: bytes = response.read()

@@ -17,7 +17,7 @@ from deploy.spec.images import Contents, Image
 from deploy.spec.packages import DIST, Package
 from deploy.spec.plain_image import IN_JOB, STARTER, driver_variables
 from deploy.spec.sources import MOST_MB, user_sources
-from deploy.spec.tier import TierFacts
+from deploy.spec.tier import Tier, TierFacts
 from trainer.config.fields import nearest
 from trainer.errors import UserError
 from trainer.reporting.run_files import mapping, read_run_info
@@ -194,6 +194,17 @@ def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> S
     if not (path.with_suffix(".py").is_file() and parts[1:]) and not (path / "__main__.py").is_file():
         raise UserError(f"module={name}: there is no such program in {folder.name}: no {path.name}.py or __main__.py")
     return Script(name, folder, ("-m", name), tuple(words), job_dir)
+
+
+def refuse_rendered_script(tier: Tier) -> None:
+    """Raises UserError if the spec is that of a script's job: here the trainer would run in its place."""
+    task = tier.spec["workerPoolSpecs"][0].get("containerSpec", {})
+    start = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}.get("TRAINER_START", "{}")
+    if '"script"' in start:
+        raise UserError(
+            f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
+            " python -m deploy local TIER --script=FILE -- ARGUMENTS"
+        )
 
 
 def check_script_folder(script: Script, job_dir: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from trainer.errors import UserError
 
-MOST_LABELS = 62  # of 64, because `submit` adds two
+MOST_LABELS = 61  # of 64, because `submit` adds two, and a comparison in a persistent resource one
 LABEL, PRICE_LABEL = "submission", "usd-per-hour"  # which `submit` sets; the value of the first is unique to an attempt
+# Which `compare` sets; the value is the id of a persistent resource: of jobs in it, and of the job that guards it.
+RESOURCE_LABEL, GUARD_LABEL = "persistent-resource", "guards"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ def read_labels(text: str) -> dict[str, str]:
         if found.setdefault(key, value) != value:
             raise UserError(f"labels={text}: {key} has two values: keep one of them")
     if len(found) > MOST_LABELS:
-        raise UserError(f"labels: {len(found)} of them, and a job has {MOST_LABELS} at most beside two of `submit`")
+        raise UserError(f"labels: {len(found)} of them, and a job has {MOST_LABELS} at most beside those of `submit`")
     return found
 
 

@@ -18,6 +18,7 @@ from trainer.errors import UserError
 
 JOB_CONFIGS = beside("job_configs")
 WEEK_S = 7 * 24 * 3600.0  # the timeout of a job that states none
+DISK = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100}  # of a machine whose tier states none
 
 
 @dataclasses.dataclass(frozen=True)

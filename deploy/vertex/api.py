@@ -167,6 +167,22 @@ class CustomJob:
         return kind_of(self.labels.get(LABEL, ""))
 
 
+@dataclasses.dataclass(frozen=True)
+class PersistentResource:
+    """Holds the request that creates a persistent resource: machines that run jobs until somebody deletes it.
+
+    `pools`: its resourcePools as the API's JSON has them; `own_account`: jobs in it run as a service account that they
+    name.
+    """
+
+    id: str
+    pools: Sequence[Mapping[str, Any]]
+    labels: Mapping[str, str]
+    network: str = ""
+    kms_key: str = ""
+    own_account: bool = False
+
+
 class Backend(Protocol):
     """Represents Vertex AI, Cloud Logging and Cloud Storage for one project and region.
 
@@ -193,6 +209,18 @@ class Backend(Protocol):
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
+
+    def create_resource(self, request: PersistentResource) -> None:
+        """Requests creation and returns at once; ApiError 409 if there is a persistent resource with this id."""
+
+    def resource(self, id: str) -> JobStatus:
+        """Returns the current status of a persistent resource, as of a job; ApiError 404 if it does not exist."""
+
+    def resources(self) -> Sequence[JobStatus]:
+        """Returns all persistent resources of this package."""
+
+    def delete_resource(self, id: str) -> None:
+        """Requests deletion, which cancels the jobs in it, and returns at once; ApiError 404 if it does not exist."""
 
     def upload(self, file: Path, uri: str) -> None:
         """Uploads `file` with its checksum verified, unless the object already exists."""
@@ -267,6 +295,15 @@ def _parse_job(job: Mapping[str, Any]) -> JobStatus:
         float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or WEEK_S,
         spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
     )
+
+
+def parse_resource(resource: Mapping[str, Any]) -> JobStatus:
+    """Converts a PersistentResource's JSON. Raises ApiError, as for a lost response, if it is none."""
+    with unreadable_as_lost():
+        created, started = (parse_time(resource.get(key, "")) for key in ("createTime", "startTime"))
+        error, state = resource.get("error", {}).get("message", ""), resource.get("state", "STATE_UNSPECIFIED")
+        name, labels = str(resource["name"]), resource.get("labels", {})
+        return JobStatus(name, name.rsplit("/", 1)[-1], state, created, started, None, error, labels)
 
 
 def parse_log_entry(entry: Mapping[str, Any]) -> LogEntry:

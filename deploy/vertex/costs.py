@@ -28,6 +28,11 @@ def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> 
     return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
 
 
+def price_label(usd: float | None) -> dict[str, str]:
+    """Returns a price an hour as the label that `usd_per_hour` reads; nothing without a price."""
+    return {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
+
+
 def usd_per_hour(status: JobStatus) -> float | None:
     """Returns the price in the label of a job; None without one."""
     with suppress(ValueError):

@@ -75,6 +75,7 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 # Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.
 _ROLES = {
+    r"persistentResources": "roles/aiplatform.admin on {project}",
     r"storage\.": "roles/storage.objectUser on the bucket",
     r"logging\.": "roles/logging.viewer on {project}",
     r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",

@@ -12,7 +12,7 @@ from typing import Any
 
 from deploy.spec.job_spec import to_yaml
 from deploy.vertex import api
-from deploy.vertex.api import CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import CustomJob, JobStatus, LogEntry, PersistentResource
 from deploy.vertex.buckets import Buckets
 from deploy.vertex.client_errors import converted_errors
 from deploy.vertex.gcloud_errors import error_of, lost_response
@@ -31,9 +31,8 @@ class Gcloud(Buckets):
 
     def create_command(self, request: CustomJob) -> list[str]:
         """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
-        labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
-        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
+        flags = [f"--display-name={request.display_name}", _labels(request.labels), f"--config={config}"]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         return ["gcloud", "ai", request.kind.command, "create", *self._region, *flags]
 
@@ -92,14 +91,44 @@ class Gcloud(Buckets):
         """Runs `gcloud ai custom-jobs cancel`."""
         _run(["gcloud", "ai", api.kind_of(name).command, "cancel", name, *self._region])
 
+    def create_resource(self, request: PersistentResource) -> None:
+        """Runs `gcloud ai persistent-resources create`, which reads the pools from stdin.
+
+        That gcloud repeats its POST does no harm: the id is chosen here.
+        """
+        flags = [f"--persistent-resource-id={request.id}", f"--display-name={request.id}", _labels(request.labels)]
+        flags += [f"--network={request.network}"] if request.network else []
+        flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
+        flags += ["--enable-custom-service-account"] if request.own_account else []
+        command = ["gcloud", "ai", "persistent-resources", "create", *self._region, *flags, "--config=-"]
+        _run(command, to_yaml({"resourcePools": list(request.pools)}))
+
+    def resource(self, id: str) -> JobStatus:
+        """Runs `gcloud ai persistent-resources describe`."""
+        return api.parse_resource(self._json("ai", "persistent-resources", "describe", id, *self._region))
+
+    def resources(self) -> Sequence[JobStatus]:
+        """Runs `gcloud ai persistent-resources list`."""
+        only = f"--filter={api.label_filter('')}"
+        found = self._json("ai", "persistent-resources", "list", *self._region, only)
+        return [api.parse_resource(each) for each in found]
+
+    def delete_resource(self, id: str) -> None:
+        """Runs `gcloud ai persistent-resources delete`."""
+        _run(["gcloud", "ai", "persistent-resources", "delete", id, *self._region])
+
     def _json(self, *arguments: str) -> Any:
         with api.unreadable_as_lost():
             return json.loads(_run(["gcloud", *arguments, "--format=json"]) or "{}")
 
 
-def _run(command: Sequence[str]) -> str:
+def _labels(labels: Mapping[str, str]) -> str:
+    return f"--labels={','.join(f'{key}={value}' for key, value in labels.items())}"
+
+
+def _run(command: Sequence[str], given: str | None = None) -> str:
     with _running(command) as process:
-        output, errors = process.communicate()
+        output, errors = process.communicate(given)
     if process.returncode:
         raise error_of(process.returncode, errors)
     return output

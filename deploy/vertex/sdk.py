@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from deploy.spec.spec_changes import LABEL
 from deploy.vertex import api
-from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry, PersistentResource
 from deploy.vertex.buckets import Buckets
 from deploy.vertex.client_errors import converted_errors
 from trainer.errors import UserError
@@ -37,14 +38,22 @@ class Sdk(Buckets):
 
     @cached_property
     def _client(self) -> Any:
+        return self._service("JobServiceClient")
+
+    @cached_property
+    def _resources(self) -> Any:
+        return self._service("PersistentResourceServiceClient")
+
+    def _service(self, client: str) -> Any:
         try:
-            from google.cloud.aiplatform_v1 import JobServiceClient
+            from google.cloud import aiplatform_v1
         except ImportError:
             raise UserError(
                 "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"
             ) from None
         options = {"api_endpoint": self._api_url}
-        return JobServiceClient(credentials=self._credentials, transport="rest", client_options=options)
+        service = getattr(aiplatform_v1, client)
+        return service(credentials=self._credentials, transport="rest", client_options=options)
 
     def submit(self, request: CustomJob) -> str:
         """Sends one POST, which the client never repeats."""
@@ -106,6 +115,42 @@ class Sdk(Buckets):
         with converted_errors():
             cancel = getattr(self._client, f"cancel_{api.kind_of(name).message}")
             cancel(name=name, retry=None, timeout=TIMEOUT_S)
+
+    def create_resource(self, request: PersistentResource) -> None:
+        """Sends one POST, and does not wait for the operation."""
+        with converted_errors():
+            client = self._resources
+        from google.cloud.aiplatform_v1.types import PersistentResource as Message
+
+        content: dict[str, Any] = {"displayName": request.id, "labels": request.labels, "resourcePools": request.pools}
+        content |= {"network": request.network} if request.network else {}
+        content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
+        own = {"serviceAccountSpec": {"enableCustomServiceAccount": True}}
+        content |= {"resourceRuntimeSpec": own} if request.own_account else {}
+        with converted_errors():
+            message = Message.from_json(json.dumps(content))
+            asked = {"parent": self._parent, "persistent_resource": message, "persistent_resource_id": request.id}
+            client.create_persistent_resource(**asked, retry=None, timeout=TIMEOUT_S)
+
+    def resource(self, id: str) -> JobStatus:
+        """Sends a GET of the persistent resource."""
+        with converted_errors():
+            found = self._resources.get_persistent_resource(name=self._named(id), retry=None, timeout=TIMEOUT_S)
+            return api.parse_resource(_as_json(found))
+
+    def resources(self) -> Sequence[JobStatus]:
+        """Sends a GET of the list, which has no filter."""
+        with converted_errors():
+            listed = self._resources.list_persistent_resources(parent=self._parent, retry=None, timeout=TIMEOUT_S)
+            return [api.parse_resource(_as_json(found)) for found in listed if LABEL in found.labels]
+
+    def delete_resource(self, id: str) -> None:
+        """Sends a DELETE, and does not wait for the operation."""
+        with converted_errors():
+            self._resources.delete_persistent_resource(name=self._named(id), retry=None, timeout=TIMEOUT_S)
+
+    def _named(self, id: str) -> str:
+        return f"{self._parent}/persistentResources/{id}"
 
     @property
     def _parent(self) -> str:

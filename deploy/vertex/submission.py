@@ -8,9 +8,10 @@ from deploy.spec.checks import check_continent
 from deploy.spec.images import RECORD
 from deploy.spec.job_spec import Job
 from deploy.spec.packages import Package
-from deploy.spec.spec_changes import LABEL, PRICE_LABEL
+from deploy.spec.spec_changes import LABEL
 from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
+from deploy.vertex.costs import price_label
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.reservation import OpenBackend, release, reserve
@@ -89,9 +90,8 @@ def attempt_label(submission: str, attempt: int = 1) -> str:
 
 def custom_job(job: Job, label: str) -> CustomJob:
     """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
-    price = job.tier.price_per_hour
-    price_label = {} if price is None else {PRICE_LABEL: f"{price:.4f}".replace(".", "-")}
-    return CustomJob(job.name, job.spec, {**job.labels, LABEL: label, **price_label}, job.kms_key)
+    labels = {**job.labels, LABEL: label, **price_label(job.tier.price_per_hour)}
+    return CustomJob(job.name, job.spec, labels, job.kms_key)
 
 
 def submit_once(backend: Backend, request: CustomJob, clock: Clock) -> str:

@@ -24,6 +24,9 @@ from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
 from google.protobuf.json_format import MessageToDict, ParseError
 from google_crc32c import Checksum
 
+from tests.deploy.emulated_resources import RESOURCE_ROUTES, Resources, Response
+from tests.deploy.emulated_resources import error as _error
+
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
 METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
@@ -39,7 +42,7 @@ class Fault:
     """Makes the next `times` matching requests fail.
 
     `kind`: an HTTP status, a "cut" connection, a "slow" response, or one with status 200 that is "html" or "empty".
-    `after`: the request is carried out, and only its response is lost.
+    `after`: the request is carried out, and only its response is lost; `action`: what happens then.
     """
 
     match: str
@@ -47,6 +50,7 @@ class Fault:
     times: int = 1
     after: bool = False
     message: str = "injected"
+    action: Callable[[], None] = lambda: None
     triggered: bool = dataclasses.field(default=False, init=False)
 
 
@@ -60,6 +64,8 @@ class Emulator:
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
         self.run = run
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.resources = Resources(self.cancel_in)
+        self.closing = False  # jobs that would run for ever end
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
@@ -104,6 +110,7 @@ class Emulator:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.closing = True
         for thread in self.threads:
             thread.join(timeout=120)
         self.errors += [f"{thread.name} still runs" for thread in self.threads if thread.is_alive()]
@@ -155,6 +162,12 @@ class Emulator:
                 job |= {"state": f"JOB_STATE_{state}", "endTime": now()}
                 if error:
                     job["error"] = {"code": 3, "message": error}
+
+    def cancel_in(self, resource: str) -> None:
+        """Cancels the jobs in a persistent resource that are not over."""
+        for job in list(self.jobs.values()):
+            if job.get("jobSpec", {}).get("persistentResourceId") == resource and "endTime" not in job:
+                self.end(job, "CANCELLED")
 
     def log(self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = "") -> None:
         """Adds one log entry, as for a worker's line of JSON."""
@@ -250,6 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
     def fail(self, fault: Fault) -> None:
+        fault.action()
         if fault.kind == "cut":
             self.close_connection = True
             self.connection.close()
@@ -278,22 +292,15 @@ class _Handler(BaseHTTPRequestHandler):
         return 404, _error(404, f"unknown address in the emulator: {self.command} {path}")
 
 
-def _error(status: int, message: str) -> dict[str, Any]:
-    names = {
-        400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
-        503: "UNAVAILABLE",
-    }  # fmt: skip
-    return {"error": {"code": status, "message": message, "status": names[status]}}
-
-
-Response = tuple[int, dict[str, Any] | bytes]
 Query = dict[str, str]
 
 
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    google.bodies.append(json.loads(body))
-    return 200, google.create(match[1], json.loads(body), match[2])
+    content = json.loads(body)
+    google.bodies.append(content)
+    if refusal := google.resources.refusal(content.get("jobSpec", {})):
+        return 400, _error(400, refusal)
+    return 200, google.create(match[1], content, match[2])
 
 
 def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -428,6 +435,7 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     rf"GET /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _list,
     rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
     rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
+    **RESOURCE_ROUTES,
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+/packages/[^/]+/tags/[^/]+)": _tag,
     r"POST /token": _token,

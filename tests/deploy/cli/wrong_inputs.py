@@ -218,7 +218,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", [_DIGITS, "--labels=a=" + 64 * "b"], "use up to 63 small letters, digits, - and _, or none"),
     ("cpu", [_DIGITS, "--labels=submission=x"], "sets the label submission itself"),
     ("cpu", [_DIGITS, "--labels=a=b,a=c"], "a has two values: keep one of them"),
-    ("cpu", [_DIGITS, "--labels=" + ",".join(f"a{n}=b" for n in range(63))], "63 of them, and a job has 62 at most"),
+    ("cpu", [_DIGITS, "--labels=" + ",".join(f"a{n}=b" for n in range(63))], "63 of them, and a job has 61 at most"),
     ("cpu", [_DIGITS, "--kms_key=mine"], "kms_key=mine: write projects/PROJECT/locations/REGION/keyRings/"),
     ("cpu", [_DIGITS, "--kms_key=projects/p/locations/us-east1/keyRings/r/cryptoKeys/k"],
      "cryptoKeys/k is in us-east1, and the job would run in us-central1: use a key of that region"),
