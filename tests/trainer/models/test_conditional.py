@@ -46,8 +46,8 @@ def test_the_template_makes_the_images_that_the_step_makes() -> None:
 
 
 @pytest.mark.parametrize(("flags", "line"), [
-    (("--model=cnn", "--image_size=24"), "conditional=true: cnn generates no images: only wgan_gp and dcgan do: drop"),
-    (("--model=tests.models:classifier",), "sets no generated_classes (trainer/interface.py): drop --conditional"),
+    (("--model=cnn", "--image_size=24"), "conditional=true: cnn is no GAN, only wgan_gp and dcgan are: use"),
+    (("--model=tests.models:classifier",), "has no generated_classes (trainer/interface.py): use --conditional=false"),
     ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
     ((f"--data={__name__}:one_hot",), "one integer label is needed"),
     ((f"--data={__name__}:too_large",), "has labels from 0 to 2, but 2 classes: use labels from 0 to 1"),
@@ -166,7 +166,8 @@ def test_a_process_without_this_package_loads_the_templates(trained: Path) -> No
     folder = trained / "model"
     drawn, labels = noise_and_labels(3, 2, (0, 7), 8)
     np.savez(folder / "given.npz", noise=drawn, label=labels)
-    subprocess.run([sys.executable, "-I", "-c", READER, str(folder)], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-I", "-c", READER, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1000:]
     with np.load(folder / "read.npz") as read:
         found = {name: read[name] for name in read.files}
     assert found.pop("classes") == CLASSES
