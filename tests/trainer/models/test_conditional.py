@@ -148,7 +148,7 @@ import sys
 import keras, numpy as np, tensorflow as tf
 folder = sys.argv[1]
 with np.load(folder + "/given.npz") as given:
-    z, labels = given["noise"], given["label"]
+    z, labels = map(tf.constant, (given["noise"], given["label"]))
 models = [keras.models.load_model(f"{folder}/{name}", compile=False) for name in ("model.keras", "model.h5")]
 assert [one.name for one in models[0].inputs] == ["noise", "label"]
 served = tf.saved_model.load(folder + "/saved_model")
@@ -156,7 +156,7 @@ images = [model([z, labels]) for model in models]
 assert keras.models.load_model(folder + "/critic.keras")([images[0], labels]).shape == (len(z), 1)
 np.savez(
     folder + "/read.npz", *images, served=served.serve(z, labels), classes=served.classes(),
-    signature=served.signatures["serving_default"](noise=tf.constant(z), label=tf.constant(labels))["output_0"],
+    signature=served.signatures["serving_default"](noise=z, label=labels)["output_0"],
 )
 assert "trainer" not in sys.modules
 """
