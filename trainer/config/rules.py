@@ -121,7 +121,7 @@ def _check_classes(config: TrainConfig) -> None:
         raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
     if config.conditional and config.model in MODELS and config.model not in gans:
         raise UserError(
-            f"conditional=true: {config.model} generates no images: only {' and '.join(gans)} do: drop --conditional"
+            f"conditional=true: {config.model} is no GAN, only {' and '.join(gans)} are: use --conditional=false"
         )
 
 

@@ -109,7 +109,7 @@ def _refuse_unconditional(model: keras.Model, config: TrainConfig) -> None:
     """Raises UserError if a model of the user's makes nothing of --conditional."""
     if config.conditional and not ModelInterface.of(model).generated_classes:
         raise UserError(
-            f"conditional=true: {config.model} sets no generated_classes (trainer/interface.py): drop --conditional"
+            f"conditional=true: {config.model} has no generated_classes (trainer/interface.py): use --conditional=false"
         )
 
 

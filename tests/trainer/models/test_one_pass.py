@@ -72,7 +72,7 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True),
     ("dcgan", (), False),
     ("dcgan", ("--replicas=2",), False),
-    ("wgan_gp", ("--conditional", "--replicas=2"), False),
+    pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
     ("dcgan", ("--conditional",), True),
 ])  # fmt: skip
 def test_a_step_has_the_numbers_of_a_plain_one(
