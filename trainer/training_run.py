@@ -171,8 +171,9 @@ class TrainingRun:
 
         config, setup, fid = self.config, self.setup, None
         if config.fid_every_steps:
-            folder = beside_data(config.data, self.job_dir.root)
-            fid = make_fid(config, setup.model, setup.dataset.images("train"), control.watched(), folder)
+            folder, data = beside_data(config.data, self.job_dir.root), setup.dataset
+            unseen = data.images("evaluation") if data.evaluation is not None else None
+            fid = make_fid(config, setup.model, data.images("train"), control.watched(), folder, unseen)
         epoch = setup.schedule.steps_per_epoch
         others = make_hooks(config, setup.model, epoch, reporter, callbacks, evaluate, fid, self.best, control)
         save = Hook(
