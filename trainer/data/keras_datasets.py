@@ -18,7 +18,7 @@ _CLASSES = {
 def load(config: TrainConfig) -> Dataset:
     """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
     class_names = tuple(_CLASSES.get(config.data, "").split())
-    return arrays_dataset(config, *read_parts(config.data), class_names)
+    return arrays_dataset(config, *read_parts(config.data), class_names=class_names)
 
 
 def read_parts(name: str) -> list[Any]:

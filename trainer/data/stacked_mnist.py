@@ -5,6 +5,7 @@ how many of them a GAN generates. Which digits meet does not depend on a run's s
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from trainer.config.train_config import TrainConfig
 from trainer.data import idx, keras_datasets
 from trainer.data.arrays import arrays_dataset
-from trainer.data.dataset import Array, Dataset
+from trainer.data.dataset import Dataset
 from trainer.data.order import shuffled
 from trainer.errors import UserError
 
@@ -29,9 +30,9 @@ def download(config: TrainConfig) -> Dataset:
     return _stacked(config, keras_datasets.read_parts("mnist"))
 
 
-def _stacked(config: TrainConfig, parts: list[Array | None]) -> Dataset:
+def _stacked(config: TrainConfig, parts: list[Any]) -> Dataset:
     """Stacks images and labels of each part, given in turn; a label is its digits: 207 of red 2, green 0 and blue 7."""
-    stacked: list[Array | None] = []
+    stacked: list[Any] = []
     for images, labels in zip(parts[::2], parts[1::2], strict=True):
         if images is None:
             stacked += [None, None]
