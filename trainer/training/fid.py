@@ -178,13 +178,13 @@ class _Reals:
     def __init__(self, examples: Examples, samples: int, seed: int, batch: int, cache: Path) -> None:
         self._examples, self.count, self.cache = examples, min(samples, examples.count), cache
         chosen = np.sort(shuffled(np.arange(self.count), examples.count, seed, "fid"))
-        self._rows = tf.constant(np.resize(chosen, _padded(self.count, batch)), tf.int64)
+        self.rows = tf.constant(np.resize(chosen, _padded(self.count, batch)), tf.int64)
         self._about = f"{examples.count} {self.count} {seed}"
 
     def images(self, rows: Any) -> Any:
         """Returns the images at these positions of the chosen ones; positions after the last are padding."""
         with on_host():  # only these images go to the replica's device
-            return self._examples.gather(tf.gather(self._rows, rows))[0]
+            return self._examples.gather(tf.gather(self.rows, rows))[0]
 
     def key(self, network: str, batch: int) -> str:
         """Returns a digest of the network and the data, of which it reads the count and the first chosen batch."""
