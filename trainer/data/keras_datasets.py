@@ -21,11 +21,11 @@ def load(config: TrainConfig) -> Dataset:
     return arrays_dataset(config, *read_parts(config.data), class_names=class_names)
 
 
-def read_parts(name: str) -> list[Any]:
+def read_parts(name: str) -> tuple[Any, Any, Any, Any]:
     """Returns images and labels for training and for evaluation, in this order."""
     module: Any = getattr(keras.datasets, name)
     try:
-        training, evaluation = module.load_data()
+        (images, labels), (test_images, test_labels) = module.load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(f"data={name}: download failed ({reason(error)}): use --data=FOLDER with the files") from None
-    return [*training, *evaluation]
+    return images, labels, test_images, test_labels

@@ -4,6 +4,7 @@ Metz et al. 2017, https://arxiv.org/abs/1611.02163, and Srivastava et al. 2017, 
 how many of them a GAN generates. Which digits meet does not depend on a run's seed: all runs have the same images.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def download(config: TrainConfig) -> Dataset:
     return _stacked(config, keras_datasets.read_parts("mnist"))
 
 
-def _stacked(config: TrainConfig, parts: list[Any]) -> Dataset:
+def _stacked(config: TrainConfig, parts: Sequence[Any]) -> Dataset:
     """Stacks images and labels of each part, given in turn; a label is its digits: 207 of red 2, green 0 and blue 7."""
     stacked: list[Any] = []
     for images, labels in zip(parts[::2], parts[1::2], strict=True):
