@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,6 +11,7 @@ from benchmarks import scale
 from deploy.report.collection import collect
 from deploy.report.plots import drawings
 from deploy.report.summary import summarize
+from trainer.distribution import meeting
 from trainer.distribution.cluster import Cluster
 from trainer.distribution.meeting import meet
 from trainer.errors import PlatformFault
@@ -17,6 +19,13 @@ from trainer.errors import PlatformFault
 
 def test_workers_meet_end_together_and_leave_when_one_is_lost() -> None:
     assert all(seconds > 0 for seconds in scale.meeting(24).values())
+
+
+def test_the_chief_compares_each_worker_once() -> None:
+    """Counts the comparisons: of what must agree, and of what may differ."""
+    with patch.object(meeting, "differing", return_value="") as compared, scale.met(24) as (job, _):
+        assert len(job) == 24
+    assert compared.call_count == 2 * 23
 
 
 def test_of_many_workers_that_do_not_come_some_are_named() -> None:
