@@ -39,7 +39,7 @@ class RunInfo(TypedDict, total=False):
     started: str  # UTC
 
 
-class QualityOf(TypedDict):
+class QualityOf(TypedDict, total=False):
     """Describes what measures of images were computed with; only those that agree in all but the name compare."""
 
     features: str  # the network, as the user named it
@@ -47,6 +47,7 @@ class QualityOf(TypedDict):
     samples: int  # real images, and as many generated ones
     unseen: int  # real images that were not trained on, for memorisation
     formulas: int  # their version
+    by_class: dict[str, Scalars]  # of a conditional model: values and `samples` of each class with enough images
 
 
 class StatsEntry(TypedDict, total=False):

@@ -9,7 +9,7 @@ import hashlib
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,18 +21,19 @@ import tensorflow as tf
 
 from trainer.config.metric_names import OF_IMAGES, OF_MODES
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Examples, on_host
+from trainer.data.dataset import Examples, on_host, targets_in_memory
 from trainer.data.images import noise, to_uint8
 from trainer.data.order import shuffled
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
 from trainer.interface import Generates, ModelInterface
-from trainer.reporting.run_files import QualityOf
+from trainer.reporting.run_files import QualityOf, Scalars
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
 from trainer.training.modes import mode_metrics
 from trainer.training.neighbours import Features, memorisation, neighbour_metrics
 
+LEAST_OF_A_CLASS = 100  # images, for values of a class of a conditional model
 FORMULAS = 1  # counts the changes of what is computed from the same images
 _INCEPTION_SIZE = 299
 _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB with 50,000 images
@@ -41,6 +42,11 @@ _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB w
 def frechet_distance(one: Features, other: Features) -> float:
     """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two images each."""
     difference = one.mean(axis=0) - other.mean(axis=0)
+    if max(len(one), len(other)) < one.shape[1]:
+        # With C1 = A^T A and C2 = B^T B, that root has the singular values of A B^T, which is smaller than C1 and C2.
+        a, b = ((features - features.mean(axis=0)) / math.sqrt(len(features) - 1) for features in (one, other))
+        singular = np.linalg.svd(a @ b.T, compute_uv=False)
+        return float(difference @ difference + np.square(a).sum() + np.square(b).sum() - 2 * singular.sum())
     first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other))
     # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), which is symmetric: no complex rounding.
     values, vectors = np.linalg.eigh(first)
@@ -196,8 +202,39 @@ def _padded(count: int, batch: int) -> int:
     return math.ceil(count / batch) * batch
 
 
+def distances(reals: Features, fakes: Features) -> Scalars:
+    """Returns all measures of two sets of features but memorisation and those of modes."""
+    found = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+    return found | neighbour_metrics(reals, fakes)
+
+
+def distances_by_class(reals: Features, fakes: Features, labels: Any, class_names: Sequence[str]) -> dict[str, Scalars]:
+    """Returns the values of each class with LEAST_OF_A_CLASS images or more, and their number as `samples`.
+
+    labels: (images,), of real and generated ones alike. FID falls with the number of images: classes compare only with
+    as many.
+    """
+    found = {}
+    for number, name in enumerate(class_names):
+        own = labels == number
+        if (count := int(own.sum())) >= LEAST_OF_A_CLASS:
+            found[name] = {"samples": count, **distances(reals[own], fakes[own])}
+    return found
+
+
+def _labels_of(reals: Examples, rows: Any, batch: int) -> Any:
+    """Returns the labels of these rows, (rows,) int32: read together with their images if not in memory."""
+    known = targets_in_memory(reals)
+    if known is not None:
+        return known[rows.numpy()].astype(np.int32)
+    parts = [reals.gather(rows[first : first + batch])[1] for first in range(0, len(rows), batch)]
+    return np.concatenate([part.numpy() for part in parts]).astype(np.int32)
+
+
 class Fid:
     """Measures a generator's images against as many real examples, drawn by the seed.
+
+    A conditional generator makes an image of the class of each real one, so that values of single classes compare too.
 
     `unseen`: real examples that are not trained on, for memorisation. The file `cache`, and another one beside it, hold
     the features of the real examples. All features are in memory on the host in float64: 0.8 GB for 50,000 images and
@@ -213,6 +250,7 @@ class Fid:
         samples: int,
         seed: int,
         cache: Path,
+        class_names: Sequence[str] = (),
         unseen: Examples | None = None,
     ) -> None:
         self._model, self._replicas, self._extract = model, replicas, extract
@@ -223,6 +261,9 @@ class Fid:
         self._reals = _Reals(reals, samples, seed, batch, cache)
         beside = cache.with_name(f"{cache.stem}-unseen.npz")
         self._unseen = None if unseen is None else _Reals(unseen, samples, seed, batch, beside)
+        # Of a conditional generator: the classes of its images, those of the real ones.
+        self._class_names, self._by_class = class_names, dict[str, Scalars]()
+        self._labels = _labels_of(reals, self._reals.rows, batch) if class_names else None
         self._generator: Any = None
         self._of_fakes = self._extracting(self._fake_images)
 
@@ -233,9 +274,11 @@ class Fid:
         unseen = self._kept(self._unseen) if self._unseen else None
         if reals is None:
             return {}
-        distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+        if self._labels is not None:
+            labels = self._labels[: self.samples]
+            self._by_class = distances_by_class(reals, fakes, labels, self._class_names)
         copied = {} if unseen is None else {"memorisation": memorisation(reals, fakes, unseen)}
-        return distances | neighbour_metrics(reals, fakes) | copied | self._extract.mode_metrics(fakes)
+        return {**distances(reals, fakes), **copied, **self._extract.mode_metrics(fakes)}
 
     @property
     def names(self) -> list[str]:
@@ -245,13 +288,18 @@ class Fid:
 
     @property
     def about(self) -> QualityOf:
-        """Returns what values must have in common to be compared: network, its digest, images and formulas."""
+        """Returns what values must have in common to be compared: network, its digest, images and formulas.
+
+        On the chief, the newest values by class of a conditional generator too, as `by_class`.
+        """
+        by_class: QualityOf = {"by_class": self._by_class} if self._by_class else {}
         return {
             "features": self._extract.name,
             "features_sha256": self._extract.identity,
             "samples": self.samples,
             "unseen": self._unseen.count if self._unseen else 0,
             "formulas": FORMULAS,
+            **by_class,
         }
 
     def real_features(self) -> Features | None:
@@ -289,7 +337,10 @@ class Fid:
         return np.concatenate([of_all_workers(start) for start in range(0, count, batch)])[:count]
 
     def _fake_images(self, rows: Any) -> Any:
-        return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))
+        given = tf.gather(self._noise, rows)
+        if self._labels is not None:
+            given = [given, tf.gather(self._labels, rows)]
+        return to_uint8(self._generator(given, training=False))
 
     def _extracting(self, images_of: Callable[[Any], Any]) -> Any:
         """Returns the traced `_features` of these images."""
@@ -313,11 +364,13 @@ def make_fid(
     reals: Examples,
     replicas: Replicas,
     folder: Path,
+    class_names: Sequence[str] = (),
     unseen: Examples | None = None,
 ) -> Fid:
     """Returns what measures a GAN's images; raises UserError if the model has no generator.
 
-    reals: the examples that are trained on; unseen: others; folder: of the files that keep their features.
+    reals: the examples that are trained on, and class_names of them; unseen: others; folder: of the files that keep
+    their features.
     """
     interface = ModelInterface.of(model)
     if interface.generator is None:
@@ -328,5 +381,6 @@ def make_fid(
         )
     with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir, stacked=config.stacked)
+    names = class_names if interface.generated_classes else ()
     cache = folder / f".fid-{extractor.identity}.npz"
-    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache, unseen)
+    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache, names, unseen)

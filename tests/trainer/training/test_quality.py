@@ -165,7 +165,7 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         fresh_collectives()
         where = make_replicas(config)
         cache, data = tmp_path / f"{replicas}.npz", load_dataset(dataclasses.replace(config, evaluation_fraction=0.1))
-        fid = Fid(model, where, Extractor(str(features), "none"), data.train, 50, 0, cache, data.evaluation)
+        fid = Fid(model, where, Extractor(str(features), "none"), data.train, 50, 0, cache, unseen=data.evaluation)
         found.append(fid())
         before = cache.stat().st_mtime_ns
         assert fid() == found[-1]
