@@ -46,7 +46,7 @@ def test_the_template_makes_the_images_that_the_step_makes() -> None:
 
 
 @pytest.mark.parametrize(("flags", "line"), [
-    (("--model=cnn", "--image_size=20"), "conditional=true: cnn generates no images: only wgan_gp and dcgan do: drop --conditional"),
+    (("--model=cnn", "--image_size=20"), "cnn generates no images: only wgan_gp and dcgan do: drop --conditional"),
     (("--model=tests.models:classifier",), "sets no generated_classes (trainer/interface.py): drop --conditional"),
     ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
     ((f"--data={__name__}:one_hot",), "one integer label is needed"),
