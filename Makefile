@@ -42,6 +42,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.workers --scaling=weak
 	$(RUN) -m benchmarks.breakdown
 	$(RUN) -m benchmarks.scaling
+	$(RUN) -m benchmarks.scale
 	$(RUN) -m benchmarks.checkpoint
 	$(RUN) -m benchmarks.export
 	$(RUN) -m benchmarks.startup

@@ -22,6 +22,7 @@ _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each beco
 LOOKS: list[dict[str, Any]] = [
     {"color": f"#0102{number:02x}", "linestyle": dashes} for dashes in ("-", "--", ":") for number in range(16, 24)
 ]
+_MOST_TIERS = 12  # with a line and a name each in one figure
 _WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
@@ -56,17 +57,20 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> list[Drawing]:
     """Returns the figures that can be drawn, with placeholders for colours."""
-    groups, runs = [group for group in collection.tiers if group.runs], collection.runs
+    groups, others = _fastest([group for group in collection.tiers if group.runs], rows)
+    note = f", of the {len(groups)} fastest of {len(groups) + len(others)} tiers" if others else ""
+    runs = collection.runs
     by_epoch = any(_epoch_times(run)[1] for run in runs)
     unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
-    looks = {group.name: LOOKS[index % len(LOOKS)] for index, group in enumerate(collection.tiers)}
+    names = dict.fromkeys(group.name for group in (*groups, *collection.tiers))
+    looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
     found: list[Drawing] = []
     if any(times(run)[1] for run in runs):
-        found.append((f"Time of each {noun}", "training time after the warm-up",
+        found.append((f"Time of each {noun}", f"training time after the warm-up{note}",
                       lambda axes: _lines(axes, groups, looks, times, unit)))  # fmt: skip
-        found.append((f"Distribution of {noun} times", f"number of {noun}s by time",
+        found.append((f"Distribution of {noun} times", f"number of {noun}s by time{note}",
                       lambda axes: _histogram(axes, groups, looks, times, unit)))  # fmt: skip
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
@@ -75,12 +79,20 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> list[Drawin
         found.append((f"Speed-up{devices}", f"images/s relative to the baseline{marks}",
                       lambda axes: _speed_up(axes, scaled, looks)))  # fmt: skip
     if any(_losses(run)[1] for run in runs):
-        found.append(("Loss", "by step, for the first repeat of each tier",
+        found.append(("Loss", f"by step, for the first repeat of each tier{note}",
                       lambda axes: _loss_curves(axes, groups, looks)))  # fmt: skip
     if len(priced) > 1:
         found.append(("Cost against time", "for a million images; no tier is both faster and cheaper than the line",
                       lambda axes: _pareto(axes, priced, looks)))  # fmt: skip
     return found
+
+
+def _fastest(groups: list[TierRuns], rows: Sequence[TierSummary]) -> tuple[list[TierRuns], list[TierRuns]]:
+    """Returns the tiers whose lines a figure can tell apart, in their order, and the others."""
+    speeds = {row.tier: row.images_per_second.median if row.images_per_second else 0.0 for row in rows}
+    fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
+    names = {group.name for group in fastest}
+    return [group for group in groups if group.name in names], [group for group in groups if group.name not in names]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -197,7 +209,11 @@ def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
 
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     ideals, speed_ups = _ideals(rows), [row.speed_up or 0 for row in rows]
-    labels = [f"{tier_label(row.tier)}\n{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
+    between = "\n" if len(rows) <= _MOST_TIERS else "  "
+    labels = [f"{tier_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
+    if len(rows) > _MOST_TIERS:
+        axes.figure.set(figheight=0.2 * len(rows) + 1)
+        axes.margins(y=0.01)
     axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
     ends = [index - 0.4 for index in ideals], [index + 0.4 for index in ideals]
     axes.vlines(list(ideals.values()), *ends, color=_INK, linewidth=2)
@@ -223,7 +239,11 @@ def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     front = pareto_front(list(zip(seconds, dollars, strict=True)))
     axes.plot([seconds[i] for i in front], [dollars[i] for i in front], color=_SOFT, linewidth=1.2, zorder=1)
     axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
+    few = len(points) <= _MOST_TIERS
+    named = range(len(points)) if few else front[:: 1 + len(front) // _MOST_TIERS]
     for index, (x, y, name) in enumerate(points):
+        if index not in named:
+            continue
         below = index % 2  # names of neighbours do not overlap
         axes.annotate(tier_label(name), (x, y), xytext=(5, -13 if below else 7), textcoords="offset points")
     axes.set(xlabel="s per million images", ylabel="USD per million images")

@@ -73,7 +73,7 @@ def plant(
         "total_steps": total, "versions": {"tensorflow": "2.21.0"}, "command": "python -m trainer.task --recipe=x",
         "started": "2026-11-20T10:00:00Z",
     }  # fmt: skip
-    result = {
+    result: dict[str, Any] = {
         "state": state, "error": error, "steps": total, "wall_seconds": startup + now, "startup_seconds": startup,
         "training_seconds": now, "peak_memory_gib": 1.5,
         "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final},

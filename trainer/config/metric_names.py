@@ -17,14 +17,10 @@ STEP_METRICS = {
     "dcgan": ("discriminator_loss", "generator_loss"),
     "wgan_gp": ("critic_loss", "generator_loss", "gradient_penalty", "wasserstein_distance"),
 }
-OF_IMAGES = ("fid", "kid", "precision", "recall", "density", "coverage")
-FALLING = ("fid", "kid")  # lower is better
+OF_MODES = ("modes", "modes_kl")  # of Stacked-MNIST
+OF_IMAGES = ("fid", "kid", "precision", "recall", "density", "coverage", "memorisation", *OF_MODES)
+FALLING = ("fid", "kid", "memorisation", "modes_kl")  # lower is better
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
-
-
-def metric_names(evaluated: Iterable[str], fid_every_steps: int) -> list[str]:
-    """Returns the names of what a run measures beside the values of its steps; `evaluated`: those of evaluation."""
-    return [*evaluated, *(OF_IMAGES if fid_every_steps else ())]
 
 
 def check_metric_names(config: TrainConfig) -> None:
@@ -36,7 +32,7 @@ def check_metric_names(config: TrainConfig) -> None:
     if classifies and fid:
         raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
     evaluated = _EVALUATION_METRICS if classifies else ()
-    of_a_step, measured = STEP_METRICS[model], metric_names(evaluated, fid)
+    of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
     of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
     check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
     check_known("best_metric", config.best_metric, "this run measures", measured)

@@ -77,6 +77,8 @@ def check(config: TrainConfig) -> None:
 def _check_data(config: TrainConfig) -> None:
     if config.channels == 2:
         raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+    if config.stacked and config.channels != 3:
+        raise UserError(f"data={config.data} and channels={config.channels}: its images have 3 channels: --channels=3")
     if not config.data:
         raise UserError(
             "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "

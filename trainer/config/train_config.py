@@ -15,10 +15,11 @@ DATA_SOURCES = {
     "mnist": "trainer.data.keras_datasets:load",
     "fashion_mnist": "trainer.data.keras_datasets:load",
     "cifar10": "trainer.data.keras_datasets:load",
+    "stacked_mnist": "trainer.data.stacked_mnist:download",
 }
 
 # Prefixes of a path, as in folder:photos, for data whose kind is not recognised.
-DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
+DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder", "stacked_mnist")
 
 # Names for `augment`, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
@@ -187,6 +188,11 @@ class TrainConfig:
         """Returns the settings that may name a file or folder to read, and their values."""
         others = ("weights", "fid_features", "fid_weights", "initial_checkpoint", "initial_model")
         return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
+
+    @property
+    def stacked(self) -> bool:
+        """Returns whether the three channels of an image are three images of their own."""
+        return self.data.partition(":")[0] == "stacked_mnist"
 
     @property
     def augmentations(self) -> tuple[str, ...]:

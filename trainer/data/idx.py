@@ -28,15 +28,20 @@ def is_idx(path: Path) -> bool:
 
 def load(config: TrainConfig, path: Path) -> Dataset:
     """Returns train-images and train-labels, with t10k-* for evaluation; or one images file, without labels."""
+    return arrays_dataset(config, *read_parts(path))
+
+
+def read_parts(path: Path) -> list[Any]:
+    """Returns images and labels for training and for evaluation, in this order, None for each that is missing."""
     if not path.is_dir():
-        return arrays_dataset(config, _images(path), None)
+        return [_images(path), None, None, None]
     parts: list[Any] = []
     for images_name, labels_name in _FILES.values():
         images, labels = _find(path, images_name), _find(path, labels_name)
         parts += [_images(images) if images else None, read(labels, 1) if labels else None]
     if parts[0] is None:
         raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
-    return arrays_dataset(config, *parts)
+    return parts
 
 
 def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config.fields import nearest
 from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
 from trainer.config.user_code import load_function
-from trainer.data import idx, image_folder, npz, shards, streaming, tfrecord
+from trainer.data import idx, image_folder, npz, shards, stacked_mnist, streaming, tfrecord
 from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
 from trainer.data.dataset import Arrays, Dataset, closed_on_failure
 from trainer.data.own import own_dataset
@@ -24,6 +24,7 @@ KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "tfrecord": tfrecord.load,
     "shards": shards.load,
     "folder": image_folder.load,
+    "stacked_mnist": stacked_mnist.load,
 }
 assert set(KINDS) == set(DATA_KINDS)
 

@@ -15,7 +15,8 @@ from trainer.errors import UserError
 from trainer.log import log
 
 _HELLO_SECONDS = 10.0  # in all, from a connection to what its worker runs
-_MOST_STRANGERS = 64  # connections without a proof at a time; the oldest one is closed for a new one
+# Connections without a proof at a time, or as many as there are workers; the oldest one is closed for a new one.
+_MOST_STRANGERS = 64
 _MOST_WARNINGS = 5
 ADVISORY = "?"  # ends the names of values that may differ
 
@@ -90,7 +91,7 @@ class Callers:
         except OSError:
             return
         strangers = [caller for caller in self._callers if not caller.index]
-        if len(strangers) >= _MOST_STRANGERS:
+        if len(strangers) >= max(_MOST_STRANGERS, self._cluster.workers):
             self._drop(strangers[0])
         link.settimeout(0.0)
         caller = _Caller(link, host)

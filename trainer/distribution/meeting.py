@@ -14,7 +14,7 @@ the same, TensorFlow takes over the port, and `Peers` keeps the connections.
 import errno
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trainer.distribution.callers import Callers, differing
@@ -27,6 +27,7 @@ from trainer.log import log
 
 _REFUSAL_SECONDS = 10.0  # how long other workers may still connect and be refused too, once one runs something else
 _LOG_SECONDS = 10.0
+_MOST_NAMES = 8  # of workers on a line
 _ANSWER_SECONDS = 10.0  # for each answer of the chief but the last
 
 
@@ -46,7 +47,7 @@ def meet(
     `on_loss` is called with the error line and the exit code just before this process ends because a worker is lost.
     """
     host, _, port = cluster.addresses[cluster.index].rpartition(":")
-    server = _own_port(host.strip("[]"), int(port))
+    server = _own_port(host.strip("[]"), int(port), cluster.workers)
     deadline = time.monotonic() + timeout_seconds
     secret = secret or secret_of(cluster)
     try:
@@ -59,11 +60,11 @@ def meet(
     return Peers(cluster, links, timeout_seconds, on_loss)
 
 
-def _own_port(host: str, port: int) -> socket.socket:
+def _own_port(host: str, port: int, workers: int) -> socket.socket:
     """Opens a server on our own address, which proves that the port is free: TensorFlow would share it silently."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=max(128, workers))
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         reason = "another process uses this port: end it, or use another port" if in_use else str(error)
@@ -78,24 +79,32 @@ def _await_workers(
     deadline: float,
     timeout_seconds: float,
 ) -> dict[int, socket.socket]:
-    refusal, logged = "", time.monotonic()
+    refusal, logged, compared = "", time.monotonic(), dict[int, Mapping[str, Any]]()
     with Callers(cluster, server, secret) as callers:
-        while missing := [index for index in range(1, cluster.workers) if index not in callers.runs]:
-            names = ", ".join(map(cluster.name, missing))
+        while missing := set(range(1, cluster.workers)) - callers.runs.keys():
             if time.monotonic() > deadline:
                 if refusal:
                     break
+                names = _names(cluster, missing)
                 raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
             if time.monotonic() - logged > _LOG_SECONDS:
-                log.info(f"waiting for {names}")
+                log.info(f"waiting for {_names(cluster, missing)}")
                 logged = time.monotonic()
             callers.serve(1.0)
-            if not refusal and (refusal := _refusal(cluster, runs, callers.runs)):
+            new = {index: worker for index, worker in callers.runs.items() if compared.get(index) is not worker}
+            compared |= new
+            if not refusal and (refusal := _refusal(cluster, runs, new)):
                 deadline = min(deadline, time.monotonic() + _REFUSAL_SECONDS)
         for index, worker in sorted(callers.runs.items()):
             if names := differing(runs, worker, advisory=True):
                 log.warning(f"{cluster.name(index)} and the chief may round differently ({names})")
         return callers.answer(refusal)
+
+
+def _names(cluster: Cluster, indices: Collection[int]) -> str:
+    """Returns the names of workers, of many the first ones only."""
+    first, more = sorted(indices)[:_MOST_NAMES], len(indices) - _MOST_NAMES
+    return ", ".join(map(cluster.name, first)) + (f" and {more} more" if more > 0 else "")
 
 
 def _refusal(cluster: Cluster, chief: Mapping[str, Any], found: Mapping[int, Mapping[str, Any]]) -> str:

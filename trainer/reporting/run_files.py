@@ -45,6 +45,7 @@ class QualityOf(TypedDict, total=False):
     features: str  # the network, as the user named it
     features_sha256: str  # of its input and weights
     samples: int  # real images, and as many generated ones
+    unseen: int  # real images that were not trained on, for memorisation
     formulas: int  # their version
     by_class: dict[str, Scalars]  # of a conditional model: values and `samples` of each class with enough images
 

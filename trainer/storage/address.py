@@ -14,7 +14,7 @@ _INTENDED = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Address:
     """Represents gs://bucket/name. A folder's name has no trailing slash; a whole bucket has an empty name."""
 

@@ -50,7 +50,7 @@ _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/
 _WRITE = "write it (roles/storage.objectUser)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a bucket may have a million
 class Remote:
     """Describes an object as it was listed; `generation` identifies this exact content."""
 

@@ -204,7 +204,7 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
             reason = "it contains an empty part, . or .. between slashes"
         elif _FORBIDDEN.search(name):
             reason = "it contains a backslash or a control character"
-        elif max(map(_bytes, parts)) > _LONGEST_NAME or _bytes(str(root / name)) > _LONGEST_PATH:
+        elif max(map(_bytes, parts)) > _LONGEST_NAME or _bytes(f"{root}/{name}") > _LONGEST_PATH:
             reason = "it is too long"
         else:
             beside = next(("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in files), None)

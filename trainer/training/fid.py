@@ -1,4 +1,4 @@
-"""Measures how far generated images are from real ones: FID and KID, and neighbours.py's four.
+"""Measures how far generated images are from real ones: FID, KID, neighbours.py's and, of Stacked-MNIST, modes.py's.
 
 FID: Heusel et al. 2017, https://arxiv.org/abs/1706.08500, the Frechet distance of two Gaussians fitted to features.
 KID: Binkowski et al. 2018, https://arxiv.org/abs/1801.01401, the unbiased squared maximum mean discrepancy with a cubic
@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.config.metric_names import OF_IMAGES, OF_MODES
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Examples, on_host, targets_in_memory
 from trainer.data.images import noise, to_uint8
@@ -29,7 +30,8 @@ from trainer.interface import Generates, ModelInterface
 from trainer.reporting.run_files import QualityOf, Scalars
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
-from trainer.training.neighbours import Features, neighbour_metrics
+from trainer.training.modes import mode_metrics
+from trainer.training.neighbours import Features, memorisation, neighbour_metrics
 
 LEAST_OF_A_CLASS = 100  # images, for values of a class of a conditional model
 FORMULAS = 1  # counts the changes of what is computed from the same images
@@ -76,10 +78,11 @@ class Extractor:
     """Extracts features of images with a network: `inception`, or a saved classifier's penultimate layer.
 
     They do not depend on the run's precision: inception computes in float32, a classifier as it was saved, and neither
-    in TensorFloat-32.
+    in TensorFloat-32. `stacked`: the channels of an image are images of their own, which a classifier of grey images
+    sees one by one; the features of an image are then those of its three channels.
     """
 
-    def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
+    def __init__(self, name: str, weights: str, cache_dir: str = "", *, stacked: bool = False) -> None:
         self.name = name  # as the user gave it
         try:
             with _in_float32():
@@ -90,24 +93,34 @@ class Extractor:
             own = "a classifier of yours with --fid_features=PATH/model.keras"
             advice = f"use its weights with --fid_weights=PATH, or {own}" if name == "inception" else f"use {own}"
             raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
-        self.network, self._size, self._channels = found
+        self.network, self._size, self._channels, self._last = found
+        self.by_channel = stacked and self._channels == 1
 
     @cached_property
     def identity(self) -> str:
         """Returns a digest of the network's input and weights, whatever it is called."""
-        digest = hashlib.sha256(f"{self._size} {self._channels}".encode())
+        digest = hashlib.sha256(f"{self._size} {self._channels}{' stacked' if self.by_channel else ''}".encode())
         for weight in self.network.get_weights():
             digest.update(weight.tobytes())
         return digest.hexdigest()[:16]
 
     def __call__(self, images: Any) -> Any:
         """Maps (rows, height, width, channels) grey levels in [0, 255] to (rows, features) float32."""
-        images = tf.cast(images, tf.float32)
+        images, rows = tf.cast(images, tf.float32), images.shape[0]
+        if self.by_channel:
+            images = tf.reshape(tf.transpose(images, (0, 3, 1, 2)), (-1, *images.shape[1:3], 1))
         if images.shape[-1] != self._channels:
             images = tf.repeat(images, 3, axis=-1) if self._channels == 3 else tf.image.rgb_to_grayscale(images)
         if images.shape[1] != self._size:
             images = tf.image.resize(images, (self._size, self._size), antialias=True)
-        return tf.cast(tf.reshape(self.network(images, training=False), (images.shape[0], -1)), tf.float32)
+        return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
+
+    def mode_metrics(self, features: Features) -> dict[str, float]:
+        """Returns modes.py's values of what the classifier reads in each channel; {} unless it sees them one by one."""
+        if not self.by_channel:
+            return {}
+        outputs = self._last(features.reshape(len(features) * 3, -1).astype(np.float32)).numpy()
+        return mode_metrics(outputs.argmax(axis=-1).reshape(-1, 3), outputs.shape[-1])
 
 
 @contextmanager
@@ -135,21 +148,25 @@ def _without_tf32() -> Iterator[None]:
         switch.enable_tensor_float_32_execution(before)
 
 
-def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
+# A network, the size and channels of its images, and the layer that maps its features to classes, if it has one.
+_Network = tuple[keras.Model, int, int, Any]
+
+
+def _inception(weights: str, cache_dir: str) -> _Network:
     shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
     found = weights if weights == "imagenet" else stage(weights, "fid_weights", cache_dir)
     inside = keras.applications.InceptionV3(include_top=False, weights=found, pooling="avg", input_shape=shape)
     images = keras.Input(shape)
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
-    return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
+    return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3, None
 
 
-def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
+def _classifier(path: str, cache_dir: str) -> _Network:
     model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
     shape, features = model.input_shape, model.layers[-2].output
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise UserError(f"fid_features={path}: its input is {shape}: a classifier of square images is required")
-    return keras.Model(model.inputs, features), shape[1], shape[3]
+    return keras.Model(model.inputs, features), shape[1], shape[3], model.layers[-1]
 
 
 def _cached(cache: Path, key: str) -> Features | None:
@@ -161,8 +178,32 @@ def _cached(cache: Path, key: str) -> Features | None:
         return None
 
 
+class _Reals:
+    """Chooses real examples by the seed, at most `samples`; `cache` is the file that holds their features."""
+
+    def __init__(self, examples: Examples, samples: int, seed: int, batch: int, cache: Path) -> None:
+        self._examples, self.count, self.cache = examples, min(samples, examples.count), cache
+        chosen = np.sort(shuffled(np.arange(self.count), examples.count, seed, "fid"))
+        self.rows = tf.constant(np.resize(chosen, _padded(self.count, batch)), tf.int64)
+        self._about = f"{examples.count} {self.count} {seed}"
+
+    def images(self, rows: Any) -> Any:
+        """Returns the images at these positions of the chosen ones; positions after the last are padding."""
+        with on_host():  # only these images go to the replica's device
+            return self._examples.gather(tf.gather(self.rows, rows))[0]
+
+    def key(self, network: str, batch: int) -> str:
+        """Returns a digest of the network and the data, of which it reads the count and the first chosen batch."""
+        some = self.images(tf.range(batch)).numpy().tobytes()
+        return hashlib.sha256(f"float32 {network} {self._about}".encode() + some).hexdigest()
+
+
+def _padded(count: int, batch: int) -> int:
+    return math.ceil(count / batch) * batch
+
+
 def distances(reals: Features, fakes: Features) -> Scalars:
-    """Returns metric_names.OF_IMAGES for the features of real and of generated images."""
+    """Returns all measures of two sets of features but memorisation and those of modes."""
     found = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
     return found | neighbour_metrics(reals, fakes)
 
@@ -195,8 +236,9 @@ class Fid:
 
     A conditional generator makes an image of the class of each real one, so that values of single classes compare too.
 
-    The file `cache` holds the features of the real examples. All features of both are in memory on the host in float64:
-    0.8 GB each for 50,000 images and inception.
+    `unseen`: real examples that are not trained on, for memorisation. The file `cache`, and another one beside it, hold
+    the features of the real examples. All features are in memory on the host in float64: 0.8 GB for 50,000 images and
+    inception.
     """
 
     def __init__(
@@ -209,33 +251,40 @@ class Fid:
         seed: int,
         cache: Path,
         class_names: Sequence[str] = (),
+        unseen: Examples | None = None,
     ) -> None:
-        self._model, self._replicas, self._extract, self._reals = model, replicas, extract, reals
-        self.samples, self._seed, self._cache = min(samples, reals.count), seed, cache
+        self._model, self._replicas, self._extract = model, replicas, extract
+        self.samples, batch = min(samples, reals.count), replicas.global_batch_size
         if self.samples < 2:
             raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are required")
-        batch = replicas.global_batch_size
-        padded = math.ceil(self.samples / batch) * batch
-        self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
-        chosen = shuffled(np.arange(self.samples), reals.count, seed, "fid")
-        self._rows = tf.constant(np.resize(np.sort(chosen), padded), tf.int64)
+        self._noise = noise(seed + 1, _padded(self.samples, batch), model.latent_dim, keras.config.floatx())
+        self._reals = _Reals(reals, samples, seed, batch, cache)
+        beside = cache.with_name(f"{cache.stem}-unseen.npz")
+        self._unseen = None if unseen is None else _Reals(unseen, samples, seed, batch, beside)
         # Of a conditional generator: the classes of its images, those of the real ones.
         self._class_names, self._by_class = class_names, dict[str, Scalars]()
-        self._labels = _labels_of(reals, self._rows, batch) if class_names else None
+        self._labels = _labels_of(reals, self._reals.rows, batch) if class_names else None
         self._generator: Any = None
-        self._of_reals = tf.function(partial(self._features, self._real_images), autograph=False)
-        self._of_fakes = tf.function(partial(self._features, self._fake_images), autograph=False)
+        self._of_fakes = self._extracting(self._fake_images)
 
     def __call__(self) -> dict[str, float]:
-        """Returns metric_names.OF_IMAGES on the chief, {} on the other workers; every worker must call it."""
+        """Returns the values in `names` on the chief, {} on the other workers; every worker must call it."""
         self._generator = self._model.averaged_generator()
-        reals, fakes = self.real_features(), self._collect(self._of_fakes)
+        reals, fakes = self.real_features(), self._collect(self._of_fakes, self.samples)
+        unseen = self._kept(self._unseen) if self._unseen else None
         if reals is None:
             return {}
         if self._labels is not None:
             labels = self._labels[: self.samples]
             self._by_class = distances_by_class(reals, fakes, labels, self._class_names)
-        return distances(reals, fakes)
+        copied = {} if unseen is None else {"memorisation": memorisation(reals, fakes, unseen)}
+        return {**distances(reals, fakes), **copied, **self._extract.mode_metrics(fakes)}
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the names of the values."""
+        missing = {*(() if self._unseen else ("memorisation",)), *(() if self._extract.by_channel else OF_MODES)}
+        return [name for name in OF_IMAGES if name not in missing]
 
     @property
     def about(self) -> QualityOf:
@@ -248,32 +297,34 @@ class Fid:
             "features": self._extract.name,
             "features_sha256": self._extract.identity,
             "samples": self.samples,
+            "unseen": self._unseen.count if self._unseen else 0,
             "formulas": FORMULAS,
             **by_class,
         }
 
     def real_features(self) -> Features | None:
         """Returns the (samples, features) of the real examples; None on a worker that is not the chief."""
-        key, chief = self._key(), self._replicas.cluster.is_chief
-        cached = _cached(self._cache, key) if chief else None
+        return self._kept(self._reals)
+
+    def _kept(self, reals: _Reals) -> Features | None:
+        """Returns the features of real examples, from their file if it holds them; None on a worker but the chief."""
+        key, chief = (
+            reals.key(self._extract.identity, self._replicas.global_batch_size),
+            self._replicas.cluster.is_chief,
+        )
+        cached = _cached(reals.cache, key) if chief else None
         if self._replicas.sum_over_workers([cached is not None])[0]:
             return cached
-        features = self._collect(self._of_reals)
+        features = self._collect(self._extracting(reals.images), reals.count)
         if not chief:
             return None
         content = io.BytesIO()
         np.savez(content, key=np.array(key), features=features)
-        write_whole(self._cache, content.getvalue())
+        write_whole(reals.cache, content.getvalue())
         return features
 
-    def _key(self) -> str:
-        """Returns a digest of the network and the data, of which it reads the count and the first chosen batch."""
-        some = self._reals.gather(self._rows[: self._replicas.global_batch_size])[0].numpy().tobytes()
-        data = f"float32 {self._extract.identity} {self._reals.count} {self.samples} {self._seed}".encode() + some
-        return hashlib.sha256(data).hexdigest()
-
-    def _collect(self, features_of: Callable[[Any], Any]) -> Features:
-        """Returns the features of all samples, computed a global batch at a time, without padding."""
+    def _collect(self, features_of: Callable[[Any], Any], count: int) -> Features:
+        """Returns the features of `count` images, computed a global batch at a time, without padding."""
         batch, first = self._replicas.global_batch_size, self._replicas.first_row
 
         def of_all_workers(start: int) -> Features:
@@ -283,18 +334,17 @@ class Fid:
             whole[first : first + len(mine)] = mine
             return self._replicas.sum_over_workers(whole)
 
-        found = [of_all_workers(start) for start in range(0, len(self._noise), batch)]
-        return np.concatenate(found)[: self.samples]
-
-    def _real_images(self, rows: Any) -> Any:
-        with on_host():  # only these images go to the replica's device
-            return self._reals.gather(tf.gather(self._rows, rows))[0]
+        return np.concatenate([of_all_workers(start) for start in range(0, count, batch)])[:count]
 
     def _fake_images(self, rows: Any) -> Any:
         given = tf.gather(self._noise, rows)
         if self._labels is not None:
             given = [given, tf.gather(self._labels, rows)]
         return to_uint8(self._generator(given, training=False))
+
+    def _extracting(self, images_of: Callable[[Any], Any]) -> Any:
+        """Returns the traced `_features` of these images."""
+        return tf.function(partial(self._features, images_of), autograph=False)
 
     def _features(self, images_of: Callable[[Any], Any], start: Any) -> Any:
         """Returns the features of this worker's rows of the global batch at `start`, computed on all replicas."""
@@ -315,10 +365,12 @@ def make_fid(
     replicas: Replicas,
     folder: Path,
     class_names: Sequence[str] = (),
+    unseen: Examples | None = None,
 ) -> Fid:
-    """Returns what measures FID and KID, with its cache in `folder`; raises UserError if the model has no generator.
+    """Returns what measures a GAN's images; raises UserError if the model has no generator.
 
-    class_names: of the real examples.
+    reals: the examples that are trained on, and class_names of them; unseen: others; folder: of the files that keep
+    their features.
     """
     interface = ModelInterface.of(model)
     if interface.generator is None:
@@ -328,7 +380,7 @@ def make_fid(
             "what trainer/interface.py describes"
         )
     with replicas.strategy.scope():
-        extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
+        extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir, stacked=config.stacked)
     names = class_names if interface.generated_classes else ()
     cache = folder / f".fid-{extractor.identity}.npz"
-    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache, names)
+    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache, names, unseen)

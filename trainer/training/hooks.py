@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from trainer.config.metric_names import OF_IMAGES, check_known, metric_names
+from trainer.config.metric_names import OF_IMAGES, check_known
 from trainer.config.train_config import TrainConfig
 from trainer.interface import ModelInterface
 from trainer.reporting.progress import Progress
@@ -88,7 +88,7 @@ def make_hooks(
 
         return act
 
-    reporter.metric_names = metric_names(evaluate.names if evaluate else (), config.fid_every_steps)
+    reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
     if config.best_metric.startswith("val_") and not evaluate:
         refuse_unevaluated("best_metric", config.best_metric, ())
     check_known("best_metric", config.best_metric, "this run measures", reporter.metric_names)

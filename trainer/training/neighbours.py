@@ -1,8 +1,9 @@
-"""Measures, by nearest neighbours, how many generated images look real and how much of the real ones they cover.
+"""Measures, by nearest neighbours, how many generated images look real, cover the real ones, or are copies of them.
 
 Precision and recall: Kynkaanniemi et al. 2019, https://arxiv.org/abs/1904.06991. Density and coverage: Naeem et al.
 2020, https://arxiv.org/abs/2002.09797. Each set of features is taken for the union of balls around its images, which
-reach to their fifth nearest neighbours in that set. All is computed in float64 on the host.
+reach to their fifth nearest neighbours in that set. Memorisation: Meehan et al. 2020,
+https://arxiv.org/abs/2004.05675. All is computed in float64 on the host.
 """
 
 from collections.abc import Iterator
@@ -38,6 +39,23 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
         "density": float(within_real.mean() / neighbours),
         "coverage": float((nearest < real_radii).mean()),
     }
+
+
+def memorisation(real: Features, fake: Features, unseen: Features) -> float:
+    """Returns the probability that a generated image is nearer to a training image than an unseen real image is.
+
+    real: images that were trained on; unseen: real images that were not. It is the Mann-Whitney statistic of the
+    distances to the nearest training image, which Meehan et al. test, divided by the number of pairs, with all images
+    in one cell. 0.5: generated images are as near as unseen ones; towards 1: copies; below 0.5: far from real images.
+    """
+    near, others = _nearest(fake[:MOST_IMAGES], real), np.sort(_nearest(unseen[:MOST_IMAGES], real))
+    nearer = 2 * len(others) - np.searchsorted(others, near, "left") - np.searchsorted(others, near, "right")
+    return float(nearer.mean() / (2 * len(others)))  # both sides: equal distances count half
+
+
+def _nearest(images: Features, real: Features) -> Features:
+    """Returns the squared distance of each image to the nearest of `real`."""
+    return np.concatenate([distances.min(axis=1) for _, distances in _distances(images, real)])
 
 
 def _radii(features: Features, neighbours: int) -> Features:

@@ -66,6 +66,8 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--image_size=8"], "take 16"),
     (["--image_size=512"], "take 256"),
     (["--channels=2"], "images have 1 channel (grey) or 3 (colour)"),
+    (["--data=stacked_mnist"], "data=stacked_mnist and channels=1: its images have 3 channels: --channels=3"),
+    (["--data=stacked_mnist:data/mnist", "--channels=1"], "its images have 3 channels: --channels=3"),
     (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
     (["--data=digit"], "no such data; did you mean 'digits'?"),
     (["--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your"),

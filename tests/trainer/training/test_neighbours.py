@@ -1,9 +1,9 @@
-"""Tests precision, recall, density and coverage against the reference package, and against what they mean."""
+"""Tests what precision, recall, density, coverage and memorisation mean."""
 
 import numpy as np
 import pytest
 
-from trainer.training.neighbours import NEIGHBOURS, neighbour_metrics
+from trainer.training.neighbours import NEIGHBOURS, memorisation, neighbour_metrics
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -15,21 +15,6 @@ def near_sets() -> Arrays:
     real[:40] = real[40:80] + 1e-3 * draw.standard_normal((40, 16))
     fake[:20] = real[:20]
     return real, fake
-
-
-def test_they_are_those_of_the_reference_package() -> None:
-    """The numbers are of prdc 0.2 with NumPy 2.4.6 and scikit-learn 1.9.1: compute_prdc(*near_sets(), nearest_k=5)."""
-    assert neighbour_metrics(*near_sets()) == pytest.approx(
-        {"precision": 0.9653846153846154, "recall": 0.6933333333333334, "density": 1.69, "coverage": 0.9466666666666667}
-    )
-
-
-@pytest.mark.slow
-def test_they_are_those_of_the_package_that_is_installed() -> None:
-    prdc = pytest.importorskip("prdc", reason="prdc is not installed: pip install prdc")
-    for neighbours in (1, 5):
-        expected = prdc.compute_prdc(*near_sets(), nearest_k=neighbours)
-        assert neighbour_metrics(*near_sets(), neighbours) == pytest.approx(expected)
 
 
 def test_they_are_what_the_balls_written_out_give() -> None:
@@ -67,3 +52,24 @@ def test_few_images_have_none() -> None:
     real, fake = near_sets()
     assert neighbour_metrics(real, fake[:NEIGHBOURS]) == {}
     assert neighbour_metrics(real, fake[: NEIGHBOURS + 1]).keys() == {"precision", "recall", "density", "coverage"}
+
+
+@pytest.mark.parametrize(("fake", "low", "high"), [
+    ("copies", 0.99, 1.0), ("half of them copies", 0.7, 0.8), ("the same distribution", 0.45, 0.55), ("far", 0.0, 0.01),
+])  # fmt: skip
+def test_memorisation_shows_copies(fake: str, low: float, high: float) -> None:
+    draw = np.random.default_rng(2)
+    real, unseen, other = draw.standard_normal((3, 600, 8))
+    copies = real[::-1] + 1e-3 * other
+    generated = {
+        "copies": copies,
+        "half of them copies": np.concatenate([copies[:300], other[:300]]),
+        "the same distribution": other,
+        "far": other + 10,
+    }[fake]
+    assert low <= memorisation(real, generated, unseen) <= high
+
+
+def test_memorisation_counts_equal_distances_half() -> None:
+    real = np.array([[0.0], [10.0]])
+    assert memorisation(real, np.array([[1.0], [11.0]]), np.array([[-1.0], [9.0], [12.0]])) == (4 * 0.5 + 2) / 6

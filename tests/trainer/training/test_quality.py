@@ -164,16 +164,53 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         fresh_collectives()
         where = make_replicas(config)
-        cache, reals = tmp_path / f"{replicas}.npz", load_dataset(config).train
-        fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0, cache)
+        cache, data = tmp_path / f"{replicas}.npz", load_dataset(dataclasses.replace(config, evaluation_fraction=0.1))
+        fid = Fid(model, where, Extractor(str(features), "none"), data.train, 50, 0, cache, unseen=data.evaluation)
         found.append(fid())
         before = cache.stat().st_mtime_ns
         assert fid() == found[-1]
         assert cache.stat().st_mtime_ns == before
         cache.write_bytes(b"damaged")
         assert fid()["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
+        assert fid().keys() == {*fid.names}
     assert found[1]["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
+    assert found[1]["memorisation"] == pytest.approx(found[0]["memorisation"], abs=0.02)
     assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
+
+
+@pytest.fixture(scope="module")
+def shade_reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saves a classifier that reads the class 0 to 9 of 8-pixel images of grey level 25 times the class."""
+    path = tmp_path_factory.mktemp("shades") / "model.keras"
+    images = keras.Input((8, 8, 1))
+    x = keras.layers.Rescaling(1 / 25)(keras.layers.GlobalAveragePooling2D()(images))
+    model, number = keras.Model(images, keras.layers.Dense(10)(x)), np.arange(10.0)
+    model.layers[-1].set_weights([2 * number[np.newaxis], -(number**2)])  # the nearest number has the largest output
+    model.save(path)
+    return path
+
+
+def test_modes_of_stacked_images_are_read_in_each_channel(shade_reader: Path, tmp_path: Path) -> None:
+    """The generator gives all 1,000 modes, but for those with a red 9; the classifier's features are the mean greys."""
+    shades = np.stack(np.meshgrid(range(9), range(10), range(10), indexing="ij"), axis=-1).reshape(900, 1, 1, 3) * 25
+    images = np.broadcast_to(shades, (900, 8, 8, 3)).astype(np.uint8)
+    order = tf.constant(images / 127.5 - 1, tf.float32)
+
+    def generator(noise: Any, training: bool) -> Any:
+        return tf.gather(order, tf.cast(tf.math.floormod(noise[:, 0] * 1e4, 900.0), tf.int32))
+
+    extract = Extractor(str(shade_reader), "none", stacked=True)
+    features = extract(images[[107, 5]]).numpy()
+    np.testing.assert_allclose(features, [[1, 0, 7], [0, 0, 5]], atol=1e-5)
+    everything = extract(images).numpy().astype(float)
+    assert extract.mode_metrics(everything) == pytest.approx({"modes": 900, "modes_kl": np.log(1000 / 900)})
+    assert extract.mode_metrics(everything[:1]) == pytest.approx({"modes": 1, "modes_kl": np.log(1000)})
+    model = SimpleNamespace(averaged_generator=lambda: generator, latent_dim=4)
+    found = Fid(model, on(2), extract, Arrays(images), 300, 0, tmp_path / "cache.npz")
+    assert {*found()} == {*found.names} >= {"modes", "modes_kl"}
+    assert 100 < found()["modes"] < 300
+    grey = Extractor(str(shade_reader), "none")
+    assert (grey.mode_metrics(everything), grey.identity == extract.identity) == ({}, False)
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -184,7 +221,7 @@ def test_features_are_never_computed_in_tf32(features: Path, tmp_path: Path, tf3
     model, reals = SimpleNamespace(latent_dim=16), load_dataset(config).train
     fid = Fid(model, on(1), Extractor(str(features), "none"), reals, 20, 0, tmp_path / "none.npz")
     seen = []
-    fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)))
+    fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)), 20)
     assert (seen, enabled()) == ([False, False], tf32)
 
 

@@ -1,0 +1,64 @@
+"""Tests small versions of what benchmarks/scale.py measures, and that its parts work at any size."""
+
+import itertools
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks import scale
+from deploy.report.collection import collect
+from deploy.report.plots import drawings
+from deploy.report.summary import summarize
+from trainer.distribution import meeting
+from trainer.distribution.cluster import Cluster
+from trainer.distribution.meeting import meet
+from trainer.errors import PlatformFault
+
+
+def test_workers_meet_end_together_and_leave_when_one_is_lost() -> None:
+    assert all(seconds > 0 for seconds in scale.meeting(24).values())
+
+
+def test_the_chief_compares_each_worker_once() -> None:
+    """Counts the comparisons: of what must agree, and of what may differ."""
+    with patch.object(meeting, "differing", return_value="") as compared, scale.met(24) as (job, _):
+        assert len(job) == 24
+    assert compared.call_count == 2 * 23
+
+
+def test_of_many_workers_that_do_not_come_some_are_named() -> None:
+    addresses = tuple(f"127.0.0.1:{port}" for port in (scale.free_addresses(1)[0].split(":")[1], *range(1, 256)))
+    with pytest.raises(PlatformFault, match=r"^worker 1 .*, worker 8 \(127\.0\.0\.1:8\) and 247 more did not start"):
+        meet(Cluster(addresses), {}, 0.01)
+
+
+def test_figures_of_many_tiers_show_the_fastest_and_name_all_that_are_best(tmp_path: Path) -> None:
+    """The bars' names do not overlap, and each line has a look of its own."""
+    scale.plant_comparison(tmp_path, 64, repeats=1)
+    collection = collect([str(tmp_path)])
+    found = {title: (caption, plot) for title, caption, plot in drawings(collection, summarize(collection, "", None))}
+    canvas = Figure(figsize=(5.6, 3.6), layout="constrained")
+    found["Speed-up"][1](axes := canvas.add_subplot())
+    canvas.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert len(boxes) == 64
+    assert all(one.y0 >= other.y1 for one, other in itertools.pairwise(boxes))
+    found["Loss"][1](axes := Figure().add_subplot())
+    assert found["Loss"][0].endswith("of each tier, of the 12 fastest of 64 tiers")
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == len(axes.lines) == 12
+    found["Cost against time"][1](axes := Figure().add_subplot())
+    assert 0 < len(axes.texts) <= 12
+
+
+def test_a_bucket_of_several_pages_is_listed() -> None:
+    assert scale.listing(2500)["s"] > 0
+
+
+def test_the_order_of_rows_is_known_at_any_size() -> None:
+    assert scale.order(10**12)["s for 1,000,000 rows"] > 0
+
+
+def test_a_comparison_of_many_tiers_is_reported() -> None:
+    assert scale.comparison(5)["kB of report.html"] > 50
