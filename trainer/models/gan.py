@@ -10,11 +10,12 @@ from keras import layers
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.images import to_uint8
+from trainer.data.images import from_uint8, to_uint8
 from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.batch_norm import Rows, in_one_pass
+from trainer.models.diff_augment import DiffAugment
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
@@ -59,10 +60,12 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> 
     return keras.Model(noise, images, name="generator")
 
 
-def build_critic(config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False) -> keras.Model:
+def build_critic(
+    config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False, score_bias: bool = True
+) -> keras.Model:
     """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
-    With `batch_norm`, every layer but the first has one, as in DCGAN.
+    With `batch_norm`, every layer but the first has one, as in DCGAN. `score_bias`: whether the scores have a bias.
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
@@ -76,7 +79,8 @@ def build_critic(config: TrainConfig, initializer: Initializer = _GLOROT, *, bat
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
-    score = layers.Dense(1, dtype=full_precision(), name="score", kernel_initializer=initializer())(x)
+    kernel = {"kernel_initializer": initializer(), "use_bias": score_bias}
+    score = layers.Dense(1, dtype=full_precision(), name="score", **kernel)(x)
     return keras.Model(images, score, name="critic")
 
 
@@ -85,15 +89,28 @@ def _batch_norm(x: Any) -> Any:
     return layers.BatchNormalization(momentum=0.9)(x)
 
 
+def scores_and_slopes(critic: Any, images: Any) -> tuple[Any, Any]:
+    """Returns the critic's scores, (rows, 1), and the squared L2 norm of its gradient at each image, (rows,).
+
+    Only for a critic without batch norm, whose score of an image depends on no other image.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(images)
+        scores = critic(images, training=True)
+    return scores, tf.reduce_sum(tf.square(tape.gradient(scores, images)), axis=(1, 2, 3))
+
+
 class Generated(NamedTuple):
     """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
 
-    Without images, each pass of an update makes its own of the noise, (rows, latent_dim).
+    Without images, each pass of an update makes its own of the noise, (rows, latent_dim). `reals`: real images with
+    which the generator's loss compares them, as the critic sees them.
     """
 
     images: Any = None
     tape: Any = None
     noise: Any = None
+    reals: Any = None
 
 
 class GAN(keras.Model):
@@ -101,6 +118,9 @@ class GAN(keras.Model):
 
     `batches_per_step`: global batches that one step reads. `betas`: of both Adam optimizers.
     """
+
+    # (reals, fakes, *others, global_batch_size) -> losses and gradients; see `update_critic`.
+    critic_gradients: Callable[..., Any]
 
     def __init__(
         self,
@@ -110,11 +130,12 @@ class GAN(keras.Model):
         batches_per_step: int,
         betas: tuple[float, float],
         critic_batch_norm: bool = False,
+        score_bias: bool = True,
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
         self.generator, self.generator_average = (build_generator(config, initializer) for _ in range(2))
-        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm)
+        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm, score_bias=score_bias)
         self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
@@ -131,14 +152,26 @@ class GAN(keras.Model):
         self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
         self.compiles_gradients = self.uses_xla
         self._pass, self._image_gradients = map(self.xla_compiled, (self.one_pass, self.image_gradients))
+        self._critic_gradients = self.xla_compiled(self.critic_gradients)
+        self.diff_augment = DiffAugment(config.diff_augmentations)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
         return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
 
-    def generator_loss(self, scores: Any) -> Any:
-        """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
+    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
+        """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
+
+        real_scores: those of the real images that they are compared with, if `train_step` gave any.
+        """
         raise NotImplementedError
+
+    def augmented(self, images: Any) -> Any:
+        """Returns images, (rows, height, width, channels) in [-1, 1], as the critic sees them.
+
+        Each call changes them by other random numbers of --diff_augment.
+        """
+        return self.diff_augment(images, self.diff_augment.draw())
 
     def images_for_updates(self, step: StepContext, noise: Any) -> tuple[list[Generated], Generated]:
         """Returns what each critic update takes, and what the generator's own takes: see `generate`."""
@@ -172,6 +205,20 @@ class GAN(keras.Model):
         *others, own = in_one_pass(self.generator, *map(Rows, (*tf.split(noise, groups), last)))
         return [tf.concat(others, 0), own]
 
+    def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
+        """Updates the critic once; returns this replica's part of its losses.
+
+        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), what else `critic_gradients` takes.
+        """
+
+        def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
+            images = self.augmented(from_uint8(reals)), self.augmented(self.images_from(fakes))
+            return self._critic_gradients(*images, *others, step.global_batch_size)
+
+        losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
+        self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
+        return losses
+
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
@@ -185,15 +232,21 @@ class GAN(keras.Model):
         if tape is None:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(self.generator_variables)
-                generated = Generated(self.images_from(generated))
-        loss, by_images = self._image_gradients(generated.images, global_batch_size)
+                generated = generated._replace(images=self.images_from(generated))
+        numbers = self.diff_augment.draw()
+        loss, by_images = self._image_gradients(generated.images, global_batch_size, numbers, generated.reals)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
-    def image_gradients(self, images: Any, global_batch_size: int) -> Any:
-        """Returns the generator's loss, and the gradient of the scaled loss by its images."""
+    def image_gradients(self, images: Any, global_batch_size: int, numbers: Any = None, reals: Any = None) -> Any:
+        """Returns the generator's loss, and the gradient of the scaled loss by its images.
+
+        numbers: random ones, of --diff_augment, by which the critic sees the images changed; reals: of `Generated`.
+        """
+        real_scores = None if reals is None else self.critic(reals, training=True)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(images)
-            loss = self.generator_loss(self.critic(images, training=True)) / global_batch_size
+            scores = self.critic(self.diff_augment(images, numbers), training=True)
+            loss = self.generator_loss(scores, real_scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, images)
 

@@ -44,6 +44,7 @@ FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
     "dcgan": ("--model=dcgan",),
+    "r3gan": ("--model=r3gan", "--diff_augment=color,translation,cutout"),
 }
 
 
