@@ -4,6 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import keras
+import pytest
 
 from benchmarks.gan_quality import CASES, PARSER, done, flags_of, measure, result_file, table
 from trainer.config.metric_names import OF_IMAGES
@@ -12,6 +13,7 @@ from trainer.config.overrides import resolve
 SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=clothes", "--photos=photos"]
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_and_known_again(tmp_path: Path) -> None:
     options = PARSER.parse_args([*SHORT, f"--out={tmp_path}"])
     features = tmp_path / "features" / "digits" / "model" / "model.keras"

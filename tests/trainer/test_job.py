@@ -112,7 +112,7 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make) -> N
 
 @pytest.mark.parametrize("flags", [
     pytest.param((), id="wgan_gp"),
-    pytest.param(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan"),
+    pytest.param(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], small_config: Make) -> None:
     run(small_config("--steps=5", "--precision=float64", *flags))
