@@ -210,6 +210,11 @@ def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -
         build_model(TrainConfig(model="mlp", channels=3), dataset)
 
 
+def test_a_model_of_the_users_without_a_critic_refuses_changes_before_it() -> None:
+    with refused("diff_augment=color: tests.models:classifier sets no diff_augment"):
+        build_model(TrainConfig(model="tests.models:classifier", diff_augment="color", channels=3), labelled(2))
+
+
 EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]
 EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e-3"]
 
