@@ -77,8 +77,7 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
-    if config.class_weights and config.model in GANS:
-        raise UserError(f"class_weight={config.class_weight}: {config.model} has no classes: drop it")
+    _check_classes(config)
     _known_augmentations("diff_augment", config.diff_augment, config.diff_augmentations, DIFF_AUGMENTATIONS)
     if config.diff_augment and config.model in MODELS and config.model not in GANS:
         raise UserError(
@@ -128,6 +127,15 @@ def _check_devices(config: TrainConfig) -> None:
 def _contradiction(config: TrainConfig, one: str, other: str, advice: str) -> UserError:
     both = f"{one}={getattr(config, one)} and {other}={getattr(config, other)}"
     return UserError(f"{both} contradict each other: {advice}")
+
+
+def _check_classes(config: TrainConfig) -> None:
+    if config.class_weights and config.model in GANS:
+        raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
+    if config.conditional and config.model in MODELS and config.model not in GANS:
+        raise UserError(
+            f"conditional=true: {config.model} generates no images: only {', '.join(GANS)} do: drop --conditional"
+        )
 
 
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:

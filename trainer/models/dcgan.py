@@ -30,24 +30,26 @@ class DCGAN(GAN):
         super().__init__(config, dataset, batches_per_step=1, betas=betas, critic_batch_norm=True, initializer=normal)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255]."""
+        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise)
+        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
         critic_loss = self.update_critic(step, images_of(data)[0], fakes)
         generator_loss = self.update_generator(step, generated)
         self.average_generator(step)
         return {"discriminator_loss": critic_loss, "generator_loss": generator_loss}
 
-    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int) -> Any:
+    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns the loss, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
-        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately.
+        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately. labels: (rows,) of
+        both, if the GAN is conditional.
         """
         rows = reals.shape[0]
+        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         with tf.GradientTape(watch_accessed_variables=False) as tape, separate_groups(2):
             tape.watch(self.critic_variables)
-            scores = self.critic(tf.concat([reals, fakes], axis=0), training=True)
+            scores = self.scores(tf.concat([reals, fakes], axis=0), twice)
             loss = (
                 _cross_entropy(scores[:rows], real=True) + _cross_entropy(scores[rows:], real=False)
             ) / global_batch_size

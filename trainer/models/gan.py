@@ -15,6 +15,7 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.batch_norm import Rows, in_one_pass
+from trainer.models.conditional import classes_of, labelled, projected, with_class
 from trainer.models.diff_augment import DiffAugment
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
@@ -40,8 +41,11 @@ def filters(config: TrainConfig) -> list[int]:
     return result
 
 
-def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> keras.Model:
-    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1]."""
+def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, classes: int = 0) -> keras.Model:
+    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
+
+    With classes, its input is that of trainer.models.conditional.with_class.
+    """
     widths = filters(config)
     base = config.image_size // 2 ** len(widths)
 
@@ -49,7 +53,7 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> 
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
         return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
 
-    noise = keras.Input((config.latent_dim,), name="noise")
+    noise = keras.Input((config.latent_dim + classes,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
@@ -61,11 +65,17 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> 
 
 
 def build_critic(
-    config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False, score_bias: bool = True
+    config: TrainConfig,
+    initializer: Initializer = _GLOROT,
+    *,
+    batch_norm: bool = False,
+    score_bias: bool = True,
+    classes: int = 0,
 ) -> keras.Model:
     """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
     With `batch_norm`, every layer but the first has one, as in DCGAN. `score_bias`: whether the scores have a bias.
+    With classes, it takes [images, labels].
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
@@ -81,7 +91,10 @@ def build_critic(
     x = layers.Flatten()(x)
     kernel = {"kernel_initializer": initializer(), "use_bias": score_bias}
     score = layers.Dense(1, dtype=full_precision(), name="score", **kernel)(x)
-    return keras.Model(images, score, name="critic")
+    if not classes:
+        return keras.Model(images, score, name="critic")
+    label, of_class = projected(x, classes, initializer)
+    return keras.Model([images, label], layers.Add(dtype=full_precision())([score, of_class]), name="critic")
 
 
 def _batch_norm(x: Any) -> Any:
@@ -89,27 +102,29 @@ def _batch_norm(x: Any) -> Any:
     return layers.BatchNormalization(momentum=0.9)(x)
 
 
-def scores_and_slopes(critic: Any, images: Any) -> tuple[Any, Any]:
+def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any, Any]:
     """Returns the critic's scores, (rows, 1), and the squared L2 norm of its gradient at each image, (rows,).
 
     Only for a critic without batch norm, whose score of an image depends on no other image.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(images)
-        scores = critic(images, training=True)
+        scores = critic(images if labels is None else [images, labels], training=True)
     return scores, tf.reduce_sum(tf.square(tape.gradient(scores, images)), axis=(1, 2, 3))
 
 
 class Generated(NamedTuple):
     """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
 
-    Without images, each pass of an update makes its own of the noise, (rows, latent_dim). `reals`: real images with
-    which the generator's loss compares them, as the critic sees them.
+    Without images, each pass of an update makes its own of the noise, (rows, latent_dim). A conditional GAN has labels
+    (rows,), which are in the noise too. `reals`: real images with which the generator's loss compares them, row by row,
+    as the critic sees them.
     """
 
     images: Any = None
     tape: Any = None
     noise: Any = None
+    labels: Any = None
     reals: Any = None
 
 
@@ -119,7 +134,7 @@ class GAN(keras.Model):
     `batches_per_step`: global batches that one step reads. `betas`: of both Adam optimizers.
     """
 
-    # (reals, fakes, *others, global_batch_size) -> losses and gradients; see `update_critic`.
+    # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
 
     def __init__(
@@ -134,8 +149,14 @@ class GAN(keras.Model):
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        self.generator, self.generator_average = (build_generator(config, initializer) for _ in range(2))
-        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm, score_bias=score_bias)
+        classes = self.generated_classes = classes_of(config, dataset)
+        self.generator, self.generator_average = (build_generator(config, initializer, classes) for _ in range(2))
+        of_critic = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
+        self.critic = build_critic(config, initializer, **of_critic)
+        # What samples and templates run: the same networks, with labels as an input of their own.
+        self.sampled, self.sampled_average = (
+            labelled(each, classes) if classes else each for each in (self.generator, self.generator_average)
+        )
         self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
@@ -151,7 +172,8 @@ class GAN(keras.Model):
         # A function of XLA's own would be traced for the first of several passes alone.
         self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
         self.compiles_gradients = self.uses_xla
-        self._pass, self._image_gradients = map(self.xla_compiled, (self.one_pass, self.image_gradients))
+        self._pass = self.xla_compiled(self.one_pass)
+        self._image_gradients = self.xla_compiled(self.image_gradients)
         self._critic_gradients = self.xla_compiled(self.critic_gradients)
         self.diff_augment = DiffAugment(config.diff_augmentations)
 
@@ -173,13 +195,33 @@ class GAN(keras.Model):
         """
         return self.diff_augment(images, self.diff_augment.draw())
 
-    def images_for_updates(self, step: StepContext, noise: Any) -> tuple[list[Generated], Generated]:
-        """Returns what each critic update takes, and what the generator's own takes: see `generate`."""
+    def labels_of(self, data: Any) -> Any:
+        """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not conditional."""
+        if not self.generated_classes:
+            return None
+        return tf.cast(keras.utils.unpack_x_y_sample_weight(data)[1], tf.int32)
+
+    def scores(self, images: Any, labels: Any) -> Any:
+        """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes none."""
+        return self.critic(images if labels is None else [images, labels], training=True)
+
+    def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> tuple[list[Generated], Generated]:
+        """Returns what each critic update takes, and what the generator's own takes: see `generate`.
+
+        labels: as of `labels_of`; the generator's own images have those of the last update.
+        """
+        each_labels = [None] * noise.shape[1]
+        if labels is not None:
+            each_labels = [*tf.unstack(labels), labels[-1]]
+            noise = with_class(noise, tf.stack(each_labels, axis=1), self.generated_classes)
         if step.micro_batches > 1:
-            *others, last = (Generated(noise=each) for each in tf.unstack(noise, axis=1))
+            each_noise = zip(tf.unstack(noise, axis=1), each_labels, strict=True)
+            *others, last = (Generated(noise=one, labels=own) for one, own in each_noise)
             return others, last
         fakes, generated = self.generate(noise)
-        return [Generated(each) for each in tf.unstack(fakes)], generated
+        own_labels = each_labels.pop()
+        others = [Generated(one, labels=own) for one, own in zip(tf.unstack(fakes), each_labels, strict=True)]
+        return others, generated._replace(labels=own_labels)
 
     def images_from(self, generated: Generated) -> Any:
         """Returns the images, (rows, height, width, channels); makes them if there are none."""
@@ -213,7 +255,7 @@ class GAN(keras.Model):
 
         def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
             images = self.augmented(from_uint8(reals)), self.augmented(self.images_from(fakes))
-            return self._critic_gradients(*images, *others, step.global_batch_size)
+            return self._critic_gradients(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
@@ -234,18 +276,21 @@ class GAN(keras.Model):
                 tape.watch(self.generator_variables)
                 generated = generated._replace(images=self.images_from(generated))
         numbers = self.diff_augment.draw()
-        loss, by_images = self._image_gradients(generated.images, global_batch_size, numbers, generated.reals)
+        given = generated.labels, numbers, generated.reals
+        loss, by_images = self._image_gradients(generated.images, global_batch_size, *given)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
-    def image_gradients(self, images: Any, global_batch_size: int, numbers: Any = None, reals: Any = None) -> Any:
+    def image_gradients(
+        self, images: Any, global_batch_size: int, labels: Any = None, numbers: Any = None, reals: Any = None
+    ) -> Any:
         """Returns the generator's loss, and the gradient of the scaled loss by its images.
 
-        numbers: random ones, of --diff_augment, by which the critic sees the images changed; reals: of `Generated`.
+        labels, reals: of `Generated`; numbers: random ones, of --diff_augment, by which the critic sees images changed.
         """
-        real_scores = None if reals is None else self.critic(reals, training=True)
+        real_scores = None if reals is None else self.scores(reals, labels)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(images)
-            scores = self.critic(self.diff_augment(images, numbers), training=True)
+            scores = self.scores(self.diff_augment(images, numbers), labels)
             loss = self.generator_loss(scores, real_scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, images)
@@ -255,13 +300,17 @@ class GAN(keras.Model):
         averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables
         update_average(averaged, trained, self.ema_decay, step.step)
 
-    def sample(self, noise: Any) -> Any:
-        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise."""
-        return to_uint8(self.averaged_generator()(noise, training=False)).numpy()
+    def sample(self, noise: Any, labels: Any = None) -> Any:
+        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise.
+
+        labels: (count,), if the GAN is conditional.
+        """
+        given = noise if labels is None else [noise, labels]
+        return to_uint8(self.averaged_generator()(given, training=False)).numpy()
 
     def templates(self) -> dict[str, keras.Model]:
         """Returns the models to save: the averaged generator as "model", the plain one, and the critic."""
-        return {"model": self.averaged_generator(), "generator_raw": self.generator, "critic": self.critic}
+        return {"model": self.averaged_generator(), "generator_raw": self.sampled, "critic": self.critic}
 
     def serve(self, outputs: Any) -> Any:
         """Converts the outputs of a served generator to uint8 images."""
@@ -272,4 +321,4 @@ class GAN(keras.Model):
         pairs = zip(self.generator_average.non_trainable_variables, self.generator.non_trainable_variables, strict=True)
         for average, trained in pairs:
             average.assign(trained)
-        return self.generator_average
+        return self.sampled_average

@@ -33,25 +33,26 @@ class R3GAN(GAN):
         self.gamma = config.gradient_penalty_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255]."""
+        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step, reals = current_step(), images_of(data)[0]
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise)
+        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
         losses = self.update_critic(step, reals, fakes)
         generated = generated._replace(reals=self.augmented(from_uint8(reals)))
         generator_loss = self.update_generator(step, generated)
         self.average_generator(step)
         return {**losses, "generator_loss": generator_loss}
 
-    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int) -> Any:
+    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
         reals, fakes: (rows, height, width, channels) in [-1, 1], as the critic sees them; its gradient is penalised at
-        these very images.
+        these very images; labels: (rows,) of both, if the GAN is conditional.
         """
+        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            scores, squares = scores_and_slopes(self.critic, tf.concat([reals, fakes], axis=0))
+            scores, squares = scores_and_slopes(self.critic, tf.concat([reals, fakes], axis=0), twice)
             of_reals, of_fakes = tf.split(scores, 2)
             penalty = tf.reduce_sum(squares) / global_batch_size
             loss = _pairs(of_reals, of_fakes) / global_batch_size + 0.5 * self.gamma * penalty

@@ -18,11 +18,17 @@ from trainer.models.r3gan import R3GAN
 from trainer.models.wgan_gp import WGANGP
 
 
-def plain_generator_update(model: GAN, noise: Any) -> Any:
+def of_class(given: Any, labels: Any) -> Any:
+    """Returns what a network takes: with labels, if the GAN is conditional."""
+    return given if labels is None else [given, labels]
+
+
+def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
     """Updates the generator by one tape through both networks."""
     step = current_step()
     with tf.GradientTape() as tape:
-        scores = model.critic(model.augmented(model.generator(noise, training=True)), training=True)
+        fakes = model.augmented(model.sampled(of_class(noise, labels), training=True))
+        scores = model.critic(of_class(fakes, labels), training=True)
         loss = model.generator_loss(scores) / step.global_batch_size
     variables = model.generator.trainable_variables
     model.generator_optimizer.apply(tape.gradient(loss, variables), variables)
@@ -35,33 +41,41 @@ def plain_wgan_gp_step(self: WGANGP, data: Any) -> dict[str, Any]:
     step, reals = current_step(), images_of(data)
     noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
     mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-    losses = [
-        self.update_critic(step, reals[i], Generated(self.generator(noise[:, i], training=True)), mix[:, i])
-        for i in range(self.batches_per_step)
-    ]
+    labels = [None, None, None] if self.labels_of(data) is None else self.labels_of(data)
+
+    def fakes(i: int) -> Generated:
+        return Generated(self.sampled(of_class(noise[:, i], labels[i]), training=True), labels=labels[i])
+
+    losses = [self.update_critic(step, reals[i], fakes(i), mix[:, i]) for i in range(self.batches_per_step)]
     logs = {name: tf.add_n([each[name] for each in losses]) / len(losses) for name in losses[0]}
-    return {**logs, "generator_loss": plain_generator_update(self, noise[:, -1])}
+    return {**logs, "generator_loss": plain_generator_update(self, noise[:, -1], labels[-1])}
 
 
 def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     """Gives the discriminator real and generated images in a pass each."""
     step, reals = current_step(), from_uint8(images_of(data)[0])
     noise = step.normal((2, self.latent_dim), stream="noise")
-    fakes = self.generator(noise[:, 0], training=True)
+    labels = None if self.labels_of(data) is None else self.labels_of(data)[0]
+    fakes = self.sampled(of_class(noise[:, 0], labels), training=True)
     with tf.GradientTape() as tape:
-        on_reals = _cross_entropy(self.critic(reals, training=True), real=True)
-        on_fakes = _cross_entropy(self.critic(fakes, training=True), real=False)
+        on_reals = _cross_entropy(self.critic(of_class(reals, labels), training=True), real=True)
+        on_fakes = _cross_entropy(self.critic(of_class(fakes, labels), training=True), real=False)
         loss = (on_reals + on_fakes) / step.global_batch_size
     variables = self.critic.trainable_variables
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
-    return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1])}
+    return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1], labels)}
 
 
 def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     """Takes a pass for each loss and each penalty of the paper's section 2."""
     step, reals = current_step(), from_uint8(images_of(data)[0])
     noise, size = step.normal((2, self.latent_dim), stream="noise"), step.global_batch_size
-    fakes, critic, variables = self.generator(noise[:, 0], training=True), self.critic, self.critic.trainable_variables
+    labels, variables = self.labels_of(data)[0], self.critic.trainable_variables
+    fakes = self.sampled([noise[:, 0], labels], training=True)
+
+    def critic(images: Any) -> Any:
+        return self.critic([images, labels], training=True)
+
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.math.log(1 + tf.exp(critic(fakes) - critic(reals)))) / size
         penalty = 0.0
@@ -73,7 +87,7 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
         loss += self.gamma / 2 * penalty
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
     with tf.GradientTape() as tape:
-        generated = self.generator(noise[:, 1], training=True)
+        generated = self.sampled([noise[:, 1], labels], training=True)
         generator_loss = tf.reduce_sum(tf.math.log(1 + tf.exp(critic(reals) - critic(generated)))) / size
     variables = self.generator.trainable_variables
     self.generator_optimizer.apply(tape.gradient(generator_loss, variables), variables)
@@ -88,7 +102,9 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
     ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True),
     ("dcgan", (), False),
     ("dcgan", ("--replicas=2",), False),
-    ("r3gan", ("--gradient_penalty_weight=3",), False),
+    ("wgan_gp", ("--conditional", "--replicas=2"), False),
+    ("dcgan", ("--conditional",), True),
+    ("r3gan", ("--conditional", "--gradient_penalty_weight=3"), False),
 ])  # fmt: skip
 def test_a_step_has_the_numbers_of_a_plain_one(
     model: str, flags: tuple[str, ...], many_rows: bool, monkeypatch: Patch

@@ -34,6 +34,7 @@ def own(model: str, data: str) -> tuple[str, ...]:
     pytest.param(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp"),
     pytest.param(("--model=r3gan",), id="r3gan", marks=pytest.mark.slow),
     pytest.param(("--model=dcgan",), id="dcgan", marks=pytest.mark.slow),
+    pytest.param(("--model=wgan_gp", "--conditional"), id="conditional"),
     pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
     *(pytest.param(own(*names), id=names[0]) for names in [
         ("by_weight", "weighted"), ("masked_text", "next_tokens"), ("regularized", "weighted"),
