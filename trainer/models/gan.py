@@ -151,7 +151,7 @@ class GAN(keras.Model):
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
         classes = self.generated_classes = classes_of(config, dataset)
         self.generator, self.generator_average = (build_generator(config, initializer, classes) for _ in range(2))
-        of_critic = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
+        of_critic: dict[str, Any] = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
         self.critic = build_critic(config, initializer, **of_critic)
         # What samples and templates run: the same networks, with labels as an input of their own.
         self.sampled, self.sampled_average = (
