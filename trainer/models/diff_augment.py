@@ -29,16 +29,15 @@ def color(images: Any, numbers: Any) -> Any:
 
 
 def translation(images: Any, numbers: Any) -> Any:
-    """Shifts each image by up to 1/8 of its size in each direction; what comes in is grey, 0. numbers: (rows, 2)."""
-    _, height, width, _ = images.shape
-    down, right = _moved(height, numbers[:, :1]), _moved(width, numbers[:, 1:])
+    """Shifts each square image by up to 1/8 of its size both ways; what comes in is grey, 0. numbers: (rows, 2)."""
+    down, right = tf.unstack(_moved(images.shape[1], numbers), axis=1)
     return tf.einsum("rhi,rijc,rwj->rhwc", down, images, right)
 
 
 def cutout(images: Any, numbers: Any) -> Any:
-    """Makes a square of half the size grey, at a centre anywhere in the image. numbers: (rows, 2)."""
-    _, height, width, _ = images.shape
-    square = _cut(height, numbers[:, :1])[:, :, None] & _cut(width, numbers[:, 1:])[:, None, :]
+    """Makes a square of half the size grey, at a centre anywhere in a square image. numbers: (rows, 2)."""
+    rows, columns = tf.unstack(_cut(images.shape[1], numbers), axis=1)
+    square = rows[:, :, None] & columns[:, None, :]
     return images * tf.cast(~square[..., None], images.dtype)
 
 
@@ -57,15 +56,17 @@ class DiffAugment:
     def __init__(self, names: Sequence[str]) -> None:
         self._chosen = [one for name, one in _BY_NAME.items() if name in names]
 
-    def draw(self) -> Any:
-        """Returns the numbers for the images of the current step's rows, (rows, numbers), other ones at each call.
+    def draw(self, times: int = 1) -> Any:
+        """Returns numbers for `times` images of each row of the current step, other ones at each call.
 
-        None without augmentations. Call it outside of functions that XLA compiles.
+        (times x rows, numbers), those of all rows one after the other; None without augmentations. Call it outside of
+        functions that XLA compiles.
         """
         if not self._chosen:
             return None
-        step = current_step()
-        return step.uniform((sum(count for _, count in self._chosen),), stream=step.numbered("diff_augment"))
+        step, numbers = current_step(), sum(count for _, count in self._chosen)
+        drawn = step.uniform((times, numbers), stream=step.numbered("diff_augment"))
+        return tf.reshape(tf.transpose(drawn, (1, 0, 2)), (-1, numbers))
 
     def __call__(self, images: Any, numbers: Any) -> Any:
         """Returns the images, (rows, height, width, channels), changed by the `numbers` that `draw` returned."""
@@ -88,16 +89,16 @@ def _whole(numbers: Any, count: int) -> Any:
 
 
 def _moved(size: int, numbers: Any) -> Any:
-    """Returns matrices, (rows, size, size), that shift by a random whole number; each sum has at most one term."""
+    """Returns a matrix for each number, (rows, 2, size, size), that shifts: each of its sums has at most one term."""
     most = int(_SHIFT * size + 0.5)
     first = _whole(numbers, 2 * most + 1) - most
-    # Out of range is 0 everywhere.
-    return tf.one_hot(first + tf.range(size, dtype=tf.int64), size, dtype=numbers.dtype)
+    # What is out of range is 0 everywhere.
+    return tf.one_hot(first[..., None] + tf.range(size, dtype=tf.int64), size, dtype=numbers.dtype)
 
 
 def _cut(size: int, numbers: Any) -> Any:
-    """Returns which positions are cut out, (rows, size), around a random one."""
+    """Returns which positions are cut out for each number, (rows, 2, size)."""
     length = int(_CUT * size + 0.5)
-    first = _whole(numbers, size + 1 - length % 2) - length // 2
+    first = _whole(numbers, size + 1 - length % 2)[..., None] - length // 2
     position = tf.range(size, dtype=tf.int64)
     return (position >= first) & (position < first + length)

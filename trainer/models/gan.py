@@ -188,12 +188,16 @@ class GAN(keras.Model):
         """
         raise NotImplementedError
 
-    def augmented(self, images: Any) -> Any:
-        """Returns images, (rows, height, width, channels) in [-1, 1], as the critic sees them.
+    def augmented(self, *images: Any) -> list[Any]:
+        """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
 
-        Each call changes them by other random numbers of --diff_augment.
+        --diff_augment changes each by random numbers of its own, all in one pass.
         """
-        return self.diff_augment(images, self.diff_augment.draw())
+        numbers = self.diff_augment.draw(len(images))
+        if numbers is None:
+            return list(images)
+        changed: list[Any] = tf.split(self.diff_augment(tf.concat(images, axis=0), numbers), len(images))
+        return changed
 
     def labels_of(self, data: Any) -> Any:
         """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not conditional."""
@@ -254,7 +258,7 @@ class GAN(keras.Model):
         """
 
         def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
-            images = self.augmented(from_uint8(reals)), self.augmented(self.images_from(fakes))
+            images = self.augmented(from_uint8(reals), self.images_from(fakes))
             return self._critic_gradients(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)

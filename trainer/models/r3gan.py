@@ -38,8 +38,8 @@ class R3GAN(GAN):
         noise = step.normal((2, self.latent_dim), stream="noise")
         (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
         losses = self.update_critic(step, reals, fakes)
-        generated = generated._replace(reals=self.augmented(from_uint8(reals)))
-        generator_loss = self.update_generator(step, generated)
+        (seen,) = self.augmented(from_uint8(reals))
+        generator_loss = self.update_generator(step, generated._replace(reals=seen))
         self.average_generator(step)
         return {**losses, "generator_loss": generator_loss}
 

@@ -69,15 +69,17 @@ def test_gradients_flow_back_and_xla_computes_the_same(shape: tuple[int, ...]) -
 def drawn(first_row: int, rows: int, step: int = 0) -> list[Any]:
     with in_step(StepContext(0, tf.constant(step, tf.int64), first_row, rows, 8)):
         augment = DiffAugment(("translation", "color"))
-        return [augment.draw().numpy() for _ in range(2)]
+        return [augment.draw(2).numpy(), augment.draw().numpy()]
 
 
 def test_each_call_of_a_step_draws_others_and_a_row_has_its_own_anywhere() -> None:
-    one, other = drawn(0, 8)
-    assert one.shape == (8, 5)
-    assert len(np.unique([one, other, *drawn(0, 8, step=1)])) == 4 * 8 * 5
+    found = drawn(0, 8)
+    assert [each.shape for each in found] == [(16, 5), (8, 5)]
+    assert len(np.unique(np.concatenate([*found, *drawn(0, 8, step=1)]))) == 2 * 24 * 5
     halves = [drawn(first, 4) for first in (0, 4)]
-    np.testing.assert_array_equal(np.concatenate([half[1] for half in halves]), other)
+    np.testing.assert_array_equal(np.concatenate([half[1] for half in halves]), found[1])
+    twice = [half[0].reshape(2, 4, 5) for half in halves]
+    np.testing.assert_array_equal(np.concatenate(twice, axis=1).reshape(16, 5), found[0])
 
 
 def test_without_names_nothing_is_drawn_or_changed() -> None:

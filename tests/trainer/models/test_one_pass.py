@@ -27,7 +27,7 @@ def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
     """Updates the generator by one tape through both networks."""
     step = current_step()
     with tf.GradientTape() as tape:
-        fakes = model.augmented(model.sampled(of_class(noise, labels), training=True))
+        (fakes,) = model.augmented(model.sampled(of_class(noise, labels), training=True))
         scores = model.critic(of_class(fakes, labels), training=True)
         loss = model.generator_loss(scores) / step.global_batch_size
     variables = model.generator.trainable_variables
