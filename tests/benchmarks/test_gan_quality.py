@@ -10,7 +10,7 @@ from benchmarks.gan_quality import CASES, PARSER, done, flags_of, measure, resul
 from trainer.config.metric_names import OF_IMAGES
 from trainer.config.overrides import resolve
 
-SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=clothes", "--photos=photos"]
+SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=data/clothes", "--photos=data/photos"]
 
 
 @pytest.mark.slow
