@@ -49,14 +49,12 @@ MODELS = {
 COMMON = ["--width=16", "--global_batch_size=64", "--learning_rate=2e-4", "--replicas=1", "--jit_compile=false"]
 AUGMENTED, TENTH = "+diff_augment", "fashion_tenth"
 # Data and model, as fashion_tenth/wgan_gp+diff_augment.
-CASES = [
-    *(f"{data}/{model}" for data in SIZES for model in MODELS),
-    *(f"{TENTH}/{model}{more}" for model in MODELS for more in ("", AUGMENTED)),
-]
+CASES = [f"{data}/{model}{more}" for data in (*SIZES, TENTH) for model in MODELS for more in ("", AUGMENTED)]
+DEFAULT = [case for case in CASES if case.startswith(TENTH) or AUGMENTED not in case]
 Curve = list[dict[str, float]]  # of one run: seconds of training, steps and metrics at each point
 
 PARSER = make_parser(__doc__)
-PARSER.add_argument("--cases", type=some_of(CASES), default=CASES, help="default: all")
+PARSER.add_argument("--cases", type=some_of(CASES), default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
 PARSER.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3])
 PARSER.add_argument("--minutes", type=positive, default=10.0, help="of training of each run, default %(default)s")
 PARSER.add_argument("--points", type=count, default=5, help="comparisons in a run, default %(default)s")
