@@ -56,6 +56,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk
 	$(RUN) -m benchmarks.own_rows
+	$(RUN) -m benchmarks.gan_quality --minutes=2
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info

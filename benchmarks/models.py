@@ -13,7 +13,7 @@ from benchmarks.runner import alternate, make_parser, possible, print_table, pro
 SHORT_STEPS = "wgan_gp-16"  # the loop's own overhead is a large part of them
 CASES = {
     "wgan_gp-32": ["--recipe=wgan_gp_mnist"],
-    "wgan_gp-64": ["--recipe=wgan_gp_photos", "--augment=", "--global_batch_size=32"],
+    "wgan_gp-64": ["--recipe=wgan_gp_photos", "--augment=", "--diff_augment=", "--global_batch_size=32"],
     "dcgan": ["--recipe=dcgan_mnist", "--global_batch_size=64"],
     "cnn": ["--recipe=cnn_mnist", *CONSTANT_RATE],
     "mlp": ["--recipe=mlp_mnist", *CONSTANT_RATE],

@@ -17,6 +17,7 @@ from trainer.planning.counting import NO_KERNEL, Operation, operations, step_gra
 RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")
 CASES = {recipe: [f"--recipe={recipe}"] for recipe in RECIPES}
 CASES["efficientnet_photos"] += ["--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0"]
+CASES["wgan_gp_photos"] += ["--diff_augment="]
 CASES["wgan_gp_mnist --sync_batch_norm=false"] = [*CASES["wgan_gp_mnist"], "--sync_batch_norm=false"]
 DEVICES = (2, 4, 8)
 # To dispatch one operation and to start one all-reduce: assumptions, not measured here.

@@ -110,10 +110,14 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make) -> N
     assert (folder / "result.json").read_text() == before
 
 
-def test_more_replicas_resume_with_the_same_numbers(small_config: Make) -> None:
-    run(small_config("--steps=5", "--precision=float64"))
-    folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4"))
-    _, logs = run_steps(small_config("--steps=9", "--precision=float64"), 9)
+@pytest.mark.parametrize("flags", [
+    pytest.param((), id="wgan_gp"),
+    pytest.param(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], small_config: Make) -> None:
+    run(small_config("--steps=5", "--precision=float64", *flags))
+    folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4", *flags))
+    _, logs = run_steps(small_config("--steps=9", "--precision=float64", *flags), 9)
     assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
 
 

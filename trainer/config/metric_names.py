@@ -15,6 +15,7 @@ STEP_METRICS = {
     "cnn": _CLASSIFIER,
     "efficientnet": _CLASSIFIER,
     "dcgan": ("discriminator_loss", "generator_loss"),
+    "r3gan": ("critic_loss", "generator_loss", "gradient_penalty"),
     "wgan_gp": ("critic_loss", "generator_loss", "gradient_penalty", "wasserstein_distance"),
 }
 OF_MODES = ("modes", "modes_kl")  # of Stacked-MNIST

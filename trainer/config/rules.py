@@ -1,11 +1,19 @@
 """Checks the settings of a run against each other, and against what a built-in model needs. Imports no TensorFlow."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from trainer.config.fields import nearest
 from trainer.config.metric_names import check_metric_names
-from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, split_kind
+from trainer.config.train_config import (
+    AUGMENTATIONS,
+    DATA_SOURCES,
+    DIFF_AUGMENTATIONS,
+    GANS,
+    MODELS,
+    TrainConfig,
+    split_kind,
+)
 from trainer.errors import UnknownData, UserError
 from trainer.storage import is_remote, local_path
 
@@ -45,8 +53,7 @@ def _gan_images(config: TrainConfig) -> None:
 
 # What a built-in model needs of the settings, checked before TensorFlow is loaded.
 MODEL_RULES: Mapping[str, Callable[[TrainConfig], None]] = {
-    "wgan_gp": _gan_images,
-    "dcgan": _gan_images,
+    **dict.fromkeys(GANS, _gan_images),
     "cnn": _cnn,
     "efficientnet": _efficientnet,
 }
@@ -71,6 +78,12 @@ def check(config: TrainConfig) -> None:
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
     _check_classes(config)
+    _known_augmentations("diff_augment", config.diff_augment, config.diff_augmentations, DIFF_AUGMENTATIONS)
+    if config.diff_augment and config.model in MODELS and config.model not in GANS:
+        raise UserError(
+            f"diff_augment={config.diff_augment}: {config.model} has no critic, only {', '.join(GANS)} have: drop it, "
+            "or change the training images by --augment"
+        )
     check_metric_names(config)
 
 
@@ -86,12 +99,7 @@ def _check_data(config: TrainConfig) -> None:
         )
     if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
         _known_name("data", config.data, DATA_SOURCES)
-    for name in config.augmentations:
-        if name not in AUGMENTATIONS:
-            raise UserError(
-                f"augment={config.augment}: no such augmentation{nearest(name, AUGMENTATIONS)} "
-                f"Known: {', '.join(AUGMENTATIONS)}"
-            )
+    _known_augmentations("augment", config.augment, config.augmentations, AUGMENTATIONS)
     local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
     if config.stream and not is_remote(split_kind(config.data)[1]):
         raise UserError(f"stream=true and data={config.data}: only data at gs:// can be streamed: drop --stream")
@@ -100,6 +108,12 @@ def _check_data(config: TrainConfig) -> None:
             "stream=true with evaluation_fraction or skip_bad_images: both need all images first: drop them, or "
             "prepare the data with them (python -m trainer.data.prepare)"
         )
+
+
+def _known_augmentations(setting: str, value: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UserError(f"{setting}={value}: no such augmentation{nearest(name, known)} Known: {', '.join(known)}")
 
 
 def _check_devices(config: TrainConfig) -> None:
@@ -118,12 +132,11 @@ def _contradiction(config: TrainConfig, one: str, other: str, advice: str) -> Us
 
 
 def _check_classes(config: TrainConfig) -> None:
-    gans = ("wgan_gp", "dcgan")
-    if config.class_weights and config.model in gans:
+    if config.class_weights and config.model in GANS:
         raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
-    if config.conditional and config.model in MODELS and config.model not in gans:
+    if config.conditional and config.model in MODELS and config.model not in GANS:
         raise UserError(
-            f"conditional=true: {config.model} is no GAN, only {' and '.join(gans)} are: use --conditional=false"
+            f"conditional=true: {config.model} is no GAN, only {', '.join(GANS)} are: use --conditional=false"
         )
 
 

@@ -8,8 +8,9 @@ from functools import partial
 from trainer.config.fields import setting
 from trainer.errors import UserError
 
+GANS = ("dcgan", "wgan_gp", "r3gan")
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
-MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp")}
+MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", *GANS)}
 DATA_SOURCES = {
     "digits": "trainer.data.digits:load",
     "mnist": "trainer.data.keras_datasets:load",
@@ -23,6 +24,9 @@ DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder", "stacked_mnist")
 
 # Names for `augment`, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
+
+# Names for `diff_augment`, in the order in which they are applied.
+DIFF_AUGMENTATIONS = ("color", "translation", "cutout")
 
 
 # One function a group of --help.
@@ -45,7 +49,7 @@ class TrainConfig:
     width: int = _model(32, "filters of the widest-image layer; deeper ones double it", minimum=1)
     latent_dim: int = _model(128, "length of a generator's noise vector", minimum=1)
     conditional: bool = _model(
-        False, "give both networks of wgan_gp or dcgan the images' labels, to generate images of a given class"
+        False, "give both networks of a GAN the images' labels, to generate images of a given class"
     )
 
     variant: str = _model("B2", "variant of EfficientNet", choices=tuple(f"B{number}" for number in range(8)))
@@ -95,7 +99,14 @@ class TrainConfig:
     warmup_steps: int = _training(0, "steps of a linear increase to learning_rate", unit="steps", minimum=0)
     dropout: float = _model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
     critic_steps: int = _training(5, "critic updates before each generator update", minimum=1)
-    gradient_penalty_weight: float = _training(10.0, "weight of the critic's gradient penalty", minimum=0)
+    gradient_penalty_weight: float = _training(
+        10.0, "weight of the critic's gradient penalty; of r3gan its paper's gamma, half of which counts", minimum=0
+    )
+    diff_augment: str = _training(
+        "",
+        "random changes of real and generated images before a GAN's critic, for little data: "
+        f"{', '.join(DIFF_AUGMENTATIONS)}, or some of them",
+    )
     ema_decay: float = _training(
         0.999, "decay per step of the generator's averaged weights; 0: no averaging", minimum=0, maximum=0.999999
     )
@@ -197,7 +208,12 @@ class TrainConfig:
     @property
     def augmentations(self) -> tuple[str, ...]:
         """Returns the names in `augment`."""
-        return tuple(name.strip() for name in self.augment.split(",") if name.strip())
+        return _names(self.augment)
+
+    @property
+    def diff_augmentations(self) -> tuple[str, ...]:
+        """Returns the names in `diff_augment`."""
+        return _names(self.diff_augment)
 
     @property
     def evaluation_batch(self) -> int:
@@ -265,6 +281,11 @@ MAY_CHANGE = frozenset({
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "cluster_secret_file", "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches",
 })  # fmt: skip
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Returns the names in a text, separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def split_kind(data: str) -> tuple[str, str]:

@@ -31,6 +31,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
     _refuse_text(model, config, dataset)
+    _refuse_unaugmented(model, config)
     _refuse_unconditional(model, config)
     if has_own_step(model):
         build_if_called(model, dataset)
@@ -102,6 +103,15 @@ def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> N
         raise UserError(
             f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
             "first, for example with keras.layers.TextVectorization, or let the model do it"
+        )
+
+
+def _refuse_unaugmented(model: keras.Model, config: TrainConfig) -> None:
+    """Raises UserError if a model of the user's makes nothing of --diff_augment."""
+    if config.diff_augment and not hasattr(model, "diff_augment"):
+        raise UserError(
+            f"diff_augment={config.diff_augment}: {config.model} sets no diff_augment, as trainer/models/gan.py does: "
+            "drop it, or change the training images by --augment"
         )
 
 

@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
 from trainer.models.batch_norm import separate_groups
-from trainer.models.gan import GAN, Generated, images_of
+from trainer.models.gan import GAN, images_of
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -29,20 +28,13 @@ class DCGAN(GAN):
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
         super().__init__(config, dataset, batches_per_step=1, betas=betas, critic_batch_norm=True, initializer=normal)
-        self._critic_gradients = self.xla_compiled(self.critic_gradients)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
         (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
-
-        def critic_pass(reals: Any, fakes: Generated) -> Any:
-            images = from_uint8(reals), self.images_from(fakes)
-            return self._critic_gradients(*images, step.global_batch_size, fakes.labels)
-
-        critic_loss, gradients = step.accumulate(critic_pass, images_of(data)[0], fakes)
-        self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
+        critic_loss = self.update_critic(step, images_of(data)[0], fakes)
         generator_loss = self.update_generator(step, generated)
         self.average_generator(step)
         return {"discriminator_loss": critic_loss, "generator_loss": generator_loss}
@@ -64,7 +56,7 @@ class DCGAN(GAN):
             scaled = self.critic_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.critic_variables)
 
-    def generator_loss(self, scores: Any) -> Any:
+    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the cross-entropy of the scores with "real"."""
         return _cross_entropy(scores, real=True)
 

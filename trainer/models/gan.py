@@ -10,12 +10,13 @@ from keras import layers
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.images import to_uint8
+from trainer.data.images import from_uint8, to_uint8
 from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.batch_norm import Rows, in_one_pass
 from trainer.models.conditional import classes_of, labelled, projected, with_class
+from trainer.models.diff_augment import DiffAugment
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
@@ -64,11 +65,17 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, cla
 
 
 def build_critic(
-    config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False, classes: int = 0
+    config: TrainConfig,
+    initializer: Initializer = _GLOROT,
+    *,
+    batch_norm: bool = False,
+    score_bias: bool = True,
+    classes: int = 0,
 ) -> keras.Model:
     """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
-    With `batch_norm`, every layer but the first has one, as in DCGAN. With classes, it takes [images, labels].
+    With `batch_norm`, every layer but the first has one, as in DCGAN. `score_bias`: whether the scores have a bias.
+    With classes, it takes [images, labels].
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
@@ -82,7 +89,8 @@ def build_critic(
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
-    score = layers.Dense(1, dtype=full_precision(), name="score", kernel_initializer=initializer())(x)
+    kernel = {"kernel_initializer": initializer(), "use_bias": score_bias}
+    score = layers.Dense(1, dtype=full_precision(), name="score", **kernel)(x)
     if not classes:
         return keras.Model(images, score, name="critic")
     label, of_class = projected(x, classes, initializer)
@@ -94,17 +102,30 @@ def _batch_norm(x: Any) -> Any:
     return layers.BatchNormalization(momentum=0.9)(x)
 
 
+def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any, Any]:
+    """Returns the critic's scores, (rows, 1), and the squared L2 norm of its gradient at each image, (rows,).
+
+    Only for a critic without batch norm, whose score of an image depends on no other image.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(images)
+        scores = critic(images if labels is None else [images, labels], training=True)
+    return scores, tf.reduce_sum(tf.square(tape.gradient(scores, images)), axis=(1, 2, 3))
+
+
 class Generated(NamedTuple):
     """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
 
     Without images, each pass of an update makes its own of the noise, (rows, latent_dim). A conditional GAN has labels
-    (rows,), which are in the noise too.
+    (rows,), which are in the noise too. `reals`: real images with which the generator's loss compares them, row by row,
+    as the critic sees them.
     """
 
     images: Any = None
     tape: Any = None
     noise: Any = None
     labels: Any = None
+    reals: Any = None
 
 
 class GAN(keras.Model):
@@ -112,6 +133,9 @@ class GAN(keras.Model):
 
     `batches_per_step`: global batches that one step reads. `betas`: of both Adam optimizers.
     """
+
+    # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
+    critic_gradients: Callable[..., Any]
 
     def __init__(
         self,
@@ -121,12 +145,14 @@ class GAN(keras.Model):
         batches_per_step: int,
         betas: tuple[float, float],
         critic_batch_norm: bool = False,
+        score_bias: bool = True,
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
         classes = self.generated_classes = classes_of(config, dataset)
         self.generator, self.generator_average = (build_generator(config, initializer, classes) for _ in range(2))
-        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm, classes=classes)
+        of_critic: dict[str, Any] = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
+        self.critic = build_critic(config, initializer, **of_critic)
         # What samples and templates run: the same networks, with labels as an input of their own.
         self.sampled, self.sampled_average = (
             labelled(each, classes) if classes else each for each in (self.generator, self.generator_average)
@@ -148,14 +174,30 @@ class GAN(keras.Model):
         self.compiles_gradients = self.uses_xla
         self._pass = self.xla_compiled(self.one_pass)
         self._image_gradients = self.xla_compiled(self.image_gradients)
+        self._critic_gradients = self.xla_compiled(self.critic_gradients)
+        self.diff_augment = DiffAugment(config.diff_augmentations)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
         return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
 
-    def generator_loss(self, scores: Any) -> Any:
-        """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
+    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
+        """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
+
+        real_scores: those of the real images that they are compared with, if `train_step` gave any.
+        """
         raise NotImplementedError
+
+    def augmented(self, *images: Any) -> list[Any]:
+        """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
+
+        --diff_augment changes each by random numbers of its own, all in one pass.
+        """
+        numbers = self.diff_augment.draw(len(images))
+        if numbers is None:
+            return list(images)
+        changed: list[Any] = tf.split(self.diff_augment(tf.concat(images, axis=0), numbers), len(images))
+        return changed
 
     def labels_of(self, data: Any) -> Any:
         """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not conditional."""
@@ -209,6 +251,20 @@ class GAN(keras.Model):
         *others, own = in_one_pass(self.generator, *map(Rows, (*tf.split(noise, groups), last)))
         return [tf.concat(others, 0), own]
 
+    def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
+        """Updates the critic once; returns this replica's part of its losses.
+
+        reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), what else `critic_gradients` takes.
+        """
+
+        def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
+            images = self.augmented(from_uint8(reals), self.images_from(fakes))
+            return self._critic_gradients(*images, *others, step.global_batch_size, fakes.labels)
+
+        losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
+        self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
+        return losses
+
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
@@ -223,14 +279,23 @@ class GAN(keras.Model):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(self.generator_variables)
                 generated = generated._replace(images=self.images_from(generated))
-        loss, by_images = self._image_gradients(generated.images, global_batch_size, generated.labels)
+        numbers = self.diff_augment.draw()
+        given = generated.labels, numbers, generated.reals
+        loss, by_images = self._image_gradients(generated.images, global_batch_size, *given)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
-    def image_gradients(self, images: Any, global_batch_size: int, labels: Any = None) -> Any:
-        """Returns the generator's loss, and the gradient of the scaled loss by its images."""
+    def image_gradients(
+        self, images: Any, global_batch_size: int, labels: Any = None, numbers: Any = None, reals: Any = None
+    ) -> Any:
+        """Returns the generator's loss, and the gradient of the scaled loss by its images.
+
+        labels, reals: of `Generated`; numbers: random ones, of --diff_augment, by which the critic sees images changed.
+        """
+        real_scores = None if reals is None else self.scores(reals, labels)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(images)
-            loss = self.generator_loss(self.scores(images, labels)) / global_batch_size
+            scores = self.scores(self.diff_augment(images, numbers), labels)
+            loss = self.generator_loss(scores, real_scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, images)
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.images import from_uint8
-from trainer.distribution.step import StepContext, current_step
-from trainer.models.gan import GAN, Generated, images_of
+from trainer.distribution.step import current_step
+from trainer.models.gan import GAN, images_of, scores_and_slopes
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -23,11 +22,8 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
     """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its gradient is 0, not NaN."""
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(images)
-        scores = critic(images if labels is None else [images, labels], training=True)
-    gradients = tape.gradient(scores, images)
-    return tf.custom_gradient(_root)(tf.reduce_sum(tf.square(gradients), axis=(1, 2, 3)))
+    _, squares = scores_and_slopes(critic, images, labels)
+    return tf.custom_gradient(_root)(squares)
 
 
 def _root(squares: Any) -> tuple[Any, Any]:
@@ -64,25 +60,12 @@ class WGANGP(GAN):
         self.average_generator(step)
         return logs
 
-    def update_critic(self, step: StepContext, reals: Any, fakes: Generated, mix: Any) -> dict[str, Any]:
-        """Updates the critic once; returns this replica's part of its losses.
-
-        reals: (rows, height, width, channels) in [0, 255]; mix: (rows, 1, 1, 1) in [0, 1).
-        """
-
-        def critic_pass(reals: Any, fakes: Generated, mix: Any) -> Any:
-            images = from_uint8(reals), self.images_from(fakes)
-            return self._critic_gradients(*images, mix, step.global_batch_size, fakes.labels)
-
-        losses, gradients = step.accumulate(critic_pass, reals, fakes, mix)
-        self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
-        return losses
-
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
         reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
-        one in each image whose gradient is penalised; labels: (rows,) of both, if the GAN is conditional.
+        one in each image whose gradient is penalised; labels: (rows,) of both, if the GAN is conditional. With
+        --diff_augment that image lies between changed ones, as the critic sees no others.
         """
         rows = reals.shape[0]
         twice = None if labels is None else tf.concat([labels, labels], axis=0)
@@ -99,6 +82,6 @@ class WGANGP(GAN):
         losses = {"critic_loss": loss, "wasserstein_distance": -wasserstein, "gradient_penalty": penalty}
         return losses, tape.gradient(scaled, self.critic_variables)
 
-    def generator_loss(self, scores: Any) -> Any:
+    def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns minus the sum of the scores."""
         return -tf.reduce_sum(scores)

@@ -81,6 +81,8 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--replicas=2", "--expect_devices=4"], "devices that are paid for would not be used"),
     (["--strategy=one_device", "--expect_devices=4"], "contradict each other"),
     (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
+    (["--diff_augment=color,cutaut"], "diff_augment=color,cutaut: no such augmentation; did you mean 'cutout'?"),
+    (["--model=cnn", "--diff_augment=color"], "cnn has no critic, only dcgan, wgan_gp, r3gan have: drop it"),
     (["--model=efficientnet"], "efficientnet takes colour images: use --channels=3"),
     (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
     (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),

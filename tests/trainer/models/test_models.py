@@ -44,13 +44,15 @@ FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
     "dcgan": ("--model=dcgan",),
+    "r3gan": ("--model=r3gan", "--diff_augment=color,translation,cutout"),
 }
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "tests.models:classifier"])
 def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     flags = (*FAMILIES.get(name, (f"--model={name}",)), "--precision=float64")
-    several = (2, 4) if name == "mlp" else (4,)  # wgan_gp on both: tests/trainer/distribution/test_replicas.py
+    # wgan_gp on 2 and 4: tests/trainer/distribution/test_replicas.py; r3gan on 4: tests/trainer/test_job.py
+    several = {"mlp": (2, 4), "r3gan": (2,)}.get(name, (4,))
     runs = {n: run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, *several)}
     for replicas in several:
         assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
@@ -207,6 +209,11 @@ def two_classes(config: TrainConfig) -> Dataset:
 def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -> None:
     with refused(line):
         build_model(TrainConfig(model="mlp", channels=3), dataset)
+
+
+def test_a_model_of_the_users_without_a_critic_refuses_changes_before_it() -> None:
+    with refused("diff_augment=color: tests.models:classifier sets no diff_augment"):
+        build_model(TrainConfig(model="tests.models:classifier", diff_augment="color", channels=3), labelled(2))
 
 
 EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]

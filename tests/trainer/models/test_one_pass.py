@@ -14,6 +14,7 @@ from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
 from trainer.models.dcgan import DCGAN, _cross_entropy
 from trainer.models.gan import GAN, Generated, images_of
+from trainer.models.r3gan import R3GAN
 from trainer.models.wgan_gp import WGANGP
 
 
@@ -26,7 +27,7 @@ def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
     """Updates the generator by one tape through both networks."""
     step = current_step()
     with tf.GradientTape() as tape:
-        fakes = model.sampled(of_class(noise, labels), training=True)
+        (fakes,) = model.augmented(model.sampled(of_class(noise, labels), training=True))
         scores = model.critic(of_class(fakes, labels), training=True)
         loss = model.generator_loss(scores) / step.global_batch_size
     variables = model.generator.trainable_variables
@@ -65,8 +66,37 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1], labels)}
 
 
+def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
+    """Takes a pass for each loss and each penalty of the paper's section 2."""
+    step, reals = current_step(), from_uint8(images_of(data)[0])
+    noise, size = step.normal((2, self.latent_dim), stream="noise"), step.global_batch_size
+    labels, variables = self.labels_of(data)[0], self.critic.trainable_variables
+    fakes = self.sampled([noise[:, 0], labels], training=True)
+
+    def critic(images: Any) -> Any:
+        return self.critic([images, labels], training=True)
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.math.log(1 + tf.exp(critic(fakes) - critic(reals)))) / size
+        penalty = 0.0
+        for images in (reals, fakes):
+            with tf.GradientTape() as inner:
+                inner.watch(images)
+                scores = critic(images)
+            penalty += tf.reduce_sum(inner.gradient(scores, images) ** 2) / size
+        loss += self.gamma / 2 * penalty
+    self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
+    with tf.GradientTape() as tape:
+        generated = self.sampled([noise[:, 1], labels], training=True)
+        generator_loss = tf.reduce_sum(tf.math.log(1 + tf.exp(critic(reals) - critic(generated)))) / size
+    variables = self.generator.trainable_variables
+    self.generator_optimizer.apply(tape.gradient(generator_loss, variables), variables)
+    self.average_generator(step)
+    return {"critic_loss": loss, "gradient_penalty": penalty, "generator_loss": generator_loss}
+
+
 @pytest.mark.parametrize(("model", "flags", "many_rows"), [
-    ("wgan_gp", ("--critic_steps=3",), False),
+    ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
     ("wgan_gp", ("--replicas=2",), False),
     ("wgan_gp", ("--replicas=2",), True),
     ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True),
@@ -74,6 +104,7 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     ("dcgan", ("--replicas=2",), False),
     pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
     ("dcgan", ("--conditional",), True),
+    ("r3gan", ("--conditional", "--gradient_penalty_weight=3"), False),
 ])  # fmt: skip
 def test_a_step_has_the_numbers_of_a_plain_one(
     model: str, flags: tuple[str, ...], many_rows: bool, monkeypatch: Patch
@@ -87,6 +118,7 @@ def test_a_step_has_the_numbers_of_a_plain_one(
     found, logs = run_steps(config, 10)
     monkeypatch.setattr(WGANGP, "train_step", plain_wgan_gp_step)
     monkeypatch.setattr(DCGAN, "train_step", plain_dcgan_step)
+    monkeypatch.setattr(R3GAN, "train_step", plain_r3gan_step)
     plain, plain_logs = run_steps(config, 10)
     assert largest_difference(weights(found), weights(plain)) < 1e-10
     assert logs.means() == pytest.approx(plain_logs.means(), rel=1e-10)

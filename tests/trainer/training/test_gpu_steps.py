@@ -80,6 +80,9 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     ("--replicas=1", "--precision=mixed_float16"),
     ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
     ("--replicas=1", "--model=dcgan"),
+    pytest.param(
+        ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"), marks=pytest.mark.slow
+    ),
 ])  # fmt: skip
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""

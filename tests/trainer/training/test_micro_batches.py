@@ -31,7 +31,8 @@ def own(model: str, data: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("flags", [
     pytest.param(("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3"), id="mlp"),
-    pytest.param(("--model=wgan_gp",), id="wgan_gp"),
+    pytest.param(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp"),
+    pytest.param(("--model=r3gan",), id="r3gan", marks=pytest.mark.slow),
     pytest.param(("--model=dcgan",), id="dcgan", marks=pytest.mark.slow),
     pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=pytest.mark.slow),
     pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
