@@ -11,6 +11,8 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.images import as_uint8, encode_png, grid, noise
 from trainer.log import log
 from trainer.reporting.breakdown import advice, in_words
+from trainer.reporting.class_picture import write_classes
+from trainer.reporting.classification import Classification
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
@@ -19,7 +21,7 @@ from trainer.reporting.run_files import QualityOf, Result, Scalars, StatsEntry, 
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.storage import write_whole, writing
-from trainer.storage.run_layout import step_name
+from trainer.storage.run_layout import CLASSES, step_name
 
 SAMPLES = 64
 
@@ -55,6 +57,7 @@ class Reporter:
         self._evaluated: Scalars = {}
         self._profile: dict[str, Any] = {}
         self._quality: QualityOf | None = None  # of the newest measures of images
+        self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
 
     def state(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class Reporter:
             "measured": self._measured,
             "evaluated": self._evaluated,
             "quality": self._quality,
+            "classes": self._classes,
             "profile": self._profile,
         }
 
@@ -77,7 +81,7 @@ class Reporter:
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
-        self._quality = state.get("quality")
+        self._quality, self._classes = state.get("quality"), dict(state.get("classes", {}))
         self._profile = dict(state.get("profile", {}))
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
@@ -126,6 +130,18 @@ class Reporter:
         self._quality = about
         note = f"{about['samples']:,} images, features of {about['features']}"
         self._measure("quality", progress, found, note, {"quality": about})
+
+    def classified(self, progress: Progress, found: Classification | None) -> None:
+        """Writes what the newest evaluation found of each class, as JSON and as a picture."""
+        if found is None or not self._job_dir:
+            return
+        root = self._job_dir.root
+        self._classes = {"step": progress.step, **write_classes(root / CLASSES, found)}
+        for kind in ("file", "picture"):
+            self._job_dir.mirror.put(root / self._classes[kind])
+        values = {f"val_{name}": value for name, value in found.scalars().items()}
+        least = ", ".join(f"{name} {share:.3f}" for name, share in found.least_accurate(3))
+        self._measure("classes", progress, values, f"least accurate: {least}; see {self._classes['picture']}")
 
     def profiled(
         self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
@@ -179,8 +195,9 @@ class Reporter:
             final["quality"] = self._quality
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        profile: Result = {"profile": self._profile} if self._profile else {}
-        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **profile}
+        more: dict[str, Any] = {"profile": self._profile, "classes": self._classes}
+        given = cast(Result, {name: value for name, value in more.items() if value})
+        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **given}
 
     def close(self) -> None:
         """Closes the bar and the event files."""

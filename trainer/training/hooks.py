@@ -98,6 +98,8 @@ def make_hooks(
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     hooks.append(Hook(steps_per_epoch, end_epoch, at_end=False))
     hooks.append(Hook(config.report_every_steps, reporter.report))
+    if evaluate and evaluate.counts_classes:
+        hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
     if fid:
         report = partial(reporter.quality, about=fid.about)
         hooks.append(Hook(config.fid_every_steps, measuring(fid, report)))
