@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from trainer.config.fields import nearest
-from trainer.config.metric_names import check_metric_names
+from trainer.config.metric_names import CLASSIFIERS, check_metric_names
 from trainer.config.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, split_kind
 from trainer.errors import UnknownData, UserError
 from trainer.storage import is_remote, local_path
@@ -72,6 +72,12 @@ def check(config: TrainConfig) -> None:
         )
     if config.class_weights and config.model in ("dcgan", "wgan_gp"):
         raise UserError(f"class_weight={config.class_weight}: {config.model} has no classes: drop it")
+    if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
+        name = "label_smoothing" if config.label_smoothing else "mixup"
+        raise UserError(
+            f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
+            "own may have them in its loss or its data"
+        )
     check_metric_names(config)
 
 

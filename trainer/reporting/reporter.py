@@ -10,6 +10,7 @@ from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import as_uint8, encode_png, grid, noise
 from trainer.log import log
+from trainer.reporting.animation import animated, frames_of, is_due
 from trainer.reporting.breakdown import advice, in_words
 from trainer.reporting.class_picture import write_classes
 from trainer.reporting.classification import Classification
@@ -21,7 +22,7 @@ from trainer.reporting.run_files import QualityOf, Result, Scalars, StatsEntry, 
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.storage import write_whole, writing
-from trainer.storage.run_layout import CLASSES, step_name
+from trainer.storage.run_layout import CLASSES, PROGRESS, step_name, step_of
 
 SAMPLES = 64
 
@@ -45,6 +46,8 @@ class Reporter:
         self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
         if job_dir:
             drop_stats_after(job_dir.root, progress.step)
+            if progress.step:
+                job_dir.mirror.restore(job_dir.samples, frames_of)
         self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
         self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
         self._latest_checkpoint = latest_checkpoint
@@ -186,6 +189,16 @@ class Reporter:
         self._job_dir.mirror.put(file)
         if self._tensorboard:
             self._tensorboard.image(progress.step, "samples", picture)
+        self._animate(self._job_dir, progress)
+
+    def _animate(self, job_dir: JobDir, progress: Progress) -> None:
+        """Writes the animated picture of the grids up to now, those of earlier processes too, if it is due."""
+        grids = [file.name for file in job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
+        if not (is_due(len(grids)) or progress.ends):
+            return
+        if content := animated([job_dir.samples / name for name in frames_of(grids)]):
+            write_whole(job_dir.samples / PROGRESS, content)
+            job_dir.mirror.put(job_dir.samples / PROGRESS)
 
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""

@@ -11,6 +11,7 @@ SKIPPED_IMAGES = "skipped_images.txt"
 MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
 CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
 STEP_PREFIX = "step-"
+PROGRESS = "progress.gif"  # in SAMPLES
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
 
 
