@@ -38,6 +38,7 @@ class Command:
 def documented() -> list[Command]:
     """Returns every command of README, CONTRIBUTING, docs/ and examples/ once, with the first page that has it."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages += [ROOT / "examples" / "README.md"]
     pages += [page for folder in ("docs", "examples") for page in sorted((ROOT / folder).rglob("*.py"))]
     found = [command for page in pages for command in commands(page)]
     return list({command.words: command for command in reversed(found)}.values())[::-1]

@@ -1,16 +1,19 @@
-"""Makes what the pages name: FOLDER (idx files), photos, table.csv, and the programs train.py and my/task.py."""
+"""Makes what the pages name: FOLDER (idx files), photos, table.csv, mine.py, and programs that do nothing."""
 
+import re
 import struct
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from tests.docs.sources import ROOT
+
 COUNT = 24
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Makes them in `folder`: random images of 10 classes, a table of six columns, programs that do nothing."""
+    """Makes them in `folder`: random images of 10 classes, a table of six columns, and the code that README shows."""
     draw = np.random.default_rng(0)
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -25,4 +28,6 @@ def make_stand_ins(folder: Path) -> None:
     (folder / "my").mkdir()
     for program in ("train.py", "my/task.py"):
         (folder / program).write_text("")
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    (folder / "mine.py").write_text(code)
     np.savetxt(folder / "table.csv", draw.uniform(0, 1, (COUNT, 6)), delimiter=",")

@@ -1,4 +1,4 @@
-"""Tests that the README's tables match the source, and that its pictures exist and are small."""
+"""Tests that the tables of README and its nearest pages match the source, and that its pictures exist and are small."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,10 @@ from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
 from trainer.config.overrides import recipe_names
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, TIERS, RECIPES, EXAMPLES = (
+    (ROOT / page).read_text(encoding="utf-8")
+    for page in ("README.md", "docs/tiers.md", "docs/recipes.md", "examples/README.md")
+)
 
 
 def family(tier: Tier) -> str:
@@ -18,7 +21,7 @@ def family(tier: Tier) -> str:
 
 
 def tier_rows() -> Iterator[str]:
-    """Yields the lines of the README's table of tiers, cheapest family first."""
+    """Yields the lines of the table of tiers, cheapest family first."""
     families: dict[str, list[Tier]] = {}
     for path in JOB_CONFIGS.glob("*.yaml"):
         tier = load_tier(path.stem)
@@ -49,18 +52,16 @@ def price(tier: Tier) -> str:
 
 def test_the_table_of_tiers_matches_the_machine_table() -> None:
     table = "\n".join(tier_rows())
-    assert table in README, f"put this into README.md:\n{table}"
-    assert f"estimates of {load_machines().date} for {load_machines().region}" in README
+    assert table in TIERS, f"put this into docs/tiers.md:\n{table}"
+    assert f"estimates of {load_machines().date} for {load_machines().region}" in TIERS
 
 
 def test_every_recipe_has_a_row() -> None:
-    section = README.partition("\n## Recipes\n")[2].partition("\n## ")[0]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == recipe_names()
+    assert sorted(re.findall(r"^\| `(\w+)` \|", RECIPES, re.MULTILINE)) == recipe_names()
 
 
 def test_every_example_has_a_row() -> None:
-    section = README.partition("\n## Your own model and data\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| \[`(\w+)`\]\(examples/(\w+)\.py\) \|", section, re.MULTILINE)
+    found = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.py\) \|", EXAMPLES, re.MULTILINE)
     assert sorted(found) == sorted((path.stem, path.stem) for path in (ROOT / "examples").glob("[!_]*.py"))
 
 

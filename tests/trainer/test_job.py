@@ -220,9 +220,11 @@ def test_out_of_memory_names_no_precision_in_use_and_what_fits_by_the_plan(monke
         line = str(out_of_memory(config, make_replicas(config)))
         assert line.endswith(f"{advice}; `python -m deploy plan` says what fits")
         assert ": use --micro_batches=2, lower global_batch_size" in line
-        monkeypatch.setenv(PREDICTED, '{"largest_batch": 1200}')
+        monkeypatch.setenv(PREDICTED, '{"largest_batch": 1200, "micro_batches": 4}')
         line = str(out_of_memory(config, make_replicas(config)))
         assert line.endswith(f"{advice}; by the plan of this job 1,200 fit")
+        assert ": use --micro_batches=4, lower global_batch_size" in line
+    monkeypatch.setenv(PREDICTED, '{"micro_batches": 2}')  # which is in use, so that the plan was wrong
     config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
     assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower" in str(
         out_of_memory(config, make_replicas(config))

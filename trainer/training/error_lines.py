@@ -21,12 +21,15 @@ def is_out_of_memory(error: Exception) -> bool:
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     """Returns the error with what to change."""
     rows, passes = replicas.rows, replicas.micro_batches
-    # The least number of passes that halves the rows of each at least.
-    finer = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
+    plan = predicted()
+    # What the plan says, if that is not in use; else the least number of passes that halves the rows of each at least.
+    halved = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
+    planned = int(plan.get("micro_batches", 0))
+    finer = planned if planned > passes else halved
     first = f"use --micro_batches={finer}, " if finer else ""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
-    fits = int(predicted().get("largest_batch", 0))
+    fits = int(plan.get("largest_batch", 0))
     more += f"; by the plan of this job {fits:,} fit" if fits else "; `python -m deploy plan` says what fits"
     return UserError(
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {first}lower global_batch_size "
