@@ -47,7 +47,12 @@ def _evaluate(given: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
-    parser.add_argument("--out", default="", metavar="FILE", help="a .json file for the values too; of a classifier also FILE.classes.json and .classes.png")
+    parser.add_argument(
+        "--out",
+        default="",
+        metavar="FILE",
+        help="a .json file for the values too; of a classifier also FILE.classes.json and .classes.png",
+    )
     return parser
 
 

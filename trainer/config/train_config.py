@@ -82,7 +82,7 @@ class TrainConfig:
         0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
     )
     mixup: float = _training(
-        0.0, "alpha of the Beta distribution by which a classifier's images and labels are mixed in pairs; 0: not mixed",
+        0.0, "alpha of the Beta distribution by which a classifier's images and labels are mixed in pairs; 0: none",
         minimum=0, maximum=100,
     )  # fmt: skip
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")

@@ -47,7 +47,7 @@ def softening(config: TrainConfig, classes: int) -> Soften | None:
 
 
 def own_share(step: StepContext, alpha: float) -> Any:
-    """Returns each row's share in its mixture, (rows,) from 1/2 to 1: the larger of b and 1 - b, b of Beta(alpha, alpha).
+    """Returns each row's share in its mixture, (rows,): the larger of b and 1 - b, with b of Beta(alpha, alpha).
 
     By two uniform numbers, for any alpha, without underflow: if T has Student's distribution with 2 alpha degrees of
     freedom, 1/2 + T / (2 sqrt(2 alpha + T^2)) has this one, and Bailey 1994 gives T:

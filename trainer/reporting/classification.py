@@ -79,18 +79,13 @@ class Classification:
         """Returns all numbers for JSON; a class's accuracy is its recall, null without rows of it."""
         accuracy, precision = _shares(self.correct, self.support), _shares(self.correct, self.predicted)
         rows, right, confidence = self.bins
-        columns = (self.names, self.support.astype(int).tolist(), accuracy.tolist(), precision.tolist())
-        bins = (rows.astype(int).tolist(), _shares(right, rows).tolist(), _shares(confidence, rows).tolist())
-        matrix = {} if self.confusion is None else {"confusion": self.confusion.astype(int).tolist()}
         return {
             **self.about,
             "accuracy": self.accuracy,
             **self.scalars(),
-            "bins": [dict(zip(("examples", "accuracy", "confidence"), one, strict=True)) for one in zip(*bins)],
-            "classes": [
-                dict(zip(("name", "examples", "accuracy", "precision"), one, strict=True)) for one in zip(*columns)
-            ],
-            **matrix,
+            "bins": _table(examples=_ints(rows), accuracy=_shares(right, rows), confidence=_shares(confidence, rows)),
+            "classes": _table(name=self.names, examples=_ints(self.support), accuracy=accuracy, precision=precision),
+            **({} if self.confusion is None else {"confusion": _ints(self.confusion).tolist()}),
         }
 
 
@@ -108,3 +103,13 @@ def as_json(found: Classification) -> str:
 def _shares(part: Counts, whole: Counts) -> Counts:
     """Returns part / whole; NaN where there is nothing to divide by."""
     return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+
+
+def _ints(counts: Counts) -> Any:
+    return counts.astype(np.int64)
+
+
+def _table(**columns: Any) -> list[dict[str, Any]]:
+    """Returns a dict for each row of these columns, with plain numbers."""
+    plain = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]

@@ -55,7 +55,9 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
     assert [one["accuracy"] for one in content["classes"]] == list(np.diag(confusion) / confusion.sum(axis=1))
     assert [one["precision"] for one in content["classes"]] == list(np.diag(confusion) / confusion.sum(axis=0))
     best = np.argsort(outputs, axis=1)[:, -5:]
-    assert found.scalars()["top_5_accuracy"] == np.mean([label in five for label, five in zip(labels, best)])
+    assert found.scalars()["top_5_accuracy"] == np.mean(
+        [label in five for label, five in zip(labels, best, strict=True)]
+    )
     expected = 0.0
     for low in np.arange(BINS) / BINS:
         inside = (sure > low) & (sure <= low + 1 / BINS)
@@ -80,7 +82,12 @@ def test_probabilities_and_bins_at_their_edges() -> None:
 def test_counts_do_not_depend_on_replicas_remainders_or_batch(model: str, data: str, counts: bool) -> None:
     """A user's own compiled classifier with integer labels has them; other models have none."""
     found = []
-    for flags in ((), ("--replicas=4",), ("--evaluation_batch_size=21",), ("--evaluation_batch_size=4", "--replicas=2")):
+    for flags in (
+        (),
+        ("--replicas=4",),
+        ("--evaluation_batch_size=21",),
+        ("--evaluation_batch_size=4", "--replicas=2"),
+    ):
         _, evaluated = setup_of(model, data, *flags)
         values = evaluated()
         assert (evaluated.classes is not None) == evaluated.counts_classes == counts
@@ -99,7 +106,9 @@ def test_a_loss_that_ignores_a_class_is_not_counted() -> None:
         assert (class_counts(model, ("one",)) is not None) == counts
 
 
-def test_a_run_and_the_command_write_the_same_with_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_the_command_write_the_same_with_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--model=mlp", f"--data={__name__}:many_classes", "--steps=8", "--learning_rate=1e-3", "--replicas=2")
     run = run_job(small(*flags, f"--job_dir={tmp_path / 'run'}", "--tensorboard=false", "--checkpoint_every_steps=4"))
     result, found = (json.loads((run / name).read_text()) for name in ("result.json", "classes.json"))
