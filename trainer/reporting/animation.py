@@ -14,7 +14,7 @@ from PIL import Image
 from trainer.storage.run_layout import STEP_PREFIX
 
 _MOST_FRAMES = 24
-_LONGEST = 640  # pixels of a frame's longer side: of 24 frames, some 6 MB for photos and 1 MB for digits
+_LONGEST = 640  # pixels of a frame's longer side; 24 grids of noise, 16x16 pixels each image, are 3 MB
 _FRAME_MS, _LAST_MS = 250, 2000
 _SAMPLE = re.compile(rf"{STEP_PREFIX}\d{{8,12}}\.png")
 

@@ -44,8 +44,8 @@ def test_it_is_made_eight_times_while_the_grids_double() -> None:
 
 
 def test_greys_are_exact_and_a_photo_has_a_palette(tmp_path: Path) -> None:
-    grey, colour = ([saved(tmp_path, step, mode=mode) for step in range(3)] for mode in ("L", "RGB"))
-    for files, most in ((grey, 0), (colour, 40)):
+    for mode, most in (("L", 0), ("RGB", 40)):
+        files = [saved(tmp_path, step, mode=mode) for step in range(3)]
         found = frames(animated(files))
         assert len(found) == 3
         for one, file in zip(found, files, strict=True):
