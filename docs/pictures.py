@@ -27,12 +27,12 @@ IMAGES = Path(__file__).parent / "images"
 SHOWN = ("Loss", "Speed-up")
 
 
-def samples(job_dir: Path, out: Path) -> None:
-    """Writes the upper half of the newest sample grid."""
+def samples(job_dir: Path, out: Path, *, rows: float = 1.0) -> None:
+    """Writes the newest sample grid, or its upper rows: a share of them."""
     newest = read_run(job_dir).sample
     assert newest, f"{job_dir} has no samples/"
     with Image.open(newest) as grid:
-        grid.crop((0, 0, grid.width, grid.height // 2 + 1)).save(out, optimize=True)
+        grid.crop((0, 0, grid.width, min(grid.height, round(grid.height * rows) + 1))).save(out, optimize=True)
 
 
 def comparison(folder: Path, out: Path) -> None:
@@ -50,9 +50,10 @@ def comparison(folder: Path, out: Path) -> None:
 
 def _colour(canvas: Figure) -> None:
     """Replaces placeholders of the page's CSS variables by colours."""
-    page = (Path(plots.__file__).parent / "report.html").read_text(encoding="utf-8")
-    light = page.partition("@media")[0]
+    style = (Path(plots.__file__).parent / "page.css").read_text(encoding="utf-8")
+    light = style.partition("@media")[0]
     real = {f"#0102{number}": value for number, value in re.findall(r"--c(\d\d): *(#[0-9a-f]{6})", light)}
+    assert real, "page.css defines no colours"
     real["#010202"] = "#ffffff"
     for artist in canvas.findobj():
         for name in ("color", "facecolor", "edgecolor"):
@@ -71,5 +72,5 @@ def _replace(colour: Any, setter: Any, real: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     samples(Path(sys.argv[1]), IMAGES / "digits.png")
-    samples(Path(sys.argv[2]), IMAGES / "clothes.png")
+    samples(Path(sys.argv[2]), IMAGES / "clothes.png", rows=0.5)
     comparison(Path(sys.argv[3]), IMAGES / "tiers.png")

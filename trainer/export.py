@@ -5,7 +5,7 @@ import io
 import logging
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
             log.warning(f"model.h5 is not written: HDF5 cannot hold {why}")
         else:
             _save_h5(template, beside / "model.h5")
-        _save_for_serving(template, interface.serve, input_spec, beside / "saved_model")
+        _save_for_serving(template, interface, input_spec, beside / "saved_model")
 
 
 @contextlib.contextmanager
@@ -151,12 +151,18 @@ def _save_h5(template: keras.Model, path: Path) -> None:
         absl.setLevel(level)
 
 
-def _save_for_serving(template: keras.Model, serve: Callable[[Any], Any], input_spec: Any, folder: Path) -> None:
+def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
+    """Writes a SavedModel with the endpoint `serve`; of a conditional generator, `classes` gives their number too."""
+    serve, classes = interface.serve, interface.generated_classes
     inputs = _structure(template) if symbolic_inputs(template) else input_spec
     signature = [tf.TensorSpec(each.shape, each.dtype, name=name) for name, each in _named(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
     archive.add_endpoint("serve", lambda *given: serve(template(keras.tree.pack_sequence_as(inputs, given))), signature)
+    if classes:
+        count = tf.function(lambda: tf.constant(classes), autograph=False)
+        count.get_concrete_function()
+        archive.add_endpoint("classes", count)
     with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
 

@@ -53,10 +53,11 @@ class Samples(Protocol):
 
     latent_dim: int
 
-    def sample(self, noise: Any) -> Any:
+    def sample(self, noise: Any, labels: Any = None) -> Any:
         """Returns images for (count, latent_dim) noise in floatx: an array or a tensor, outside of a step.
 
-        The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the noise.
+        The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the noise. Only a model
+        with `generated_classes` gets labels, (count,) int32, from 0.
         """
         ...
 
@@ -67,7 +68,10 @@ class Generates(Protocol):
     latent_dim: int
 
     def averaged_generator(self) -> keras.Model:
-        """Returns the same network at each call, with its current weights: (rows, latent_dim) -> images in [-1, 1]."""
+        """Returns the same network at each call, with its current weights: (rows, latent_dim) -> images in [-1, 1].
+
+        Of a model with `generated_classes` it takes [noise, labels], the latter (rows,) int32.
+        """
         ...
 
 
@@ -85,6 +89,7 @@ class ModelInterface:
     sampler: Samples | None  # the model, if it has `sample`
     generator: Generates | None  # the model, if nothing is missing for FID
     missing_for_fid: tuple[str, ...]
+    generated_classes: int  # of which it generates images when it is given a label; 0
     optimizer: Any  # of a compiled model; None
     compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
 
@@ -103,6 +108,7 @@ class ModelInterface:
             sampler=model if hasattr(model, "sample") else None,
             generator=None if missing else model,
             missing_for_fid=missing,
+            generated_classes=getattr(model, "generated_classes", 0),
             optimizer=getattr(model, "optimizer", None),
             compiles_gradients=getattr(model, "compiles_gradients", False),
         )

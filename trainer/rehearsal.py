@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.build import TrainingSetup
 from trainer.config.train_config import DATA_SOURCES, MODELS, TrainConfig
-from trainer.data.images import as_uint8, noise
+from trainer.data.images import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
 from trainer.errors import UserError
 from trainer.export import export, load_template
@@ -35,15 +35,18 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
 
     The first step follows at once, so it is not tried here. Raises UserError that names what fails. Changes no weight.
     """
-    model, sampler = setup.model, ModelInterface.of(setup.model).sampler
+    model, interface = setup.model, ModelInterface.of(setup.model)
     with tempfile.TemporaryDirectory(prefix="trainer-rehearsal-") as name:
         folder = Path(name)
         parts: dict[str, Callable[[], object]] = {"checkpoint": lambda: _checkpoint(model, folder / "state")}
         if evaluate:
             parts["evaluation"] = evaluate.try_one_batch
-        if sampler:
-            drawn = noise(setup.config.seed, _IMAGES, sampler.latent_dim, keras.config.floatx())
-            parts["sample"] = lambda: as_uint8(sampler.sample(drawn))
+        if sampler := interface.sampler:
+            seed, kind = setup.config.seed, (sampler.latent_dim, keras.config.floatx())
+            drawn: tuple[Any, ...] = (noise(seed, _IMAGES, *kind),)
+            if interface.generated_classes:
+                drawn = noise_and_labels(seed, 1, range(_IMAGES), *kind)
+            parts["sample"] = lambda: as_uint8(sampler.sample(*drawn))
         parts["export"] = lambda: _export(setup, folder / "exported")
         for what, attempt in parts.items():
             try:

@@ -172,7 +172,8 @@ class TrainingRun:
         config, setup, fid = self.config, self.setup, None
         if config.fid_every_steps:
             folder = beside_data(config.data, self.job_dir.root)
-            fid = make_fid(config, setup.model, setup.dataset.images("train"), control.watched(), folder)
+            reals, names = setup.dataset.images("train"), setup.dataset.class_names
+            fid = make_fid(config, setup.model, reals, control.watched(), folder, names)
         epoch = setup.schedule.steps_per_epoch
         others = make_hooks(config, setup.model, epoch, reporter, callbacks, evaluate, fid, self.best, control)
         save = Hook(

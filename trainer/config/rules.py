@@ -70,14 +70,7 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
-    if config.class_weights and config.model in ("dcgan", "wgan_gp"):
-        raise UserError(f"class_weight={config.class_weight}: {config.model} has no classes: drop it")
-    if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
-        name = "label_smoothing" if config.label_smoothing else "mixup"
-        raise UserError(
-            f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
-            "own may have them in its loss or its data"
-        )
+    _check_classes(config)
     check_metric_names(config)
 
 
@@ -120,6 +113,22 @@ def _check_devices(config: TrainConfig) -> None:
 def _contradiction(config: TrainConfig, one: str, other: str, advice: str) -> UserError:
     both = f"{one}={getattr(config, one)} and {other}={getattr(config, other)}"
     return UserError(f"{both} contradict each other: {advice}")
+
+
+def _check_classes(config: TrainConfig) -> None:
+    gans = ("wgan_gp", "dcgan")
+    if config.class_weights and config.model in gans:
+        raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
+    if config.conditional and config.model in MODELS and config.model not in gans:
+        raise UserError(
+            f"conditional=true: {config.model} generates no images: only {' and '.join(gans)} do: drop --conditional"
+        )
+    if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
+        name = "label_smoothing" if config.label_smoothing else "mixup"
+        raise UserError(
+            f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
+            "own may have them in its loss or its data"
+        )
 
 
 def _known_name(kind: str, name: str, known: Mapping[str, str]) -> None:

@@ -43,6 +43,9 @@ class TrainConfig:
     channels: int = _model(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
     width: int = _model(32, "filters of the widest-image layer; deeper ones double it", minimum=1)
     latent_dim: int = _model(128, "length of a generator's noise vector", minimum=1)
+    conditional: bool = _model(
+        False, "give both networks of wgan_gp or dcgan the images' labels, to generate images of a given class"
+    )
 
     variant: str = _model("B2", "variant of EfficientNet", choices=tuple(f"B{number}" for number in range(8)))
     weights: str = _model("imagenet", "initial weights of EfficientNet: imagenet, none, or a weights file")

@@ -1,6 +1,7 @@
 """Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in grids."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import tensorflow as tf
 from trainer.errors import UserError
 
 UInt8Array = npt.NDArray[np.uint8]
+
+_SAMPLES = 64  # of a sample grid
+_COLUMNS, _MOST_CLASSES = 10, 20  # of one with a class a row
 
 
 def from_uint8(images: Any) -> Any:
@@ -28,6 +32,25 @@ def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> An
     return tf.cast(drawn, dtype)
 
 
+def noise_and_labels(
+    seed: int, columns: int, labels: Sequence[int], latent_dim: int, dtype: Any = tf.float32
+) -> tuple[Any, Any]:
+    """Returns the noise and the labels of a grid with a class a row: in each column the noise is the same.
+
+    labels: the class of each row. Returns (rows x columns, latent_dim) and (rows x columns,) int32.
+    """
+    drawn = noise(seed, columns, latent_dim, dtype)
+    return tf.tile(drawn, (len(labels), 1)), tf.repeat(tf.constant(labels, tf.int32), columns)
+
+
+def sample_grid(generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any) -> UInt8Array:
+    """Returns a grid of the images that a model's `sample` gives for fixed noise; with classes, one of them a row."""
+    if not classes:
+        return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
+    given = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
+    return grid(as_uint8(generate(*given)), _COLUMNS)
+
+
 def as_uint8(images: Any) -> UInt8Array:
     """Returns the images that a model's `sample` gave as an array. Raises UserError if they are none."""
     array = np.asarray(images)
@@ -39,15 +62,16 @@ def as_uint8(images: Any) -> UInt8Array:
     return array
 
 
-def grid(images: UInt8Array, margin: int = 2) -> UInt8Array:
+def grid(images: UInt8Array, columns: int = 0, margin: int = 2) -> UInt8Array:
     """Arranges (count, height, width, channels) in one picture, as close to a square as `count` allows.
 
-    Small images are enlarged by an integer factor to about 64 pixels.
+    columns: images in a row, if not those of a square. Small images are enlarged by an integer factor to about 64
+    pixels.
     """
     factor = max(1, 64 // images.shape[1])
     images = images.repeat(factor, axis=1).repeat(factor, axis=2)
     count, height, width, channels = images.shape
-    columns = math.ceil(math.sqrt(count))
+    columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     picture = np.full((rows * (height + margin) + margin, columns * (width + margin) + margin, channels), 255, np.uint8)
     for index, image in enumerate(images):

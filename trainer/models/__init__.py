@@ -12,7 +12,7 @@ from trainer.data.dataset import Dataset, first_rows, targets_in_memory
 from trainer.distribution.gradients import sum_first
 from trainer.distribution.losses import try_losses
 from trainer.errors import UserError, reason
-from trainer.interface import has_class_outputs, has_own_step, symbolic_inputs
+from trainer.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
 from trainer.models.layers import make_independent
 from trainer.models.own_step import build_if_called, prepare_own_step
 from trainer.user_mistakes import as_user_mistake
@@ -31,6 +31,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
     _refuse_text(model, config, dataset)
+    _refuse_unconditional(model, config)
     if has_own_step(model):
         build_if_called(model, dataset)
     else:
@@ -101,6 +102,14 @@ def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> N
         raise UserError(
             f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
             "first, for example with keras.layers.TextVectorization, or let the model do it"
+        )
+
+
+def _refuse_unconditional(model: keras.Model, config: TrainConfig) -> None:
+    """Raises UserError if a model of the user's makes nothing of --conditional."""
+    if config.conditional and not ModelInterface.of(model).generated_classes:
+        raise UserError(
+            f"conditional=true: {config.model} sets no generated_classes (trainer/interface.py): drop --conditional"
         )
 
 

@@ -15,18 +15,23 @@ from trainer.models.optimizers import learning_rate
 
 def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
     """Returns the last layer, one logit per class; raises UserError if the data has no labels or only one class."""
+    classes = number_of_classes(config, dataset, f"model={config.model}", "a classifier")
+    return layers.Dense(classes, dtype=full_precision(), name="logits")
+
+
+def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:
+    """Returns the number of classes of the data, which this kind of model needs, by this setting.
+
+    Raises UserError if the data has no labels or only one class.
+    """
     if not dataset.labelled:
-        raise UserError(
-            f"model={config.model}: {config.data} has no labels: a classifier needs them, e.g. class folders"
-        )
+        raise UserError(f"{setting}: {config.data} has no labels: {kind} needs them, e.g. class folders")
     classes = len(dataset.class_names)
     if not classes:
-        raise UserError(f"model={config.model}: {config.data} has labels but no class_names: set them in its Dataset")
+        raise UserError(f"{setting}: {config.data} has labels but no class_names: set them in its Dataset")
     if classes < 2:
-        raise UserError(
-            f"model={config.model}: {config.data} has only one class ({dataset.class_names[0]}): two are required"
-        )
-    return layers.Dense(classes, dtype=full_precision(), name="logits")
+        raise UserError(f"{setting}: {config.data} has only one class ({dataset.class_names[0]}): two are required")
+    return classes
 
 
 def _are_shares(y_true: Any, y_pred: Any) -> bool:

@@ -32,13 +32,14 @@ class DCGAN(GAN):
         self._critic_gradients = self.xla_compiled(self.critic_gradients)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255]."""
+        """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise)
+        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
 
         def critic_pass(reals: Any, fakes: Generated) -> Any:
-            return self._critic_gradients(from_uint8(reals), self.images_from(fakes), step.global_batch_size)
+            images = from_uint8(reals), self.images_from(fakes)
+            return self._critic_gradients(*images, step.global_batch_size, fakes.labels)
 
         critic_loss, gradients = step.accumulate(critic_pass, images_of(data)[0], fakes)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
@@ -46,15 +47,17 @@ class DCGAN(GAN):
         self.average_generator(step)
         return {"discriminator_loss": critic_loss, "generator_loss": generator_loss}
 
-    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int) -> Any:
+    def critic_gradients(self, reals: Any, fakes: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns the loss, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
-        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately.
+        reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately. labels: (rows,) of
+        both, if the GAN is conditional.
         """
         rows = reals.shape[0]
+        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         with tf.GradientTape(watch_accessed_variables=False) as tape, separate_groups(2):
             tape.watch(self.critic_variables)
-            scores = self.critic(tf.concat([reals, fakes], axis=0), training=True)
+            scores = self.scores(tf.concat([reals, fakes], axis=0), twice)
             loss = (
                 _cross_entropy(scores[:rows], real=True) + _cross_entropy(scores[rows:], real=False)
             ) / global_batch_size

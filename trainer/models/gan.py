@@ -15,6 +15,7 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.batch_norm import Rows, in_one_pass
+from trainer.models.conditional import classes_of, labelled, projected, with_class
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
@@ -39,8 +40,11 @@ def filters(config: TrainConfig) -> list[int]:
     return result
 
 
-def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> keras.Model:
-    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1]."""
+def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, classes: int = 0) -> keras.Model:
+    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
+
+    With classes, its input is that of trainer.models.conditional.with_class.
+    """
     widths = filters(config)
     base = config.image_size // 2 ** len(widths)
 
@@ -48,7 +52,7 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> 
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
         return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
 
-    noise = keras.Input((config.latent_dim,), name="noise")
+    noise = keras.Input((config.latent_dim + classes,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
@@ -59,10 +63,12 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT) -> 
     return keras.Model(noise, images, name="generator")
 
 
-def build_critic(config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False) -> keras.Model:
+def build_critic(
+    config: TrainConfig, initializer: Initializer = _GLOROT, *, batch_norm: bool = False, classes: int = 0
+) -> keras.Model:
     """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1) unbounded scores.
 
-    With `batch_norm`, every layer but the first has one, as in DCGAN.
+    With `batch_norm`, every layer but the first has one, as in DCGAN. With classes, it takes [images, labels].
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
@@ -77,7 +83,10 @@ def build_critic(config: TrainConfig, initializer: Initializer = _GLOROT, *, bat
         x = layers.LeakyReLU(negative_slope=0.2)(x)
     x = layers.Flatten()(x)
     score = layers.Dense(1, dtype=full_precision(), name="score", kernel_initializer=initializer())(x)
-    return keras.Model(images, score, name="critic")
+    if not classes:
+        return keras.Model(images, score, name="critic")
+    label, of_class = projected(x, classes, initializer)
+    return keras.Model([images, label], layers.Add(dtype=full_precision())([score, of_class]), name="critic")
 
 
 def _batch_norm(x: Any) -> Any:
@@ -88,12 +97,14 @@ def _batch_norm(x: Any) -> Any:
 class Generated(NamedTuple):
     """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
 
-    Without images, each pass of an update makes its own of the noise, (rows, latent_dim).
+    Without images, each pass of an update makes its own of the noise, (rows, latent_dim). A conditional GAN has labels
+    (rows,), which are in the noise too.
     """
 
     images: Any = None
     tape: Any = None
     noise: Any = None
+    labels: Any = None
 
 
 class GAN(keras.Model):
@@ -113,8 +124,13 @@ class GAN(keras.Model):
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        self.generator, self.generator_average = (build_generator(config, initializer) for _ in range(2))
-        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm)
+        classes = self.generated_classes = classes_of(config, dataset)
+        self.generator, self.generator_average = (build_generator(config, initializer, classes) for _ in range(2))
+        self.critic = build_critic(config, initializer, batch_norm=critic_batch_norm, classes=classes)
+        # What samples and templates run: the same networks, with labels as an input of their own.
+        self.sampled, self.sampled_average = (
+            labelled(each, classes) if classes else each for each in (self.generator, self.generator_average)
+        )
         self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
@@ -130,7 +146,8 @@ class GAN(keras.Model):
         # A function of XLA's own would be traced for the first of several passes alone.
         self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
         self.compiles_gradients = self.uses_xla
-        self._pass, self._image_gradients = map(self.xla_compiled, (self.one_pass, self.image_gradients))
+        self._pass = self.xla_compiled(self.one_pass)
+        self._image_gradients = self.xla_compiled(self.image_gradients)
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
@@ -140,13 +157,33 @@ class GAN(keras.Model):
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images."""
         raise NotImplementedError
 
-    def images_for_updates(self, step: StepContext, noise: Any) -> tuple[list[Generated], Generated]:
-        """Returns what each critic update takes, and what the generator's own takes: see `generate`."""
+    def labels_of(self, data: Any) -> Any:
+        """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not conditional."""
+        if not self.generated_classes:
+            return None
+        return tf.cast(keras.utils.unpack_x_y_sample_weight(data)[1], tf.int32)
+
+    def scores(self, images: Any, labels: Any) -> Any:
+        """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes none."""
+        return self.critic(images if labels is None else [images, labels], training=True)
+
+    def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> tuple[list[Generated], Generated]:
+        """Returns what each critic update takes, and what the generator's own takes: see `generate`.
+
+        labels: as of `labels_of`; the generator's own images have those of the last update.
+        """
+        each_labels = [None] * noise.shape[1]
+        if labels is not None:
+            each_labels = [*tf.unstack(labels), labels[-1]]
+            noise = with_class(noise, tf.stack(each_labels, axis=1), self.generated_classes)
         if step.micro_batches > 1:
-            *others, last = (Generated(noise=each) for each in tf.unstack(noise, axis=1))
+            each_noise = zip(tf.unstack(noise, axis=1), each_labels, strict=True)
+            *others, last = (Generated(noise=one, labels=own) for one, own in each_noise)
             return others, last
         fakes, generated = self.generate(noise)
-        return [Generated(each) for each in tf.unstack(fakes)], generated
+        own_labels = each_labels.pop()
+        others = [Generated(one, labels=own) for one, own in zip(tf.unstack(fakes), each_labels, strict=True)]
+        return others, generated._replace(labels=own_labels)
 
     def images_from(self, generated: Generated) -> Any:
         """Returns the images, (rows, height, width, channels); makes them if there are none."""
@@ -185,15 +222,15 @@ class GAN(keras.Model):
         if tape is None:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(self.generator_variables)
-                generated = Generated(self.images_from(generated))
-        loss, by_images = self._image_gradients(generated.images, global_batch_size)
+                generated = generated._replace(images=self.images_from(generated))
+        loss, by_images = self._image_gradients(generated.images, global_batch_size, generated.labels)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
-    def image_gradients(self, images: Any, global_batch_size: int) -> Any:
+    def image_gradients(self, images: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns the generator's loss, and the gradient of the scaled loss by its images."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(images)
-            loss = self.generator_loss(self.critic(images, training=True)) / global_batch_size
+            loss = self.generator_loss(self.scores(images, labels)) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, images)
 
@@ -202,13 +239,17 @@ class GAN(keras.Model):
         averaged, trained = self.generator_average.trainable_variables, self.generator.trainable_variables
         update_average(averaged, trained, self.ema_decay, step.step)
 
-    def sample(self, noise: Any) -> Any:
-        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise."""
-        return to_uint8(self.averaged_generator()(noise, training=False)).numpy()
+    def sample(self, noise: Any, labels: Any = None) -> Any:
+        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim) noise.
+
+        labels: (count,), if the GAN is conditional.
+        """
+        given = noise if labels is None else [noise, labels]
+        return to_uint8(self.averaged_generator()(given, training=False)).numpy()
 
     def templates(self) -> dict[str, keras.Model]:
         """Returns the models to save: the averaged generator as "model", the plain one, and the critic."""
-        return {"model": self.averaged_generator(), "generator_raw": self.generator, "critic": self.critic}
+        return {"model": self.averaged_generator(), "generator_raw": self.sampled, "critic": self.critic}
 
     def serve(self, outputs: Any) -> Any:
         """Converts the outputs of a served generator to uint8 images."""
@@ -219,4 +260,4 @@ class GAN(keras.Model):
         pairs = zip(self.generator_average.non_trainable_variables, self.generator.non_trainable_variables, strict=True)
         for average, trained in pairs:
             average.assign(trained)
-        return self.generator_average
+        return self.sampled_average

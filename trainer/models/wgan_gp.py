@@ -21,11 +21,11 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return WGANGP(config, dataset)
 
 
-def gradient_norms(critic: Any, images: Any) -> Any:
+def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
     """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its gradient is 0, not NaN."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(images)
-        scores = critic(images, training=True)
+        scores = critic(images if labels is None else [images, labels], training=True)
     gradients = tape.gradient(scores, images)
     return tf.custom_gradient(_root)(tf.reduce_sum(tf.square(gradients), axis=(1, 2, 3)))
 
@@ -49,11 +49,14 @@ class WGANGP(GAN):
         )
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Returns the losses. data: images (critic_steps, rows, height, width, channels) in [0, 255]."""
+        """Returns the losses.
+
+        data: images (critic_steps, rows, height, width, channels) in [0, 255], perhaps labels (critic_steps, rows).
+        """
         step = current_step()
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-        fakes, generated = self.images_for_updates(step, noise)
+        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         batches = zip(tf.unstack(images_of(data)), fakes, tf.unstack(mix, axis=1), strict=True)
         updates = [self.update_critic(step, *each) for each in batches]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
@@ -69,25 +72,26 @@ class WGANGP(GAN):
 
         def critic_pass(reals: Any, fakes: Generated, mix: Any) -> Any:
             images = from_uint8(reals), self.images_from(fakes)
-            return self._critic_gradients(*images, mix, step.global_batch_size)
+            return self._critic_gradients(*images, mix, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(critic_pass, reals, fakes, mix)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
 
-    def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int) -> Any:
+    def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
 
         reals, fakes: (rows, height, width, channels) in [-1, 1]; mix: (rows, 1, 1, 1) in [0, 1), the share of the real
-        one in each image whose gradient is penalised.
+        one in each image whose gradient is penalised; labels: (rows,) of both, if the GAN is conditional.
         """
         rows = reals.shape[0]
+        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         mixed = fakes + mix * (reals - fakes)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            scores = self.critic(tf.concat([fakes, reals], axis=0), training=True)
+            scores = self.scores(tf.concat([fakes, reals], axis=0), twice)
             difference = tf.reduce_sum(scores * tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype))
-            excess = tf.reduce_sum(tf.square(gradient_norms(self.critic, mixed) - 1.0))
+            excess = tf.reduce_sum(tf.square(gradient_norms(self.critic, mixed, labels) - 1.0))
             wasserstein = difference / global_batch_size
             penalty = excess / global_batch_size
             loss = wasserstein + self.gradient_penalty_weight * penalty

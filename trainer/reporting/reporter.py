@@ -8,7 +8,7 @@ import keras
 
 from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
-from trainer.data.images import as_uint8, encode_png, grid, noise
+from trainer.data.images import encode_png, sample_grid
 from trainer.log import log
 from trainer.reporting.animation import animated, frames_of, is_due
 from trainer.reporting.breakdown import advice, in_words
@@ -23,8 +23,6 @@ from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.storage import write_whole, writing
 from trainer.storage.run_layout import CLASSES, PROGRESS, step_name, step_of
-
-SAMPLES = 64
 
 
 class Reporter:
@@ -129,10 +127,17 @@ class Reporter:
         self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
 
     def quality(self, progress: Progress, found: Scalars, about: QualityOf) -> None:
-        """Reports measures of images: `found` by name, {} on a worker that is not the chief; `about`: Fid.about."""
+        """Reports measures of images: `found` by name, {} on a worker that is not the chief; `about`: Fid.about.
+
+        Of a conditional model it logs the best and the worst class; stats.jsonl and result.json have all.
+        """
         self._quality = about
         note = f"{about['samples']:,} images, features of {about['features']}"
         self._measure("quality", progress, found, note, {"quality": about})
+        if by_class := about.get("by_class"):
+            found_by_class = sorted((values["fid"], name) for name, values in by_class.items())
+            (best, of_best), (worst, of_worst) = found_by_class[0], found_by_class[-1]
+            log.info(f"fid by class: from {best:.4g} ({of_best}) to {worst:.4g} ({of_worst})")
 
     def classified(self, progress: Progress, found: Classification | None) -> None:
         """Writes what the newest evaluation found of each class, as JSON and as a picture."""
@@ -177,11 +182,14 @@ class Reporter:
         if self._tensorboard:
             self._tensorboard.scalars(progress.step, found)
 
-    def sample(self, generate: Callable[[Any], Any], latent_dim: int, progress: Progress) -> None:
-        """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step."""
+    def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
+        """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step.
+
+        With classes, of which `generate` takes labels too, each row shows one.
+        """
         if not self._job_dir:
             return
-        picture = grid(as_uint8(generate(noise(self._seed, SAMPLES, latent_dim, keras.config.floatx()))))
+        picture = sample_grid(generate, self._seed, latent_dim, classes, keras.config.floatx())
         file = self._job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)

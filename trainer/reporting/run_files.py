@@ -39,13 +39,14 @@ class RunInfo(TypedDict, total=False):
     started: str  # UTC
 
 
-class QualityOf(TypedDict):
+class QualityOf(TypedDict, total=False):
     """Describes what measures of images were computed with; only those that agree in all but the name compare."""
 
     features: str  # the network, as the user named it
     features_sha256: str  # of its input and weights
     samples: int  # real images, and as many generated ones
     formulas: int  # their version
+    by_class: dict[str, Scalars]  # of a conditional model: values and `samples` of each class with enough images
 
 
 class StatsEntry(TypedDict, total=False):

@@ -9,7 +9,7 @@ import hashlib
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,17 +20,18 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Examples, on_host
+from trainer.data.dataset import Examples, on_host, targets_in_memory
 from trainer.data.images import noise, to_uint8
 from trainer.data.order import shuffled
 from trainer.distribution.strategy import Replicas
 from trainer.errors import PlatformFault, UserError, reason
 from trainer.interface import Generates, ModelInterface
-from trainer.reporting.run_files import QualityOf
+from trainer.reporting.run_files import QualityOf, Scalars
 from trainer.storage import write_whole
 from trainer.storage.staging import stage
 from trainer.training.neighbours import Features, neighbour_metrics
 
+LEAST_OF_A_CLASS = 100  # images, for values of a class of a conditional model
 FORMULAS = 1  # counts the changes of what is computed from the same images
 _INCEPTION_SIZE = 299
 _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB with 50,000 images
@@ -39,6 +40,11 @@ _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB w
 def frechet_distance(one: Features, other: Features) -> float:
     """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two images each."""
     difference = one.mean(axis=0) - other.mean(axis=0)
+    if max(len(one), len(other)) < one.shape[1]:
+        # With C1 = A^T A and C2 = B^T B, that root has the singular values of A B^T, which is smaller than C1 and C2.
+        a, b = ((features - features.mean(axis=0)) / math.sqrt(len(features) - 1) for features in (one, other))
+        singular = np.linalg.svd(a @ b.T, compute_uv=False)
+        return float(difference @ difference + np.square(a).sum() + np.square(b).sum() - 2 * singular.sum())
     first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other))
     # (C1 C2)^(1/2) has the trace of (C1^(1/2) C2 C1^(1/2))^(1/2), which is symmetric: no complex rounding.
     values, vectors = np.linalg.eigh(first)
@@ -155,8 +161,39 @@ def _cached(cache: Path, key: str) -> Features | None:
         return None
 
 
+def distances(reals: Features, fakes: Features) -> Scalars:
+    """Returns metric_names.OF_IMAGES for the features of real and of generated images."""
+    found = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+    return found | neighbour_metrics(reals, fakes)
+
+
+def distances_by_class(reals: Features, fakes: Features, labels: Any, class_names: Sequence[str]) -> dict[str, Scalars]:
+    """Returns the values of each class with LEAST_OF_A_CLASS images or more, and their number as `samples`.
+
+    labels: (images,), of real and generated ones alike. FID falls with the number of images: classes compare only with
+    as many.
+    """
+    found = {}
+    for number, name in enumerate(class_names):
+        own = labels == number
+        if (count := int(own.sum())) >= LEAST_OF_A_CLASS:
+            found[name] = {"samples": count, **distances(reals[own], fakes[own])}
+    return found
+
+
+def _labels_of(reals: Examples, rows: Any, batch: int) -> Any:
+    """Returns the labels of these rows, (rows,) int32: read together with their images if not in memory."""
+    known = targets_in_memory(reals)
+    if known is not None:
+        return known[rows.numpy()].astype(np.int32)
+    parts = [reals.gather(rows[first : first + batch])[1] for first in range(0, len(rows), batch)]
+    return np.concatenate([part.numpy() for part in parts]).astype(np.int32)
+
+
 class Fid:
     """Measures a generator's images against as many real examples, drawn by the seed.
+
+    A conditional generator makes an image of the class of each real one, so that values of single classes compare too.
 
     The file `cache` holds the features of the real examples. All features of both are in memory on the host in float64:
     0.8 GB each for 50,000 images and inception.
@@ -171,6 +208,7 @@ class Fid:
         samples: int,
         seed: int,
         cache: Path,
+        class_names: Sequence[str] = (),
     ) -> None:
         self._model, self._replicas, self._extract, self._reals = model, replicas, extract, reals
         self.samples, self._seed, self._cache = min(samples, reals.count), seed, cache
@@ -181,6 +219,9 @@ class Fid:
         self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
         chosen = shuffled(np.arange(self.samples), reals.count, seed, "fid")
         self._rows = tf.constant(np.resize(np.sort(chosen), padded), tf.int64)
+        # Of a conditional generator: the classes of its images, those of the real ones.
+        self._class_names, self._by_class = class_names, dict[str, Scalars]()
+        self._labels = _labels_of(reals, self._rows, batch) if class_names else None
         self._generator: Any = None
         self._of_reals = tf.function(partial(self._features, self._real_images), autograph=False)
         self._of_fakes = tf.function(partial(self._features, self._fake_images), autograph=False)
@@ -191,17 +232,24 @@ class Fid:
         reals, fakes = self.real_features(), self._collect(self._of_fakes)
         if reals is None:
             return {}
-        distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
-        return distances | neighbour_metrics(reals, fakes)
+        if self._labels is not None:
+            labels = self._labels[: self.samples]
+            self._by_class = distances_by_class(reals, fakes, labels, self._class_names)
+        return distances(reals, fakes)
 
     @property
     def about(self) -> QualityOf:
-        """Returns what values must have in common to be compared: network, its digest, images and formulas."""
+        """Returns what values must have in common to be compared: network, its digest, images and formulas.
+
+        On the chief, the newest values by class of a conditional generator too, as `by_class`.
+        """
+        by_class: QualityOf = {"by_class": self._by_class} if self._by_class else {}
         return {
             "features": self._extract.name,
             "features_sha256": self._extract.identity,
             "samples": self.samples,
             "formulas": FORMULAS,
+            **by_class,
         }
 
     def real_features(self) -> Features | None:
@@ -243,7 +291,10 @@ class Fid:
             return self._reals.gather(tf.gather(self._rows, rows))[0]
 
     def _fake_images(self, rows: Any) -> Any:
-        return to_uint8(self._generator(tf.gather(self._noise, rows), training=False))
+        given = tf.gather(self._noise, rows)
+        if self._labels is not None:
+            given = [given, tf.gather(self._labels, rows)]
+        return to_uint8(self._generator(given, training=False))
 
     def _features(self, images_of: Callable[[Any], Any], start: Any) -> Any:
         """Returns the features of this worker's rows of the global batch at `start`, computed on all replicas."""
@@ -257,8 +308,18 @@ class Fid:
         return tf.concat(strategy.experimental_local_results(found), axis=0)
 
 
-def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas, folder: Path) -> Fid:
-    """Returns what measures FID and KID, with its cache in `folder`; raises UserError if the model has no generator."""
+def make_fid(
+    config: TrainConfig,
+    model: keras.Model,
+    reals: Examples,
+    replicas: Replicas,
+    folder: Path,
+    class_names: Sequence[str] = (),
+) -> Fid:
+    """Returns what measures FID and KID, with its cache in `folder`; raises UserError if the model has no generator.
+
+    class_names: of the real examples.
+    """
     interface = ModelInterface.of(model)
     if interface.generator is None:
         raise UserError(
@@ -268,5 +329,6 @@ def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas:
         )
     with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
+    names = class_names if interface.generated_classes else ()
     cache = folder / f".fid-{extractor.identity}.npz"
-    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache)
+    return Fid(interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache, names)

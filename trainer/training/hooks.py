@@ -101,8 +101,13 @@ def make_hooks(
     if evaluate and evaluate.counts_classes:
         hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
     if fid:
-        report = partial(reporter.quality, about=fid.about)
+
+        def report(progress: Progress, found: dict[str, float]) -> None:
+            reporter.quality(progress, found, fid.about)
+
         hooks.append(Hook(config.fid_every_steps, measuring(fid, report)))
-    if sampler := ModelInterface.of(model).sampler:
-        hooks.append(Hook(config.sample_every_steps, partial(reporter.sample, sampler.sample, sampler.latent_dim)))
+    interface = ModelInterface.of(model)
+    if sampler := interface.sampler:
+        draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
+        hooks.append(Hook(config.sample_every_steps, draw))
     return hooks

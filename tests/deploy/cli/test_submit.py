@@ -312,7 +312,7 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session) -> 
     ("flags", "line"),
     [
         ([], "no recipe: trains wgan_gp (the default) on digits, global batch 64, 1 epoch"),
-        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 3,000 steps"),
+        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 4,000 steps"),
         (["--model=mlp"], "trains mlp on digits, global batch 64, 1 epoch"),
     ],
 )

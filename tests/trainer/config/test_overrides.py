@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
     config = resolve(["--recipe=wgan_gp_digits", "--global-batch-size=32", "--jit_compile"]).config
-    assert (config.global_batch_size, config.steps, config.seed) == (32, 3000, 0)
+    assert (config.global_batch_size, config.steps, config.seed) == (32, 4000, 0)
     assert config.jit_compile == "true"
 
 

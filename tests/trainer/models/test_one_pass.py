@@ -17,11 +17,17 @@ from trainer.models.gan import GAN, Generated, images_of
 from trainer.models.wgan_gp import WGANGP
 
 
-def plain_generator_update(model: GAN, noise: Any) -> Any:
+def of_class(given: Any, labels: Any) -> Any:
+    """Returns what a network takes: with labels, if the GAN is conditional."""
+    return given if labels is None else [given, labels]
+
+
+def plain_generator_update(model: GAN, noise: Any, labels: Any) -> Any:
     """Updates the generator by one tape through both networks."""
     step = current_step()
     with tf.GradientTape() as tape:
-        scores = model.critic(model.generator(noise, training=True), training=True)
+        fakes = model.sampled(of_class(noise, labels), training=True)
+        scores = model.critic(of_class(fakes, labels), training=True)
         loss = model.generator_loss(scores) / step.global_batch_size
     variables = model.generator.trainable_variables
     model.generator_optimizer.apply(tape.gradient(loss, variables), variables)
@@ -34,26 +40,29 @@ def plain_wgan_gp_step(self: WGANGP, data: Any) -> dict[str, Any]:
     step, reals = current_step(), images_of(data)
     noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
     mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-    losses = [
-        self.update_critic(step, reals[i], Generated(self.generator(noise[:, i], training=True)), mix[:, i])
-        for i in range(self.batches_per_step)
-    ]
+    labels = [None, None, None] if self.labels_of(data) is None else self.labels_of(data)
+
+    def fakes(i: int) -> Generated:
+        return Generated(self.sampled(of_class(noise[:, i], labels[i]), training=True), labels=labels[i])
+
+    losses = [self.update_critic(step, reals[i], fakes(i), mix[:, i]) for i in range(self.batches_per_step)]
     logs = {name: tf.add_n([each[name] for each in losses]) / len(losses) for name in losses[0]}
-    return {**logs, "generator_loss": plain_generator_update(self, noise[:, -1])}
+    return {**logs, "generator_loss": plain_generator_update(self, noise[:, -1], labels[-1])}
 
 
 def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     """Gives the discriminator real and generated images in a pass each."""
     step, reals = current_step(), from_uint8(images_of(data)[0])
     noise = step.normal((2, self.latent_dim), stream="noise")
-    fakes = self.generator(noise[:, 0], training=True)
+    labels = None if self.labels_of(data) is None else self.labels_of(data)[0]
+    fakes = self.sampled(of_class(noise[:, 0], labels), training=True)
     with tf.GradientTape() as tape:
-        on_reals = _cross_entropy(self.critic(reals, training=True), real=True)
-        on_fakes = _cross_entropy(self.critic(fakes, training=True), real=False)
+        on_reals = _cross_entropy(self.critic(of_class(reals, labels), training=True), real=True)
+        on_fakes = _cross_entropy(self.critic(of_class(fakes, labels), training=True), real=False)
         loss = (on_reals + on_fakes) / step.global_batch_size
     variables = self.critic.trainable_variables
     self.critic_optimizer.apply(tape.gradient(loss, variables), variables)
-    return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1])}
+    return {"discriminator_loss": loss, "generator_loss": plain_generator_update(self, noise[:, 1], labels)}
 
 
 @pytest.mark.parametrize(("model", "flags", "many_rows"), [
@@ -63,6 +72,8 @@ def plain_dcgan_step(self: DCGAN, data: Any) -> dict[str, Any]:
     ("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True),
     ("dcgan", (), False),
     ("dcgan", ("--replicas=2",), False),
+    ("wgan_gp", ("--conditional", "--replicas=2"), False),
+    ("dcgan", ("--conditional",), True),
 ])  # fmt: skip
 def test_a_step_has_the_numbers_of_a_plain_one(
     model: str, flags: tuple[str, ...], many_rows: bool, monkeypatch: Patch

@@ -34,9 +34,10 @@ FAMILIES = {
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--global_batch_size=8"),
     "wgan_gp": ("--model=wgan_gp", *GANS),
     "dcgan": ("--model=dcgan", *GANS),
+    "conditional": ("--model=wgan_gp", "--conditional", *GANS),
     "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
 }  # fmt: skip
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "dcgan", "stock")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "dcgan", "conditional", "stock")]
 
 
 def trained(compiled: bool, *flags: str, steps: int = STEPS) -> tuple[dict[str, Any], StepLogs]:

@@ -33,6 +33,7 @@ def own(model: str, data: str) -> tuple[str, ...]:
     pytest.param(("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3"), id="mlp"),
     pytest.param(("--model=wgan_gp",), id="wgan_gp"),
     pytest.param(("--model=dcgan",), id="dcgan", marks=pytest.mark.slow),
+    pytest.param(("--model=wgan_gp", "--conditional"), id="conditional"),
     pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
     *(pytest.param(own(*names), id=names[0]) for names in [
         ("by_weight", "weighted"), ("masked_text", "next_tokens"), ("regularized", "weighted"),

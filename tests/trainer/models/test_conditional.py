@@ -1,0 +1,227 @@
+"""Tests GANs that are given the class of each image: replicas, refusals, and a whole run with what it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures import Capture, Make, Patch
+from tests.support import Signals, largest_difference, refused, run_job, run_steps, small, weights
+from trainer import generate, job
+from trainer.config.overrides import resolve
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Arrays, Dataset, NestedArrays
+from trainer.data.images import noise, noise_and_labels
+from trainer.errors import INTERRUPTED
+from trainer.models.conditional import classes_of, labelled, with_class
+from trainer.models.gan import build_generator
+from trainer.reporting.run_files import read_result
+from trainer.training import fid
+
+CLASSES = 10
+SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2")
+
+
+@pytest.mark.parametrize("model", ["wgan_gp", "dcgan"])
+def test_in_float64_replicas_agree_to_1e_10(model: str) -> None:
+    flags = ("--conditional", f"--model={model}", "--width=4", "--precision=float64", "--learning_rate=1e-3")
+    (alone, logs), (together, others) = (run_steps(small(*flags, f"--replicas={n}"), 20) for n in (1, 2))
+    assert largest_difference(weights(alone), weights(together)) < 1e-10
+    assert np.abs(logs.values - others.values).max() < 1e-10
+
+
+def test_the_template_makes_the_images_that_the_step_makes() -> None:
+    config = TrainConfig(image_size=16, width=2, latent_dim=8)
+    network = build_generator(config, classes=CLASSES)
+    drawn, labels = noise_and_labels(0, 2, (3, 0, 9), config.latent_dim)
+    images = labelled(network, CLASSES)([drawn, labels])
+    np.testing.assert_allclose(network(with_class(drawn, labels, CLASSES)), images, rtol=1e-5, atol=1e-6)
+    assert np.abs(images[0] - images[2]).max() > 1e-3  # the same noise, another class
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (("--model=cnn",), "conditional=true: cnn generates no images: only wgan_gp and dcgan do: drop --conditional"),
+    (("--model=tests.models:classifier",), "sets no generated_classes (trainer/interface.py): drop --conditional"),
+    ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
+    ((f"--data={__name__}:one_hot",), "one integer label is needed"),
+    ((f"--data={__name__}:too_large",), "has labels from 0 to 2, but 2 classes: use labels from 0 to 1"),
+])  # fmt: skip
+def test_what_has_no_classes_is_refused(flags: tuple[str, ...], line: str) -> None:
+    with refused(line):
+        run_steps(small("--conditional", *flags), 0)
+
+
+IMAGES = np.zeros((16, 16, 16, 1), np.uint8)
+
+
+def no_labels(config: TrainConfig) -> Any:
+    return IMAGES
+
+
+def one_hot(config: TrainConfig) -> Dataset:
+    return Dataset("one_hot", NestedArrays(IMAGES, np.eye(16, dtype=np.float32)), class_names=("a",) * 16)
+
+
+def too_large(config: TrainConfig) -> Dataset:
+    return Dataset("too_large", NestedArrays(IMAGES, np.arange(16) % 3), class_names=("a", "b"))
+
+
+def in_sequence(config: TrainConfig) -> Any:
+    """Returns a tf.data.Dataset of digits with labels, whose largest is not known before it is read."""
+    rows = np.arange(64)
+    return tf.data.Dataset.from_tensor_slices((np.zeros((64, 16, 16, 1), np.uint8), rows % CLASSES)).batch(8)
+
+
+def test_data_without_class_names_are_refused_and_numbers_in_memory_are_not() -> None:
+    config = small("--conditional")
+    with refused("has labels but no class_names: set them in its Dataset"):
+        run_steps(small("--conditional", f"--data={__name__}:in_sequence"), 0)
+    digits = Dataset("digits", Arrays(IMAGES, np.arange(16, dtype=np.int32) % 4), class_names=tuple("abcd"))
+    assert classes_of(config, digits) == 4
+    assert classes_of(small(), digits) == 0
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saves a classifier of 16-pixel digits."""
+    path = tmp_path_factory.mktemp("classifier") / "model.keras"
+    images = keras.Input((16, 16, 1))
+    x = keras.layers.Dense(4, activation="relu")(keras.layers.Flatten()(images))
+    keras.Model(images, keras.layers.Dense(10)(x)).save(path)
+    return path
+
+
+def whole_run(features: Path, folder: Path) -> TrainConfig:
+    quality = ["--fid_every_steps=4", "--fid_samples=40", f"--fid_features={features}"]
+    flags = ["--conditional", "--steps=4", "--steps_per_loop=1", "--checkpoint_every_steps=2", *quality]
+    return resolve([*SMALL, *flags, f"--job_dir={folder}"]).config
+
+
+@pytest.fixture(scope="module")
+def trained(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs a conditional GAN that measures FID, with values of classes of few images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fid, "LEAST_OF_A_CLASS", 4)
+        return run_job(whole_run(features, tmp_path_factory.mktemp("trained") / "job"))
+
+
+def test_a_run_draws_a_class_a_row_and_measures_each(trained: Path) -> None:
+    (*_, newest) = sorted((trained / "samples").iterdir())
+    assert tf.io.decode_png(newest.read_bytes()).shape == (10 * 66 + 2, 10 * 66 + 2, 1)
+    quality = read_result(trained)[0]["final"]["quality"]
+    assert quality["samples"] == 40
+    counts = {name: found["samples"] for name, found in quality["by_class"].items()}
+    assert set(counts) < set("0123456789") or sum(counts.values()) == 40
+    assert min(counts.values()) >= 4
+    assert {"fid", "kid"} <= set(next(iter(quality["by_class"].values())))
+    (line,) = [json.loads(each) for each in (trained / "stats.jsonl").read_text().splitlines() if '"quality"' in each]
+    assert line["quality"] == quality
+
+
+def test_a_run_that_is_ended_by_a_signal_resumes_with_the_same_numbers(
+    trained: Path, features: Path, tmp_path: Path, monkeypatch: Patch, small_config: Make
+) -> None:
+    config, signals = whole_run(features, tmp_path / "job"), Signals(monkeypatch)
+    sample_fid, left = fid.Fid.__call__, [signals.come]
+    monkeypatch.setattr(fid, "LEAST_OF_A_CLASS", 4)
+    monkeypatch.setattr(fid.Fid, "__call__", lambda self: (left.pop()() if left else None, sample_fid(self))[1])
+    assert job.run(config, [], 0.0) == INTERRUPTED
+    run_job(config)
+    one, other = (read_result(folder)[0]["final"] for folder in (trained, tmp_path / "job"))
+    assert one == other
+    networks = [keras.models.load_model(folder / "model" / "model.keras") for folder in (trained, tmp_path / "job")]
+    assert all(np.array_equal(*pair) for pair in zip(*(network.get_weights() for network in networks), strict=True))
+    with refused("conditional"):
+        job.run(resolve([*SMALL, "--steps=6", f"--job_dir={config.job_dir}"]).config, [], 0.0)
+
+
+READER = """
+import sys
+import keras, numpy as np, tensorflow as tf
+folder = sys.argv[1]
+with np.load(folder + "/given.npz") as given:
+    z, labels = given["noise"], given["label"]
+models = [keras.models.load_model(f"{folder}/{name}", compile=False) for name in ("model.keras", "model.h5")]
+assert [one.name for one in models[0].inputs] == ["noise", "label"]
+served = tf.saved_model.load(folder + "/saved_model")
+images = [model([z, labels]) for model in models] + [model({"noise": z, "label": labels}) for model in models]
+assert keras.models.load_model(folder + "/critic.keras")([images[0], labels]).shape == (len(z), 1)
+np.savez(
+    folder + "/read.npz", *images, served=served.serve(z, labels), classes=served.classes(),
+    signature=served.signatures["serving_default"](noise=tf.constant(z), label=tf.constant(labels))["output_0"],
+)
+assert "trainer" not in sys.modules
+"""
+
+
+def test_a_process_without_this_package_loads_the_templates(trained: Path) -> None:
+    folder = trained / "model"
+    drawn, labels = noise_and_labels(3, 2, (0, 7), 8)
+    np.savez(folder / "given.npz", noise=drawn, label=labels)
+    subprocess.run([sys.executable, "-I", "-c", READER, str(folder)], check=True, capture_output=True)
+    with np.load(folder / "read.npz") as read:
+        found = {name: read[name] for name in read.files}
+    assert found.pop("classes") == CLASSES
+    expected = generate.load_generator(folder / "model.keras").generate(drawn, labels)
+    for name, images in found.items():
+        given = images if images.dtype == np.uint8 else np.clip(np.round((images + 1) * 127.5), 0, 255)
+        assert np.abs(given.astype(int) - expected).max() <= 1, name
+
+
+@pytest.mark.parametrize(("flags", "rows", "columns"), [
+    (("--label=7", "--count=6"), 2, 3),
+    (("--label=7,0", "--count=3"), 2, 3),
+    (("--label=all", "--count=2"), 10, 2),
+    ((), 10, 10),
+])  # fmt: skip
+def test_generate_draws_the_classes_asked_for(
+    trained: Path, tmp_path: Path, flags: tuple[str, ...], rows: int, columns: int
+) -> None:
+    pictures = []
+    for name in ("model.keras", "saved_model"):
+        assert generate.main([str(trained / "model" / name), f"--out={tmp_path}/grid.png", *flags]) == 0
+        pictures.append(tf.io.decode_png((tmp_path / "grid.png").read_bytes()).numpy().astype(int))
+    assert pictures[0].shape == (rows * 66 + 2, columns * 66 + 2, 1)
+    assert np.abs(pictures[0] - pictures[1]).max() <= 1
+    if flags[0:1] == ("--label=7,0",):
+        generator = generate.load_generator(trained / "model" / "model.keras")
+        image = generator.generate(noise(1, 3, 8)[1:2], tf.constant([0]))  # of the second row and column
+        np.testing.assert_array_equal(pictures[0][68:132:4, 68:132:4], image[0])
+
+
+@pytest.mark.parametrize("label", ["10", "-1", "cat", "1,,2"])
+def test_generate_refuses_classes_that_the_model_has_not(trained: Path, label: str, capsys: Capture) -> None:
+    for name in ("model.keras", "saved_model"):
+        assert generate.main([str(trained / "model" / name), f"--label={label}"]) == 2
+        expected = (
+            f"label={label}: this generator has 10 classes: use a number from 0 to 9, several with commas, or all"
+        )
+        assert expected in capsys.readouterr().err
+    with refused("label=7: this generator takes no labels: drop --label, or train with --conditional"):
+        generate.labels_of("7", 0)
+
+
+def test_values_of_a_class_are_those_of_its_images_alone(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(fid, "LEAST_OF_A_CLASS", 20)
+    draw = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], (30, 20, 19))
+    real, fake = (draw.standard_normal((69, 4)) + labels[:, None] for _ in range(2))
+    found = fid.distances_by_class(real, fake, labels, ("cat", "dog", "eel"))
+    assert {name: values["samples"] for name, values in found.items()} == {"cat": 30, "dog": 20}
+    assert found["dog"] == {"samples": 20, **fid.distances(real[30:50], fake[30:50])}
+
+
+def test_fid_of_fewer_images_than_features_is_that_of_the_covariances() -> None:
+    draw = np.random.default_rng(1)
+    one, other = draw.standard_normal((7, 12)), draw.standard_normal((9, 12)) + 1
+    first, second = (np.cov(each, rowvar=False) for each in (one, other))
+    root = np.sqrt(np.clip(np.linalg.eigvals(first @ second).real, 0, None)).sum()
+    means = np.square(one.mean(axis=0) - other.mean(axis=0)).sum()
+    expected = means + np.trace(first) + np.trace(second) - 2 * root
+    assert fid.frechet_distance(one, other) == pytest.approx(expected, rel=1e-6)
