@@ -40,7 +40,8 @@ class Classification:
         classes = len(names)
         by_class, bins, matrix = np.split(counts, [4 * classes, 4 * classes + 3 * BINS])
         confusion = matrix.reshape(classes, classes) if len(matrix) else None
-        return cls(names, *by_class.reshape(4, classes), bins.reshape(3, BINS), confusion)
+        support, predicted, correct, in_top = by_class.reshape(4, classes)
+        return cls(names, support, predicted, correct, in_top, bins.reshape(3, BINS), confusion)
 
     @property
     def examples(self) -> int:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -168,7 +168,7 @@ class Evaluation:
         # In this scope Keras only regularizes weights whose values are given.
         weights = [(one, one.value) for one in self.model.weights if one.regularizer is not None]
         held, data = [*zip(variables, values, strict=True), *weights], self._as_fit(parts)
-        kept = outputs_kept(self.model) if self._counts else nullcontext([])
+        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._counts else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
             before = [scope.get_current_value(one) for one in variables]
             logs = scalars_of(self.model.test_step(data))
