@@ -107,6 +107,7 @@ def test_another_machine_gets_the_sample_grids_that_it_shows(bucket: Bucket, tmp
         job_dir = open_job_dir(config_of(bucket, tmp_path / machine))
         if machine == "one":
             job_dir.samples.mkdir()
+            job_dir.write("run.json", {"command": "test"})
             for name in names:
                 (job_dir.root / name).write_text(name)
                 job_dir.mirror.put(job_dir.root / name)
