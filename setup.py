@@ -63,7 +63,7 @@ setup(
         "keras>=3.12",
         "pyyaml>=6",
         "h5py",
-        "pillow>=10",
+        "pillow>=10.1",
         "rich",
         "google-cloud-storage>=3.2,<4",  # imported only where a gs:// path is used
     ],

@@ -14,6 +14,7 @@ from trainer.data.batches import Schedule, batches
 from trainer.data.class_weights import weighted_by_class
 from trainer.data.dataset import Dataset, closed_on_failure
 from trainer.data.fingerprint import content_of
+from trainer.data.soft_labels import softening
 from trainer.data.sources import is_named, load_dataset
 from trainer.distribution.strategy import Replicas
 from trainer.interface import ModelInterface
@@ -43,8 +44,8 @@ class TrainingSetup:
     def step_runner(self, *, compiled: bool = False) -> StepRunner:
         """Returns the function that runs steps of the model on all replicas; `compiled`: by XLA."""
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
-        augment = augmentation(self.config)
-        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, compiled=compiled)
+        augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
+        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled)
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

@@ -1,7 +1,7 @@
 """Evaluates the model of a run: `python -m trainer.evaluate RUN [--data=…] [--replicas=2]`.
 
 It gives the numbers of Keras's `model.evaluate` with the loss and the metrics that the run's function compiles, on any
-number of replicas of this machine.
+number of replicas of this machine, and of a classifier with integer labels what it predicts of each class.
 """
 
 import sys
@@ -11,6 +11,7 @@ from trainer.command import quiet_start, run_command
 from trainer.config.flags import Parser
 from trainer.errors import DONE, UserError
 from trainer.log import log, set_verbose
+from trainer.reporting.class_picture import write_classes
 from trainer.reporting.run_files import write_json
 from trainer.requested_run import make_parser, read_request
 from trainer.storage import local_path, make_writable
@@ -34,17 +35,24 @@ def _evaluate(given: Sequence[str]) -> int:
     with quiet_start():
         from trainer import saved_run  # imports TensorFlow
     with run.naming():
-        values, count = saved_run.evaluate(run)
+        values, count, classes = saved_run.evaluate(run)
+    values |= classes.scalars() if classes else {}
     shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {shown}")
     if out:
-        write_json(out, {"run": run.name, "data": data, "examples": count, "values": values})
+        more = {"classes": write_classes(out.with_suffix(".classes.json"), classes)} if classes else {}
+        write_json(out, {"run": run.name, "data": data, "examples": count, "values": values, **more})
     return DONE
 
 
 def _parser() -> Parser:
     parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
-    parser.add_argument("--out", default="", metavar="FILE", help="a .json file for the values too")
+    parser.add_argument(
+        "--out",
+        default="",
+        metavar="FILE",
+        help="a .json file for the values too; of a classifier also FILE.classes.json and .classes.png",
+    )
     return parser
 
 

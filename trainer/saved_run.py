@@ -26,6 +26,7 @@ from trainer.interface import ModelInterface
 from trainer.log import log
 from trainer.models import build_model
 from trainer.models.layers import refresh_normalization
+from trainer.reporting.classification import Classification
 from trainer.reporting.run_files import items, mapping
 from trainer.requested_run import BEST, NEWEST, RequestedRun
 from trainer.storage.run_layout import CHECKPOINTS, MODEL, step_name
@@ -41,8 +42,11 @@ _COMPARED_ROWS = 8
 _ROUNDING = {"float64": 1e-6, "float32": 1e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.1}
 
 
-def evaluate(run: RequestedRun) -> tuple[dict[str, float], int]:
-    """Returns the loss and the metrics by name, and the number of examples. Raises UserError if they do not fit."""
+def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
+    """Returns the loss and the metrics by name, the number of examples, and what a classifier predicts of each class.
+
+    Raises UserError if they do not fit.
+    """
     config, weights = run.config, weights_of(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
@@ -54,10 +58,11 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int]:
         if why := why_not_evaluated(model):
             raise UserError(f"{run.name} has nothing to evaluate: {why}")
         _announce(run, "evaluates", weights, replicas)
-        found = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit)
+        names = dataset.class_names
+        found = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
         with _fitting(run, dataset):
             values = found()
-    return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count
+    return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, found.classes
 
 
 def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:

@@ -47,7 +47,8 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     assert {path.name for path in folder.iterdir()} == {
         "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
     }  # fmt: skip
-    assert sorted(path.name for path in (folder / "samples").iterdir()) == ["step-00000003.png", "step-00000006.png"]
+    pictures = ["progress.gif", "step-00000003.png", "step-00000006.png"]
+    assert sorted(path.name for path in (folder / "samples").iterdir()) == pictures
     assert {path.name for path in (folder / "model").iterdir()} == {
         "model.keras", "model.h5", "saved_model", "critic.keras", "generator_raw.keras",
     }  # fmt: skip

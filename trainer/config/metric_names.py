@@ -18,6 +18,7 @@ STEP_METRICS = {
     "r3gan": ("critic_loss", "generator_loss", "gradient_penalty"),
     "wgan_gp": ("critic_loss", "generator_loss", "gradient_penalty", "wasserstein_distance"),
 }
+CLASSIFIERS = tuple(name for name, metrics in STEP_METRICS.items() if metrics is _CLASSIFIER)
 OF_MODES = ("modes", "modes_kl")  # of Stacked-MNIST
 OF_IMAGES = ("fid", "kid", "precision", "recall", "density", "coverage", "memorisation", *OF_MODES)
 FALLING = ("fid", "kid", "memorisation", "modes_kl")  # lower is better
@@ -29,7 +30,7 @@ def check_metric_names(config: TrainConfig) -> None:
     model, fid = config.model, config.fid_every_steps
     if model not in STEP_METRICS:
         return
-    classifies = STEP_METRICS[model] is _CLASSIFIER
+    classifies = model in CLASSIFIERS
     if classifies and fid:
         raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
     evaluated = _EVALUATION_METRICS if classifies else ()

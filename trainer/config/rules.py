@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from trainer.config.fields import nearest
-from trainer.config.metric_names import check_metric_names
+from trainer.config.metric_names import CLASSIFIERS, check_metric_names
 from trainer.config.train_config import (
     AUGMENTATIONS,
     DATA_SOURCES,
@@ -137,6 +137,12 @@ def _check_classes(config: TrainConfig) -> None:
     if config.conditional and config.model in MODELS and config.model not in GANS:
         raise UserError(
             f"conditional=true: {config.model} is no GAN, only {', '.join(GANS)} are: use --conditional=false"
+        )
+    if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
+        name = "label_smoothing" if config.label_smoothing else "mixup"
+        raise UserError(
+            f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
+            "own may have them in its loss or its data"
         )
 
 

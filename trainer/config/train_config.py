@@ -86,6 +86,13 @@ class TrainConfig:
         1, "passes in which each update takes a replica's rows, to need less memory; gradients are summed",
         unit="passes", minimum=1,
     )  # fmt: skip
+    label_smoothing: float = _training(
+        0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
+    )
+    mixup: float = _training(
+        0.0, "alpha of the Beta distribution by which a classifier's images and labels are mixed in pairs; 0: none",
+        minimum=0, maximum=100,
+    )  # fmt: skip
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
     evaluation_batch_size: int = _training(
         0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
@@ -253,7 +260,7 @@ class TrainConfig:
     def rows_per_replica(self, replicas: int) -> int:
         """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide.
 
-        Each of `micro_batches` must get as many rows too.
+        Each of `micro_batches` must get as many rows too, and with mixup a replica an even number.
         """
         rows, left_over = divmod(self.global_batch_size, replicas)
         if left_over:
@@ -261,6 +268,14 @@ class TrainConfig:
             near = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
             raise UserError(
                 f"global_batch_size={self.global_batch_size} does not divide over {replicas} replicas: take {near}"
+            )
+        if self.mixup and rows % 2:
+            pair = 2 * replicas
+            lower = self.global_batch_size // pair * pair
+            near = f"{lower} or {lower + pair}" if lower else f"{pair}"
+            raise UserError(
+                f"mixup={self.mixup} mixes rows in pairs, and each replica has {rows} of global_batch_size="
+                f"{self.global_batch_size}, an odd number: take {near}"
             )
         if rows % self.micro_batches:
             divisors = [number for number in range(1, rows + 1) if rows % number == 0]

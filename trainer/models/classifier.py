@@ -34,13 +34,38 @@ def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind:
     return classes
 
 
+def _are_shares(y_true: Any, y_pred: Any) -> bool:
+    """Returns whether y_true has a share of each class, (rows, classes), as training with soft labels has."""
+    return len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == y_pred.shape[-1]
+
+
+class SoftCrossentropy(keras.losses.SparseCategoricalCrossentropy):
+    """Takes shares of classes too, which training may have; evaluation has classes."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the loss of each row, (rows,)."""
+        if _are_shares(y_true, y_pred):
+            return keras.losses.categorical_crossentropy(y_true, y_pred, from_logits=self.from_logits)
+        return super().call(y_true, y_pred)
+
+
+class SoftAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """Takes shares of classes too, of which the largest counts."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Counts the rows of a batch."""
+        labels = keras.ops.argmax(y_true, axis=-1) if _are_shares(y_true, y_pred) else y_true
+        return super().update_state(labels, y_pred, sample_weight)
+
+
 def compile_classifier(
     model: keras.Model, config: TrainConfig, dataset: Dataset, optimizer: Callable[[Any], Any]
 ) -> keras.Model:
     """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate, and returns it."""
+    soft = config.label_smoothing or config.mixup
+    loss = SoftCrossentropy if soft else keras.losses.SparseCategoricalCrossentropy
+    accuracy = SoftAccuracy if soft else keras.metrics.SparseCategoricalAccuracy
     model.compile(
-        optimizer(learning_rate(config, dataset)),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        optimizer(learning_rate(config, dataset)), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")]
     )
     return model

@@ -10,7 +10,10 @@ from trainer.config.metric_names import check_known
 from trainer.config.train_config import TrainConfig
 from trainer.data.images import encode_png, sample_grid
 from trainer.log import log
+from trainer.reporting.animation import animated, frames_of, is_due
 from trainer.reporting.breakdown import advice, in_words
+from trainer.reporting.class_picture import write_classes
+from trainer.reporting.classification import Classification
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
@@ -19,7 +22,7 @@ from trainer.reporting.run_files import QualityOf, Result, Scalars, StatsEntry, 
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 from trainer.storage import write_whole, writing
-from trainer.storage.run_layout import step_name
+from trainer.storage.run_layout import CLASSES, PROGRESS, step_name, step_of
 
 
 class Reporter:
@@ -41,6 +44,8 @@ class Reporter:
         self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
         if job_dir:
             drop_stats_after(job_dir.root, progress.step)
+            if progress.step:
+                job_dir.mirror.restore(job_dir.samples, frames_of)
         self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
         self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
         self._latest_checkpoint = latest_checkpoint
@@ -53,6 +58,7 @@ class Reporter:
         self._evaluated: Scalars = {}
         self._profile: dict[str, Any] = {}
         self._quality: QualityOf | None = None  # of the newest measures of images
+        self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
 
     def state(self) -> dict[str, Any]:
@@ -65,6 +71,7 @@ class Reporter:
             "measured": self._measured,
             "evaluated": self._evaluated,
             "quality": self._quality,
+            "classes": self._classes,
             "profile": self._profile,
         }
 
@@ -75,7 +82,7 @@ class Reporter:
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
-        self._quality = state.get("quality")
+        self._quality, self._classes = state.get("quality"), dict(state.get("classes", {}))
         self._profile = dict(state.get("profile", {}))
 
     def on_call(self, progress: Progress, logs: StepLogs) -> None:
@@ -132,6 +139,18 @@ class Reporter:
             (best, of_best), (worst, of_worst) = found_by_class[0], found_by_class[-1]
             log.info(f"fid by class: from {best:.4g} ({of_best}) to {worst:.4g} ({of_worst})")
 
+    def classified(self, progress: Progress, found: Classification | None) -> None:
+        """Writes what the newest evaluation found of each class, as JSON and as a picture."""
+        if found is None or not self._job_dir:
+            return
+        root = self._job_dir.root
+        self._classes = {"step": progress.step, **write_classes(root / CLASSES, found)}
+        for kind in ("file", "picture"):
+            self._job_dir.mirror.put(root / self._classes[kind])
+        values = {f"val_{name}": value for name, value in found.scalars().items()}
+        least = ", ".join(f"{name} {share:.3f}" for name, share in found.least_accurate(3))
+        self._measure("classes", progress, values, f"least accurate: {least}; see {self._classes['picture']}")
+
     def profiled(
         self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
     ) -> None:
@@ -178,6 +197,16 @@ class Reporter:
         self._job_dir.mirror.put(file)
         if self._tensorboard:
             self._tensorboard.image(progress.step, "samples", picture)
+        self._animate(self._job_dir, progress)
+
+    def _animate(self, job_dir: JobDir, progress: Progress) -> None:
+        """Writes the animated picture of the grids up to now, those of earlier processes too, if it is due."""
+        grids = [file.name for file in job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
+        if not (is_due(len(grids)) or progress.ends):
+            return
+        if content := animated([job_dir.samples / name for name in frames_of(grids)]):
+            write_whole(job_dir.samples / PROGRESS, content)
+            job_dir.mirror.put(job_dir.samples / PROGRESS)
 
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
@@ -187,8 +216,9 @@ class Reporter:
             final["quality"] = self._quality
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        profile: Result = {"profile": self._profile} if self._profile else {}
-        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **profile}
+        more: dict[str, Any] = {"profile": self._profile, "classes": self._classes}
+        given = cast(Result, {name: value for name, value in more.items() if value})
+        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **given}
 
     def close(self) -> None:
         """Closes the bar and the event files."""

@@ -51,7 +51,7 @@ class QualityOf(TypedDict, total=False):
 
 
 class StatsEntry(TypedDict, total=False):
-    """Describes one line of stats.jsonl: a report, an epoch, an evaluation, a quality measurement or a profile."""
+    """Describes one line of stats.jsonl: a report, epoch, evaluation, measure of images or of classes, or profile."""
 
     kind: str
     step: int
@@ -97,6 +97,7 @@ class Result(TypedDict, total=False):
     steps_repeated: int
     rollbacks: int
     epoch_seconds: list[float]
+    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and two files
     final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +58,9 @@ class Mirror:
 
     def fetch(self, checkpoint: Path) -> None:
         """Downloads the files of a checkpoint of which only the manifest is local."""
+
+    def restore(self, folder: Path, wanted: Callable[[list[str]], list[str]]) -> None:
+        """Downloads those files of an outlined folder which `wanted` returns of their names."""
 
     def begin(self, logs: Path) -> None:
         """Starts to upload the files in `logs` as they grow."""
@@ -141,6 +144,13 @@ class BucketMirror(Mirror):
                 list(pool.map(one, files.keys(), files.values()))
             finally:  # after a failure or Ctrl-C
                 self._gcs.cut(cancelled)
+
+    def restore(self, folder: Path, wanted: Callable[[list[str]], list[str]]) -> None:
+        if address := self._uploader.address_of(folder):
+            found = {remote.address.name.removeprefix(address.prefix): remote for remote in self._gcs.list(address)}
+            for name in wanted([*found]):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._gcs.download(found[name], folder / name)
 
     def begin(self, logs: Path) -> None:
         for folder in self._incomplete:

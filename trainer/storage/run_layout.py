@@ -6,10 +6,12 @@ RESULT = "result.json"
 GPU_CHECK = "gpu_check.json"  # of `trainer.check --on_gpus`
 RUN_FILES = (RUN_INFO, STATS, RESULT)
 LEASE = "lease.json"  # in a bucket only, while a run writes
+CLASSES = "classes.json"  # of a classifier that was evaluated, with a picture beside it
 SKIPPED_IMAGES = "skipped_images.txt"
 MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
 CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
 STEP_PREFIX = "step-"
+PROGRESS = "progress.gif"  # in SAMPLES
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
 
 

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +15,13 @@ from trainer.data.dataset import Dataset, Examples, InSequence
 from trainer.distribution.strategy import Replicas
 from trainer.interface import results_of, scalars_of
 from trainer.log import log
+from trainer.reporting.classification import Classification
+from trainer.training.class_counts import class_counts, outputs_kept
 from trainer.training.loop import CallSize
 
 _SAME = 1e-5  # relative difference of two sums that rounding explains
 
-# The variables of all metrics, then the sums over rows of the other values of test_step and the number of rows.
+# The variables of all metrics, then sums over rows: of the other values of test_step, the number of rows, ClassCounts.
 State = list[Any]
 
 
@@ -27,7 +30,8 @@ class Evaluation:
 
     The examples are cut into batches of `batch_size`, the last one smaller, as `evaluate` cuts them, and the replicas
     of all workers take whole batches in turn. A replica computes as if it were the only device; the variables of the
-    metrics are added up over replicas. `as_fit` makes the `data` of test_step of the parts of a batch.
+    metrics are added up over replicas. `as_fit` makes the `data` of test_step of the parts of a batch. `classes`: what
+    the newest call found of each class, if the model is a classifier with integer labels; `class_names`: their names.
     """
 
     def __init__(
@@ -37,9 +41,12 @@ class Evaluation:
         examples: Examples | InSequence,
         batch_size: int,
         as_fit: Callable[[tuple[Any, ...]], Any],
+        class_names: Sequence[str] = (),
     ) -> None:
         self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
         self._as_fit = as_fit
+        self._counts = class_counts(model, class_names)
+        self.classes: Classification | None = None
         self._batches = math.ceil(examples.count / batch_size)
         self._call_size = CallSize(most_steps=0)
         self._run = tf.function(self._run_batches)
@@ -62,7 +69,15 @@ class Evaluation:
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             done += count
-        return self._results(self._summed(states))
+        state = self._summed(states)
+        if self._counts:
+            self.classes = Classification.of(state[-1][-self._counts.size :], self._counts.names)
+        return self._results(state)
+
+    @property
+    def counts_classes(self) -> bool:
+        """Returns whether a call sets `classes`."""
+        return self._counts is not None
 
     def try_one_batch(self) -> None:
         """Evaluates one batch on this worker alone."""
@@ -99,7 +114,8 @@ class Evaluation:
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
             held = [tf.convert_to_tensor(scope.get_current_value(one)) for one in self._variables]
-        return [*held, tf.zeros(len(self._others) + 1, tf.float64)]
+        counts = self._counts.size if self._counts else 0
+        return [*held, tf.zeros(len(self._others) + 1 + counts, tf.float64)]
 
     @cached_property
     def _others(self) -> list[str]:
@@ -141,24 +157,26 @@ class Evaluation:
         return after
 
     def _one_batch(self, state: State, parts: Any) -> State:
-        values, logs, rows = self._tested(state[:-1], parts)
+        values, logs, rows, counts = self._tested(state[:-1], parts)
         others = [tf.cast(logs[name], tf.float64) * rows for name in self._others]
-        return [*values, state[-1] + tf.stack([*others, rows])]
+        return [*values, state[-1] + tf.concat([tf.stack([*others, rows]), *counts], axis=0)]
 
-    def _tested(self, values: State, parts: Any) -> tuple[State, Mapping[str, Any], Any]:
-        """Returns the metrics' variables after test_step on one batch, what it returned, and the number of rows."""
+    def _tested(self, values: State, parts: Any) -> tuple[State, Mapping[str, Any], Any, list[Any]]:
+        """Returns the metrics' variables after test_step on one batch, what it returned, its rows, and their counts."""
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
         # In this scope Keras only regularizes weights whose values are given.
         weights = [(one, one.value) for one in self.model.weights if one.regularizer is not None]
-        held = [*zip(variables, values, strict=True), *weights]
-        with keras.StatelessScope(held, collect_losses=True) as scope:
+        held, data = [*zip(variables, values, strict=True), *weights], self._as_fit(parts)
+        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._counts else nullcontext([])
+        with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
             before = [scope.get_current_value(one) for one in variables]
-            logs = scalars_of(self.model.test_step(self._as_fit(parts)))
+            logs = scalars_of(self.model.test_step(data))
         after = [scope.get_current_value(one) for one in variables]
         self._logged = tuple(logs)
         self._updated = {id(one) for one, a, b in zip(variables, before, after, strict=True) if a is not b}
-        return after, logs, rows
+        counts = [self._counts.of_batch(tf.nest.flatten(data[1])[0], outputs[-1])] if self._counts else []
+        return after, logs, rows, counts
 
     def _summed(self, states: list[State]) -> State:
         """Returns the state after all batches of all workers, in float64."""
@@ -172,7 +190,7 @@ class Evaluation:
         variables = [(one, tf.cast(held, one.dtype)) for one, held in zip(self._variables, state[:-1], strict=True)]
         with keras.StatelessScope(variables):
             found = {name: float(value) for name, value in self.model.get_metrics_result().items()}
-        *others, rows = state[-1].tolist()
+        *others, rows = state[-1][: len(self._others) + 1].tolist()
         found |= {name: value / max(rows, 1.0) for name, value in zip(self._others, others, strict=True)}
         return {f"val_{name}": value for name, value in found.items() if not self._logged or name in self._logged}
 
@@ -201,7 +219,7 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
     if reason := why_not_evaluated(model):
         log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
         return None
-    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit)
+    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
 
 
 def why_not_evaluated(model: keras.Model) -> str:

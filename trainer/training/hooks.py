@@ -98,6 +98,8 @@ def make_hooks(
     # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
     hooks.append(Hook(steps_per_epoch, end_epoch, at_end=False))
     hooks.append(Hook(config.report_every_steps, reporter.report))
+    if evaluate and evaluate.counts_classes:
+        hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
     if fid:
 
         def report(progress: Progress, found: dict[str, float]) -> None:

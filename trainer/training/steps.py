@@ -39,7 +39,8 @@ class Work:
 class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
 
-    `as_fit` makes the `data` of train_step of the parts of a replica's rows. `compiled`: XLA compiles the whole step of
+    `as_fit` makes the `data` of train_step of the parts of a replica's rows, `augment` changes its images, and `soften`
+    then the whole. `compiled`: XLA compiles the whole step of
     a replica, but for its rows and random numbers, which are drawn before it by TensorFlow's own kernels and passed in.
     """
 
@@ -50,11 +51,12 @@ class StepRunner:
         seed: int,
         as_fit: Callable[[tuple[Any, ...]], Any],
         augment: Callable[[Any, StepContext], Any] | None = None,
+        soften: Callable[[Any, StepContext], Any] | None = None,
         *,
         compiled: bool = False,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.compiled = compiled
+        self.soften, self.compiled = soften, compiled
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
@@ -167,9 +169,11 @@ class StepRunner:
         return self.context(self.seed, step, first_row, rows, whole, micro_batches=passes, around=around)
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
-        """Returns the data of this replica's step, augmented."""
+        """Returns the data of this replica's step, augmented and with soft labels."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return self._augmented(self._rows_of(batch, replica), self._context(step))
+        context = self._context(step)
+        data = self._augmented(self._rows_of(batch, replica), context)
+        return self.soften(data, context) if self.soften else data
 
     def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import keras
@@ -24,6 +24,7 @@ from trainer import generate, job
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.errors import DONE, INTERRUPTED, UserError
+from trainer.reporting.animation import frames_of
 from trainer.reporting.job_directory import open_job_dir, outputs
 from trainer.reporting.tensorboard import EventFiles
 from trainer.storage import mirror as mirror_module
@@ -98,6 +99,25 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
         UserError, match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
     ):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
+
+
+def test_another_machine_gets_the_sample_grids_that_it_shows(bucket: Bucket, tmp_path: Path) -> None:
+    names = [*(f"samples/step-{step:08d}.png" for step in range(30)), "samples/progress.gif", "samples/.step-1.png"]
+    for machine in ("one", "other"):
+        job_dir = open_job_dir(config_of(bucket, tmp_path / machine))
+        if machine == "one":
+            job_dir.samples.mkdir()
+            job_dir.write("run.json", {"command": "test"})
+            for name in names:
+                (job_dir.root / name).write_text(name)
+                job_dir.mirror.put(job_dir.root / name)
+            job_dir.mirror.finish()
+        else:
+            job_dir.mirror.restore(job_dir.samples, frames_of)
+            found = {file.name: file.read_text() for file in job_dir.samples.iterdir()}
+            assert found == {name: f"samples/{name}" for name in frames_of(PurePosixPath(name).name for name in names)}
+            assert len(found) == 24
+        job_dir.mirror.close()
 
 
 def test_event_files_are_sent_at_intervals_not_at_each_flush(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""Tests the animated picture of sample grids: bounded, exact in grey, and continued by a resumed run."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests.support import run_job, small
+from trainer.reporting.animation import animated, frames_of, is_due
+
+
+def saved(folder: Path, step: int, size: tuple[int, int] = (40, 30), mode: str = "L") -> Path:
+    shape = (size[1], size[0]) if mode == "L" else (size[1], size[0], 3)
+    pixels = np.random.default_rng(step).integers(0, 256, shape, dtype=np.uint8)
+    file = folder / f"step-{step:08d}.png"
+    Image.fromarray(pixels).save(file)
+    return file
+
+
+def frames(content: bytes) -> list[np.ndarray]:
+    with Image.open(io.BytesIO(content)) as image:
+        found = []
+        for number in range(image.n_frames):
+            image.seek(number)
+            found.append(np.asarray(image.convert("RGB")))
+    return found
+
+
+def test_frames_are_the_first_the_last_and_some_between() -> None:
+    names = [f"step-{step:08d}.png" for step in range(1000)]
+    shown = frames_of([*reversed(names), "progress.gif", "../step-00000001.png", "step-1.png"])
+    assert (shown[0], shown[-1], len(shown)) == (names[0], names[-1], 24)
+    steps = [int(name[5:13]) for name in shown]
+    assert set(np.diff(steps)) <= {43, 44}
+    assert frames_of(names[:3]) == names[:3]
+    assert frames_of(names[:1]) == names[:1]
+    assert frames_of(["x.png"]) == []
+
+
+def test_it_is_made_eight_times_while_the_grids_double() -> None:
+    assert all(map(is_due, range(17)))
+    assert [sum(map(is_due, range(2**n, 2 ** (n + 1)))) for n in (4, 5, 9)] == [8, 8, 8]
+
+
+def test_greys_are_exact_and_a_photo_has_a_palette(tmp_path: Path) -> None:
+    for mode, most in (("L", 0), ("RGB", 40)):
+        files = [saved(tmp_path, step, mode=mode) for step in range(3)]
+        found = frames(animated(files))
+        assert len(found) == 3
+        for one, file in zip(found, files, strict=True):
+            with Image.open(file) as image:
+                apart = np.abs(np.asarray(image.convert("RGB"), int) - one)
+            assert np.median(apart) <= most
+
+
+def test_damaged_and_other_pictures_are_left_out_and_large_ones_reduced(tmp_path: Path) -> None:
+    files = [saved(tmp_path, step, (2000, 1000)) for step in range(3)]
+    files[0].write_bytes(files[0].read_bytes()[:50])
+    saved(tmp_path, 2, (900, 900))
+    found = frames(animated([*files, tmp_path / "step-00000009.png"]))
+    assert [one.shape for one in found] == [(640, 640, 3)]
+    assert animated(files[:1]) == b""
+    assert animated([]) == b""
+
+
+def test_a_resumed_run_continues_it(tmp_path: Path) -> None:
+    flags = (
+        "--width=2", "--latent_dim=4", "--global_batch_size=4", "--critic_steps=1", "--jit_compile=false",
+        "--sample_every_steps=2", "--tensorboard=false", f"--job_dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    for steps, count in ((4, 2), (7, 4)):
+        run = run_job(small(*flags, f"--steps={steps}"))
+        grids = sorted(run.glob("samples/step-*.png"))
+        shown = frames((run / "samples" / "progress.gif").read_bytes())
+        assert len(shown) == len(grids) == count
+        for one, file in zip(shown, grids, strict=True):
+            with Image.open(file) as image:
+                assert np.array_equal(one, np.asarray(image.convert("RGB")))
+    assert [file.name for file in run.glob("samples/.*")] == []
