@@ -9,6 +9,7 @@ import pytest
 from deploy.spec import packages
 from tests import fuzz
 from tests.trainer.storage.emulator import fake_gcs, find_binary
+from trainer import check
 from trainer.command import quiet_start
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
@@ -76,6 +77,20 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Shares built packages between all tests."""
     monkeypatch.setattr(packages, "DIST", _built)
     return _built
+
+
+@pytest.fixture
+def separate_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `trainer.check.compare` run on one and on two replicas in a process that had others."""
+    from tests.support import fresh_collectives  # imports TensorFlow, not quietly
+
+    steps = check._steps
+
+    def afresh(*given: Any) -> Any:
+        fresh_collectives()
+        return steps(*given)
+
+    monkeypatch.setattr(check, "_steps", afresh)
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def at_most(mib: float) -> Iterator[None]:
 
 def like(sample: Any) -> st.SearchStrategy[Any]:
     """JSON values like `sample`, in which any part may be missing or be something else."""
+    part: st.SearchStrategy[Any]
     if isinstance(sample, dict):
         part = st.fixed_dictionaries({}, optional={key: like(value) for key, value in sample.items()})
     elif isinstance(sample, list):

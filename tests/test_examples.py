@@ -16,8 +16,8 @@ from trainer.interface import ModelInterface
 from trainer.reporting.run_files import read_stats
 
 MOST_LINES = 80
-STEPS = 10
-SHORT = ["--global_batch_size=8", "--report_every_steps=5", "--evaluation_batch_size=512"]
+STEPS = 4
+SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_size=512"]
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 # Its batch norm of maps of one pixel magnifies rounding some tenfold a step: it is not compared.
 LARGE = "fine_tuning"
@@ -59,7 +59,7 @@ def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replica
 
 @pytest.mark.slow
 def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
-    job_dir = run_job(settings(LARGE, f"--job_dir={tmp_path}", "--replicas=2", "--steps=2"))
+    job_dir = run_job(settings(LARGE, f"--job_dir={tmp_path}", "--steps=2"))
     assert keras.models.load_model(job_dir / "model" / "model.keras", compile=False).output_shape == (None, 10)
 
 

@@ -89,7 +89,7 @@ def _stacks(error: BaseException) -> Iterator[list[_Frame]]:
         yield [(error.filename, error.lineno or 1, "")]
     if "OpError" in names:
         heads = [*_BLOCK.finditer(text)]
-        ends = [*(head.start() for head in heads[1:]), len(text)]
+        ends = [*(head.start() for head in heads), len(text)][1:]
         blocks = [(bool(head[1]), text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
         yield from (_in_text(block) for raised, block in reversed(blocks) if raised)
         if names & {*_OF_THE_PLATFORM}:

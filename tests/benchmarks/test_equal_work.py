@@ -85,7 +85,7 @@ def test_the_tutorials_gan_has_our_losses_and_gradients(model: str, build: Any) 
     same(generator, loss_and_gradients(lambda: peer.generator_loss(noise), peer.generator))
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_after_some_steps_a_classifier_has_our_weights(model: str, build: Any) -> None:
     setup, steps = build(model), 6
     fitted = model_for(setup, 2, jit_compile=False)
@@ -112,14 +112,14 @@ def test_fit_makes_as_many_updates_of_a_gan(build: Any) -> None:
 def test_pytorch_has_our_losses_and_gradients(model: str, build: Any, tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
-    setup = build(model)
+    setup, found = build(model), list[Any]()
     if model in GANS:
-        found, inputs = ours(setup)[::-1], draws(setup)
+        found, inputs = [*ours(setup)[::-1]], draws(setup)
     else:
         inputs = setup.dataset.train.gather(tf.range(ROWS))
         network = setup.model
         found = [loss_and_gradients(lambda: cross_entropy(network, *inputs), network)]
-    names = {f"input {place}": np.asarray(value) for place, value in enumerate(inputs)}
+    names: Any = {f"input {place}": np.asarray(value) for place, value in enumerate(inputs)}
     for which, network in enumerate(networks(setup.model)):
         names |= {f"{which} {place:02}": value for place, value in enumerate(pytorch_weights(network))}
     np.savez(tmp_path / "given.npz", **names)

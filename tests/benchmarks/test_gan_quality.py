@@ -28,8 +28,8 @@ def test_a_run_is_measured_and_known_again(tmp_path: Path) -> None:
     assert 0.3 <= curve[0]["seconds"] < curve[1]["seconds"]
     assert curve[0]["steps"] < curve[1]["steps"]
     assert result_file(case, 1, options).with_suffix(".png").stat().st_size > 1000
-    for other in ({"seed": 2}, {"options": Namespace(**{**vars(options), "minutes": 1.0})}):
-        assert done(**{"case": case, "seed": 1, "options": options, **other}) == {}
+    assert done(case, 2, options) == {}
+    assert done(case, 1, Namespace(**{**vars(options), "minutes": 1.0})) == {}
 
 
 def test_the_table_has_medians_and_their_spread() -> None:

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import scale
+from deploy.localrun.workers import free_addresses
 from deploy.report.collection import collect
 from deploy.report.plots import drawings
 from deploy.report.summary import summarize
@@ -29,7 +30,7 @@ def test_the_chief_compares_each_worker_once() -> None:
 
 
 def test_of_many_workers_that_do_not_come_some_are_named() -> None:
-    addresses = tuple(f"127.0.0.1:{port}" for port in (scale.free_addresses(1)[0].split(":")[1], *range(1, 256)))
+    addresses = tuple(f"127.0.0.1:{port}" for port in (free_addresses(1)[0].split(":")[1], *range(1, 256)))
     with pytest.raises(PlatformFault, match=r"^worker 1 .*, worker 8 \(127\.0\.0\.1:8\) and 247 more did not start"):
         meet(Cluster(addresses), {}, 0.01)
 

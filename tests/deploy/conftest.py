@@ -90,7 +90,7 @@ class FlyingClock:
     def __init__(self) -> None:
         self.time = time.time()
         self.slept = 0.0
-        self.asleep: Callable[[], None] = lambda: None
+        self.asleep: Callable[[], object] = lambda: None
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds

@@ -1,7 +1,7 @@
 """Tests that every command of README, docs and examples runs, or is at least accepted by the program's own parser.
 
 Work that takes minutes, money or the network is cut off by `Cutoff`; other tests cover it. test_from_the_top.py really
-runs the local commands, with fewer steps. A command that no rule covers fails.
+runs local commands, with fewer steps. A command that no rule covers fails.
 """
 
 import contextlib

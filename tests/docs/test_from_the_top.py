@@ -1,14 +1,15 @@
-"""Runs the commands of README and docs in order, as a newcomer does: all that need neither Google nor a GPU.
+"""Runs the commands of README and docs in order, as a newcomer does, that need neither Google nor a GPU.
 
 They differ from the pages only by reductions: fewer steps, narrower networks, smaller images and batches, few examples.
-What a page runs again into another folder is copied there.
-Later commands of a page use the output of earlier ones.
+What a page runs again into another folder is copied there. A command all of whose flags another one has too is left
+out, unless a later command uses the output. test_commands.py parses every command, those that are left out too.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ LOCAL = ("trainer.data.prepare", "trainer.task", "trainer.check", "trainer.gener
          "trainer.predict", "deploy local", "deploy compare", "deploy report", "deploy plan",
          "deploy machines")  # fmt: skip
 FIRST = ("trainer.data.prepare", "trainer.task")  # a page may use a run before the command that makes it
+PICTURED = ("runs/digits", "runs/tiers")
 
 
 def reduced(command: Command) -> list[str]:
@@ -43,9 +45,7 @@ def reduced(command: Command) -> list[str]:
     more = [*SMALL, *OFFLINE.get(recipe, [])]
     if command.subject == "deploy plan":
         return _with(words, [*more, *(["--short_steps=20"] if "--short_steps" in str(words) else [])])
-    if "--on_gpus" in words:
-        return _with(words, [*more, "--seconds=0"])
-    if command.subject == "trainer.check" or any(word.startswith("--kill=") for word in words):
+    if command.subject == "trainer.check":
         return _with(words, more)
     if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice
         return _with(words, [*more, "--epochs=1"])
@@ -65,19 +65,46 @@ def _with(words: list[str], flags: list[str]) -> list[str]:
 
 
 def local_commands() -> list[Command]:
-    """Returns the commands to run, in the order of the pages, but those that make data and runs first.
+    """Returns the local commands in the order of the pages, but those that make data and runs first.
 
-    tests/test_examples.py runs those of examples/ that no page repeats.
+    tests/test_examples.py runs those of examples/ that no page repeats, tests/deploy/cli/test_local.py kills a worker,
+    tests/deploy/cli/test_submit.py checks devices.
     """
     found = [command for command in documented() if not command.place.startswith("examples/")]
     found = [command for command in found if command.subject in LOCAL and "--on=vertex" not in command.words]
-    found = [command for command in found if command.arguments and not any("gs://" in word for word in command.words)]
+    elsewhere = ("gs://", "--kill=", "--on_gpus")
+    found = [one for one in found if one.arguments and not any(word in str(one) for word in elsewhere)]
     return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
 
 
-def test_every_kind_of_local_command_is_run() -> None:
-    commands = local_commands()
+def needed(commands: Sequence[Command]) -> list[Command]:
+    """Returns the commands without those whose flags another one has too, or the same ones before.
+
+    A command whose folder one of the returned commands or a picture uses is kept.
+    """
+    kept: list[Command] = []
+    used = set(PICTURED)
+    for number, command in reversed([*enumerate(commands)]):
+        _, folder = _without_folder([*command.words])
+        flags = {other: _flags(other) for other in commands if other.subject == command.subject}
+        own = flags.pop(command)
+        repeated = any(own < each for each in flags.values()) or any(flags.get(one) == own for one in commands[:number])
+        if folder in used or not repeated:
+            kept.insert(0, command)
+            used |= {*command.words}
+    return kept
+
+
+def _flags(command: Command) -> set[str]:
+    return {word.partition("=")[0] for word in command.words if word.startswith("--")}
+
+
+def test_every_flag_of_every_kind_of_local_command_is_run() -> None:
+    every, commands = local_commands(), needed(local_commands())
     assert {command.subject for command in commands} == set(LOCAL)
+    flags_of = [{(one.subject, flag) for one in each for flag in _flags(one)} for each in (every, commands)]
+    assert flags_of[0] == flags_of[1]
+    assert {one.words for one in every if one.subject == "trainer.generate"} <= {one.words for one in commands}
     for command in commands:
         given = {word.partition("=")[0] for word in command.words}
         assert given <= {word.partition("=")[0] for word in reduced(command)}, "a flag was dropped"
@@ -88,7 +115,7 @@ def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
     folders: dict[tuple[str, ...], Path] = {}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    for command in local_commands():
+    for command in needed(local_commands()):
         words = [sys.executable, *reduced(command)[1:]]
         same, folder = _without_folder(words)
         if folder and same in folders:
@@ -98,7 +125,8 @@ def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stdout + done.stderr
-    pictures.samples(tmp_path / "runs/digits", tmp_path / "digits.png")
-    pictures.comparison(tmp_path / "runs/tiers", tmp_path / "tiers.png")
+    digits, tiers = (tmp_path / folder for folder in PICTURED)
+    pictures.samples(digits, tmp_path / "digits.png")
+    pictures.comparison(tiers, tmp_path / "tiers.png")
     for picture in ("digits.png", "tiers.png"):
         assert (tmp_path / picture).stat().st_size < 150_000

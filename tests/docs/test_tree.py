@@ -148,6 +148,12 @@ def test_links_lead_somewhere() -> None:
     assert [f"{page.name}: {target}" for page, target in found if not (page.parent / target).exists()] == []
 
 
+def test_what_runs_on_other_versions_exists() -> None:
+    for place in (*versions.ON_EVERY_PYTHON, *versions.ON_THE_FLOOR):
+        file, _, name = place.partition("::")
+        assert f"def {name}" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("codes", "whole"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([5, 0], 1)])
 def test_the_versions_pass_only_if_all_do(codes: list[int], whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code -9 means that pytest was killed."""

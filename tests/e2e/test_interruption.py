@@ -30,7 +30,7 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         if tolerance:
-            assert np.linalg.norm(value - theirs[name]) <= tolerance * max(np.linalg.norm(value), 1e-6), name
+            assert np.linalg.norm(value - theirs[name]) <= tolerance * max(float(np.linalg.norm(value)), 1e-6), name
         else:
             np.testing.assert_array_equal(value, theirs[name], err_msg=name)
     assert numbers(one) == numbers(other)
@@ -44,13 +44,14 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     assert not list(one.glob("checkpoints/.*"))
 
 
-def test_a_run_that_is_killed_three_times_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    drill = Drill(tmp_path / "drill", steps=90, seed=SEED)
-    drill.run(["saving, SIGKILL", "training, SIGTERM", "training, SIGKILL"])
+@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and tests/trainer/storage/test_job_dir.py
+def test_a_run_that_is_killed_twice_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    drill = Drill(tmp_path / "drill", steps=60, seed=SEED)
+    drill.run(["saving, SIGKILL", "training, SIGTERM"])
     check_same(drill.folder, undisturbed(drill))
     result = json.loads((drill.folder / "result.json").read_text())
-    assert result["restarts"] == 3
-    assert 0 <= result["steps_repeated"] < 90
+    assert result["restarts"] == 2
+    assert 0 <= result["steps_repeated"] < 60
 
 
 @pytest.mark.slow
@@ -76,11 +77,11 @@ def test_one_of_two_workers_is_killed(tmp_path: Path) -> None:
     check_same(drill.folder, undisturbed(drill))
 
 
-@pytest.mark.slow  # on 1, 4 and 2 replicas: tests/trainer/test_job.py
+@pytest.mark.slow  # on 1 and 2 replicas: tests/trainer/test_job.py
 def test_every_life_on_another_number_of_workers(tmp_path: Path) -> None:
     flags = ["--precision=float64", "--sample_every_steps=0"]
-    drill = Drill(tmp_path / "drill", steps=60, seed=SEED, flags=flags, workers=(2, 1, 2))
-    drill.run(["training, SIGKILL", "training, SIGTERM"])
+    drill = Drill(tmp_path / "drill", steps=60, seed=SEED, flags=flags, workers=(2, 1))
+    drill.run(["training, SIGTERM"])
     control = tmp_path / "control"
     finish([*RUN, f"--job_dir={control}", "--steps=60", *flags], control.with_suffix(".log"))
     check_same(drill.folder, control, tolerance=1e-10)

@@ -4,6 +4,7 @@ Alone each run ends on the way and goes on from its checkpoint; the workers run 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests import workers
 from tests.own_runs import CASES, settings
 from tests.support import largest_difference
 
-Numbers = Callable[[str], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
+Numbers = Callable[[str], tuple[dict[str, Any], ...]]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.workers import ROOT
 from trainer.errors import DONE
 from trainer.storage import gcs
 
-KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "3"))
+KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 FLAGS = [
     "--model=mlp", "--width=8", "--image_size=8", "--global_batch_size=16", "--steps_per_loop=5", "--tensorboard=false",

@@ -67,7 +67,7 @@ def idx(array: np.ndarray, shape: tuple[int, ...] | None = None) -> bytes:
     return bytes([0, 0, 8, len(shape)]) + b"".join(struct.pack(">I", side) for side in shape) + array.tobytes()
 
 
-@examples(20)
+@examples(8)
 @given(images=damaged(idx(IMAGES)), labels=damaged(idx(LABELS)), zipped=st.booleans())
 def test_idx(images: bytes, labels: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / f"idx{zipped}"
@@ -75,7 +75,7 @@ def test_idx(images: bytes, labels: bytes, zipped: bool, tmp_path_factory: pytes
     load(put(folder, **{f"train-images-idx3-ubyte{end}": content, "train-labels-idx1-ubyte": labels}))
 
 
-@examples(10)
+@examples(5)
 @given(content=damaged(gzip.compress(idx(IMAGES))))
 def test_gzip(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     load(put(tmp_path_factory.getbasetemp() / "gzip", **{"train-images-idx3-ubyte__gz": content}))
@@ -132,7 +132,7 @@ def test_npz_headers(header: str, labels: bool, tmp_path_factory: pytest.TempPat
 class Runs:
     """Runs code when unpickled."""
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
         return Path.touch, (Path("was-run"),)
 
 
@@ -201,7 +201,7 @@ INDEX: dict[str, Any] = {
 _memory = st.sampled_from(["0", "1"])
 
 
-@examples(25)
+@examples(10)
 @given(index=json_like(INDEX), memory=_memory)
 def test_a_shard_index(index: bytes, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = put(tmp_path_factory.getbasetemp() / "shards", index__json=index, **{"train-00000__bin": SHARD})

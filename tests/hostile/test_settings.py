@@ -1,6 +1,7 @@
 """Tests flags, recipes, machine specs and price files that nobody writes by accident: one line each, exit code 2."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_files_that_blow_up_are_refused_in_every_place(text: str, tmp_path: Path
 def test_a_word_in_every_place(word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
-        one_line(lambda name=name: resolve([f"--{name}={word}"]))
+        one_line(partial(resolve, [f"--{name}={word}"]))
     one_line(lambda: load_tier(word))
     one_line(lambda: load_machines(word))
 

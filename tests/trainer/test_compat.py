@@ -20,6 +20,7 @@ from tests.fixtures import Log, Patch
 from trainer import compat
 from trainer.distribution.draws import draw_by_row_everywhere
 from trainer.distribution.gradients import sum_first
+from trainer.log import warn_once
 from trainer.models.optimizers import FusedAdam
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +49,9 @@ def private_names(source: str) -> Iterator[str]:
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     own |= {x.attr for x in attributes if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) in ("self", "cls")}
-    for node in attributes:
-        text = ast.unparse(node)
-        if foreign(text) or (PRIVATE.fullmatch(node.attr) and node.attr not in own | OTHERS):
+    for x in attributes:
+        text = ast.unparse(x)
+        if foreign(text) or (PRIVATE.fullmatch(x.attr) and x.attr not in own | OTHERS):
             yield text
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -215,7 +216,7 @@ def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> N
 @pytest.fixture
 def warnings(monkeypatch: Patch, caplog: Log) -> Log:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    compat.warn_once.cache_clear()
+    warn_once.cache_clear()
     return caplog
 
 
@@ -240,7 +241,7 @@ def test_without_them_public_names_of_keras_do_the_same(monkeypatch: Patch, warn
     for removed in (False, True):  # first it only goes unused
         if removed:
             remove(monkeypatch, "keras.src.random.seed_generator.python_random")
-        compat.warn_once.cache_clear()
+        warn_once.cache_clear()
         compat.seed_initializers(7)
         assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
     assert keras.layers.Dense(1).name == "dense"

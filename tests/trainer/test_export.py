@@ -47,7 +47,6 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchroniz
 
 
 @pytest.mark.parametrize("flags", [
-    pytest.param(("--replicas=1",), marks=pytest.mark.slow),  # two replicas are exported without their strategy too
     ("--replicas=2",),
     pytest.param(("--replicas=2", "--precision=mixed_bfloat16"), marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -210,7 +209,7 @@ def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -
 def test_many_images_are_generated_some_at_a_time() -> None:
     sizes = []
 
-    def double(noise: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def double(noise: np.ndarray) -> np.ndarray:
         sizes.append(len(noise))
         return 2 * noise
 

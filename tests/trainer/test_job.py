@@ -117,11 +117,12 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make) -> N
 ])  # fmt: skip
 def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], small_config: Make) -> None:
     run(small_config("--steps=5", "--precision=float64", *flags))
-    folder = run(small_config("--steps=9", "--precision=float64", "--replicas=4", *flags))
+    folder = run(small_config("--steps=9", "--precision=float64", "--replicas=2", *flags))
     _, logs = run_steps(small_config("--steps=9", "--precision=float64", *flags), 9)
     assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
 
 
+@pytest.mark.slow  # tests/trainer/training/test_checkpoint.py, and tests/trainer/storage/test_job_dir.py in a bucket
 def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
     flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
     folder = run(small_config(*flags, "--steps=6"))

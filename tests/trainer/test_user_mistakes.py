@@ -110,6 +110,7 @@ PYTHON = (
     (tf.errors.InvalidArgumentError(None, None, f"{STACK}bad value"), None),  # only a script that called us
     (tf.errors.UnavailableError(None, None, f"{STACK}{MINE}a worker is gone"), None),
     (tf.errors.UnknownError(None, None, f"{STACK}{MINE}cuDNN"), None),
+    (tf.errors.UnavailableError(None, None, "Connection reset by peer"), None),  # of an operation outside of graphs
     (tf.errors.UnknownError(None, None, f"{STACK}{MINE}{PYTHON}"), "/home/me/mine.py:9 in f: KeyError: 1;"),
     (ValueError('in my text: File "/home/me/mine.py", line 7, in f'), None),
     (UserError("x"), None),

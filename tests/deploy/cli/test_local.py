@@ -26,7 +26,7 @@ from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
 from trainer.errors import UserError
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=1"]
+SMALL = ["--model=mlp", "--image_size=16", "--width=8", "--global_batch_size=8", "--jit_compile=false"]
 
 
 def worker(name: str, script: Path, *arguments: str) -> LocalWorker:
@@ -283,8 +283,8 @@ LOCAL = [sys.executable, "-m", "deploy", "local"]
 
 @pytest.mark.slow
 def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) -> None:
-    flags = [*SMALL, "--steps=60", "--report_every_steps=5", "--checkpoint_every_steps=10", "--sample_every_steps=0"]
-    given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step20", "--restarts=2"]
+    flags = [*SMALL, "--steps=300", "--report_every_steps=10", "--checkpoint_every_steps=50"]
+    given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step100", "--restarts=2"]
     done = run([*LOCAL, *given], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[workerpool1-0] killed at step" in done.stdout
@@ -293,11 +293,12 @@ def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) ->
     described = json.loads((tmp_path / "job" / "run.json").read_text())
     assert described["simulated"] is True
     result = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (result["state"], result["steps"], result["restarts"]) == ("done", 60, 1)
+    assert (result["state"], result["steps"], result["restarts"]) == ("done", 300, 1)
 
 
 def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
-    flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
+    flags = [*SMALL, "--steps=100000", "--report_every_steps=5", "--checkpoint_every_steps=0"]
+    flags += [f"--job_dir={tmp_path / 'job'}"]
     command, pipe = [*LOCAL, "cpu", *flags], subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -323,7 +324,7 @@ def test_a_closed_terminal_keeps_the_state(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     shell = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs)]  # the first one that a session opens controls it
     command = [*shell, *LOCAL, "cpu", *flags]
-    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    ends: Any = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand on that it is ignored
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **ends) as process:
         signal.signal(signal.SIGHUP, before)

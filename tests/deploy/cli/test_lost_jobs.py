@@ -76,7 +76,7 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
         posted.append((flying.time - began, cloud.requests.count(f"GET {PARENT}/customJobs")))
         return create(*arguments)
 
-    cloud.create = created  # type: ignore[method-assign]
+    cloud.create = created  # type: ignore[method-assign, assignment]
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
     (_, (seconds, listings)) = posted
     assert seconds >= 60
@@ -233,27 +233,29 @@ def test_a_404_on_the_first_poll_is_no_end(backend: str, cloud: Emulator, sessio
     assert submit.main(["cpu", *PLAIN, f"--backend={backend}"], session) == 0
 
 
-@pytest.mark.parametrize(("backend", "seconds"), [pytest.param("gcloud", 25, marks=SLOW), ("sdk", 60)])
 def test_the_end_of_a_job_is_told_before_its_logs_are_waited_for(
-    backend: str, seconds: int, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
+    cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
 ) -> None:
     """Ctrl-C while they cannot be read does not call the job running."""
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 503, times=10**6)]
-    after(flying, seconds, flying.interrupt)
-    assert watch.main([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 0
+    after(flying, 60, flying.interrupt)
+    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[0].endswith("  SUCCEEDED")
     assert "still running" not in shown.out
     assert "the last lines of the log are left out" in shown.err
 
 
-@pytest.mark.parametrize(("code", "backend"), [(401, "sdk"), (403, "sdk"), pytest.param(403, "gcloud", marks=SLOW)])
+@pytest.mark.parametrize(("code", "backend", "seconds"), [
+    (401, "sdk", 90), (403, "sdk", 90), pytest.param(403, "gcloud", 15, marks=SLOW),
+])  # fmt: skip
 def test_refused_logs_are_told_once(
-    code: int, backend: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
-) -> None:
+    code: int, backend: str, seconds: int, cloud: Emulator, session: Session, job: Job, flying: FlyingClock,
+    capsys: Capture,
+) -> None:  # fmt: skip
     cloud.faults = [Fault("entries", code, times=10**6)]
-    after(flying, 90, lambda: cloud.end(job, "SUCCEEDED"))
+    after(flying, seconds, lambda: cloud.end(job, "SUCCEEDED"))
     assert watch.main([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 0
     assert capsys.readouterr().err.count("no logs: ") == 1
 

@@ -55,7 +55,7 @@ def script(text: str, name: str = "train.py") -> Path:
 
 
 def result(folder: str = "runs/a") -> dict[str, Any]:
-    return json.loads(Path(folder, "result.json").read_text())  # type: ignore[no-any-return]
+    return json.loads(Path(folder, "result.json").read_text())
 
 
 def local(tier: str, *more: str) -> int:
@@ -268,7 +268,7 @@ def vertex(cloud: Emulator, flying: FlyingClock, bare: Path, tmp_path: Path) -> 
     """Returns the emulator, which runs what a job's spec says, and a clock on which that takes no time."""
     cloud.accounts = {"": "me@my-proj.test", "not-a-secret": "me@my-proj.test"}  # the SDK's, and gcloud's
     cloud.run = lambda google, job: runs_spec(google, job, bare, tmp_path)
-    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]  # type: ignore[func-returns-value]
+    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
     return cloud
 
 

@@ -160,8 +160,9 @@ def test_mistakes_are_one_line(arguments: list[str], line: str, refused: Command
 @pytest.mark.slow
 @needs_gcloud
 def test_end_to_end_with_gcloud_and_real_training(
-    cloud: Emulator, session: Session, bucket: Address, target: list[str], dist: Path, tmp_path: Path, capsys: Capture
-) -> None:
+    cloud: Emulator, session: Session, flying: FlyingClock, bucket: Address, target: list[str], dist: Path,
+    tmp_path: Path, capsys: Capture,
+) -> None:  # fmt: skip
     """Local processes train the job that gcloud submitted, and write to the bucket as on Vertex AI."""
 
     def run(google: Emulator, job: Job) -> None:
@@ -171,6 +172,7 @@ def test_end_to_end_with_gcloud_and_real_training(
         train_here(google, job, folder, {**remote, "XDG_CACHE_HOME": str(folder)})
 
     cloud.run = run
+    flying.asleep = lambda: [thread.join(5) for thread in list(cloud.threads)]  # each look is a second of gcloud's
     flags = [*(flag for flag in JOB if "steps" not in flag), "--steps=40", "--report_every_steps=10"]
     assert compare.main(["cpu", "cpu-2workers", "l4x2", *target, *flags], session) == 0
     one, workers, devices = rows(tmp_path)

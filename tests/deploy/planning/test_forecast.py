@@ -32,8 +32,8 @@ from trainer.reporting.plan_file import StepPlan, kept_plan, plan_key, read_plan
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
 TABLE = load_machines()
-L4 = TABLE.accelerators["NVIDIA_L4"].rates
-T4 = TABLE.accelerators["NVIDIA_TESLA_T4"].rates
+L4: Any = TABLE.accelerators["NVIDIA_L4"].rates
+T4: Any = TABLE.accelerators["NVIDIA_TESLA_T4"].rates
 assert L4
 assert T4
 

@@ -70,7 +70,7 @@ def colours(folder: Path, dark: bool) -> set[tuple[int, ...]]:
     return {tuple(bytes.fromhex(values[name])) for name in filled}
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_phone_and_desk_in_light_and_dark(page: Path, dark: bool) -> None:
     scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     seen = re.search(r'data-seen="([^"]*)"', chromium(page, "frames.html", "--dump-dom", *scheme))

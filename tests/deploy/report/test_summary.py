@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +68,7 @@ CNN = {"one": (21, 1), "several": (9, 4)}
 DENSE = {"one": (68.0, 1), "two": (90.6, 2)}
 
 
-def type_in(folder: Path, published: dict[str, tuple[float, int]], epochs: int = 6) -> Path:
+def type_in(folder: Path, published: Mapping[str, tuple[float, int]], epochs: int = 6) -> Path:
     """Writes a run for each tier whose epochs after the warm-up take the published seconds in total."""
     for name, (seconds, devices) in published.items():
         kind = "CPU" if name == "cpu" else "GPU"
@@ -233,7 +235,8 @@ def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: 
     comparison(tmp_path, "strong", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), devices=("CPU:0",))
     plant(tmp_path / "l4x2" / "repeat-1", noisy(0.15), devices=("CPU:0", "CPU:1"))
-    for prices in ({}, {"l4x1": 1.0, "l4x2": 2.0}):
+    priced: Any = {"l4x1": 1.0, "l4x2": 2.0}
+    for prices in ({}, priced):
         one, two = rows_of(tmp_path, **prices).values()
         assert two.speed_up == pytest.approx(0.67, abs=0.01)
         for row in (one, two):

@@ -33,13 +33,13 @@ FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
 PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
 
 
-def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: object) -> Job:
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
     options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
     on = load_tier(tier) if isinstance(tier, str) else tier
     return render(request_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
 
 
-def task(made: Job, pool: int = 0) -> dict:
+def task(made: Job, pool: int = 0) -> Any:
     spec = made.spec["workerPoolSpecs"][pool]
     return spec.get("containerSpec") or spec["pythonPackageSpec"]
 

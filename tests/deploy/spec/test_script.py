@@ -58,9 +58,7 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
         read_script("", "nets.task", "nets", [])
         .package()
         .files["code/requirements.txt"]
-        .samefile(  # type: ignore[union-attr]
-            project / "requirements.txt"
-        )
+        .samefile(project / "requirements.txt")
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.spec.ignore_file import is_ignored, rules_in
 from deploy.spec.packages import Package, check_requirement, trainer_package, user_package, write_copy
+from deploy.spec.sources import user_sources
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.errors import UserError
 
@@ -188,6 +189,8 @@ def test_the_largest_size_is_a_flag_that_the_printed_command_repeats(
         file.truncate(101 * 10**6)
     flags = ["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]
     assert "at most 100 MB" in refused(*flags)
+    assert user_sources(mine.resolve(), 200).size > 100 * 10**6
+    (mine / "weights.bin").write_bytes(b"few, or the archive takes ten seconds")
     assert main([*flags, "--max_package_mb=200"]) == 0
     assert f"--package={mine} --max_package_mb=200\n" in capsys.readouterr().out
 

@@ -40,8 +40,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(cloud: Emulator, tmp_path: Path) -> str:
     """Stores a small wheel in the bucket and returns its SHA-256."""
     with zipfile.ZipFile(tmp_path / "hello.whl", "w") as archive:
-        for name, content in FILES.items():
-            archive.writestr(name, content)
+        for name, text in FILES.items():
+            archive.writestr(name, text)
     content = (tmp_path / "hello.whl").read_bytes()
     cloud.objects[ADDRESS] = content
     return hashlib.sha256(content).hexdigest()

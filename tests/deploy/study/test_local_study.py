@@ -182,7 +182,7 @@ def test_learning_rate_and_width_of_mlp_on_digits_against_the_recipe(tune: Tune)
         "--steps=40",
         "--evaluation_fraction=0.2",
         "--metric=val_accuracy",
-        "--trials=5",
+        "--trials=3",
         "--parallel=2",
     ]
     tuned = ["--tune=learning_rate=1e-4..1e-1:log", "--tune=width=64..512:log"]

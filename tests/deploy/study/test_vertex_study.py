@@ -22,7 +22,7 @@ ASKED = [
     "--metric=val_accuracy", "--trials=8", "--parallel=3", "--max_cost=16",
 ]  # fmt: skip
 POSTS = "POST /v1/projects/my-proj/locations/us-central1/hyperparameterTuningJobs"
-BACKENDS = [pytest.param("gcloud", marks=needs_gcloud), "sdk"]
+BACKENDS = [pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow]), "sdk"]
 
 
 def trial(number: int, state: str, width: float, accuracy: float | None, **more: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_the_request_is_the_sdk_s_type_and_its_trials_are_shown(
     assert "deploy submit l4x1 --recipe=mlp_mnist" in found["best_command"]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=[needs_gcloud, pytest.mark.slow]), "sdk"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_study_is_followed_again_listed_and_cancelled(
     backend: str, cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:

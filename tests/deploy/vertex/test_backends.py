@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.spec.gcp_config import GcpConfig
+from deploy.vertex import submission
 from deploy.vertex.api import ApiError, Backend, CustomJob
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
@@ -66,6 +67,7 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     assert (backend.state(name).state, backend.state(name).over) == ("CANCELLED", True)
 
 
+@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
 def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Backend, cloud: Emulator) -> None:
     names = [
         cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
@@ -145,9 +147,13 @@ OF_GCLOUD = [
     ("backend", "fault"), [*OF_GCLOUD, *(("sdk", case) for case in LOST_RESPONSES)], indirect=["backend"]
 )
 def test_a_lost_response_never_creates_a_second_job(
-    backend: Backend, cloud: Emulator, session: Session, fault: tuple[int | str, bool]
+    backend: Backend, cloud: Emulator, session: Session, fault: tuple[int | str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request lost before the job was created is repeated; a job that was created is found by its label."""
+    """A request lost before the job was created is repeated; a job that was created is found by its label.
+
+    tests/deploy/cli/test_lost_jobs.py has searches of full length.
+    """
+    monkeypatch.setattr(submission, "SEARCH_LISTINGS", 2)
     kind, after = fault
     cloud.faults = [Fault(POSTS, kind, after=after)]
     name = submit_once(backend, REQUEST, session.clock)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(to_yaml(config))
     again = resolve([f"--recipe={recipe}", "--depth=4"]).config
-    assert dataclasses.replace(again, recipe="", depth=2) == config
+    changed: dict[str, Any] = {"recipe": "", "depth": 2}
+    assert dataclasses.replace(again, **changed) == config
     recipe.write_text("model: mine.nets:build\ndepht: 4\n")
     with refused(f"recipe={recipe}: unknown setting 'depht'; did you mean 'depth'?"):
         resolve([f"--recipe={recipe}"])

@@ -105,7 +105,7 @@ def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> N
         def fingerprint(self) -> str:
             return "generation 7"
 
-    found: Any = content_of(Dataset("own", Known(), Nest()), rows=True)  # type: ignore[arg-type]
+    found: Any = content_of(Dataset("own", Known(), Nest()), rows=True)
     assert found["training rows"] == "generation 7"
     assert len(found["evaluation rows"]) == 32
 
@@ -141,8 +141,8 @@ def test_changed_data_end_a_resumed_run_or_are_accepted(resumed: Any, caplog: Lo
 
 
 def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(small_config: Make) -> None:
-    before = {"training examples": 64, "training rows": "a"}
-    for data, now, line in [
+    before: dict[str, Any] = {"training examples": 64, "training rows": "a"}
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("own.module:function", before | {"training rows": "b"}, "(training rows: 'a' before, 'b' now): restore them"),
         (
             "digits",
@@ -151,7 +151,8 @@ def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(smal
         ),
         ("digits", before | {"training rows": "b"}, ""),
         ("digits", {"files of data": "cannot be listed: 503"}, ""),
-    ]:
+    ]
+    for data, now, line in cases:
         config = dataclasses.replace(small_config(), data=data)
         job_dir = open_job_dir(config, lock=False)
         job_dir.write("run.json", {"data": {"content": before}})

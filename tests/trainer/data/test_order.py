@@ -122,7 +122,7 @@ def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examp
     assert sorted(np.concatenate(rows)) == list(range(count))
     dataset = arrays_dataset(config, images, np.arange(count))
     for part, expected in zip((dataset.train, dataset.evaluation), rows, strict=True):
-        assert np.array_equal(part.labels, np.sort(expected))  # type: ignore[union-attr]
+        assert np.array_equal(part.labels, np.sort(expected))
     with refused("leaves one side empty"):
         held_back(TrainConfig(evaluation_fraction=0.01), Made(10))
 

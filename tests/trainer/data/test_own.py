@@ -125,7 +125,7 @@ def test_a_share_can_be_held_back(data: str) -> None:
 
 
 MODELS = [
-    ("regression", "weighted"), ("regression", "batches"), ("regression", "tf_batches"), ("by_weight", "weighted"),
+    ("regression", "weighted"), ("regression", "tf_batches"), ("by_weight", "weighted"),
     ("summed", "weighted"), ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
     ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
     ("regularized", "weighted"),

@@ -17,6 +17,7 @@ from tests.workers import ROOT
 from trainer.config.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.dataset import Arrays, failures_of_reading
+from trainer.data.pieces import source_of
 from trainer.data.prepare import JOURNAL, main, prepare
 from trainer.data.shards import ShardRows
 from trainer.data.sources import load_dataset
@@ -44,8 +45,7 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts ten images into each shard."""
-    real = prepare_module.source_of
-    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 10))
+    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: source_of(config, 10))
 
 
 def quiet(done: int, total: int) -> None:
@@ -252,7 +252,7 @@ def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, 
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     damage(tmp_path / "shards")
     with pytest.raises(UserError) as caught:
-        load_dataset(config(f"shards:{tmp_path}/shards"))
+        load_dataset(config(Path(f"shards:{tmp_path}/shards")))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 

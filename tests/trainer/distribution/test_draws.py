@@ -13,10 +13,10 @@ from keras import layers
 from tests.fixtures import Log, Patch
 from tests.support import refused
 from trainer.compat import layers_by_path, reset_layer_names, seed_initializers
-from trainer.distribution import layer_inputs
 from trainer.distribution.draws import draw_by_row_everywhere
 from trainer.distribution.layer_inputs import draw_by_row
 from trainer.distribution.step import StepContext, in_step
+from trainer.log import warn_once
 from trainer.models.layers import _DEPENDENT
 
 ROWS = 8
@@ -192,7 +192,7 @@ def test_rows_that_only_the_running_step_counts_are_drawn_by_row(
     kept: float, of_a_layer: bool, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    layer_inputs.warn_once.cache_clear()
+    warn_once.cache_clear()
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())  # makes the generator of Keras
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_drawn_by_row_is_named(
     function: Callable[..., Any], line: str, rows: int, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    layer_inputs.warn_once.cache_clear()
+    warn_once.cache_clear()
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())
     on_replica(lambda values: function(values, layer), WORDS, rows)
@@ -236,7 +236,7 @@ def test_what_cannot_be_drawn_by_row_is_named(
 
 def test_a_layer_that_does_not_draw_is_not_named(monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    layer_inputs.warn_once.cache_clear()
+    warn_once.cache_clear()
     dropout, lstm = independent(lambda: layers.Dropout(0.5), WORDS), independent(lambda: layers.LSTM(2), WORDS)
     on_replica(lambda x: dropout(tf.transpose(x, [1, 0, 2]), training=False), WORDS, 4)
     on_replica(trained(lstm), WORDS, 4)

@@ -58,6 +58,6 @@ def test_the_driver_is_asked(code: int, shown: str, tmp_path: Path, monkeypatch:
     library = tmp_path / "libdriver.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     opened = ctypes.CDLL(str(library))
-    monkeypatch.setattr(gpu_software.ctypes, "CDLL", lambda name: opened)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: opened)
     assert gpu_software._driver().startswith("driver 535.129.03, ")
     assert gpu_software._driver().endswith(shown)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.support import fresh_collectives
 from trainer.distribution.averaging import use_averages
 from trainer.distribution.gradients import sum_and_build, sum_first
-from trainer.models.layers import normalize_in_place
+from trainer.models.batch_norm import normalize_in_place
 from trainer.models.optimizers import FusedAdam
 
 
@@ -86,8 +86,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("options", "scaled"), [*((name, False) for name in OPTIONS), ("accumulation", True),
+                                                 ("averages", True)])  # fmt: skip
 def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(options: str, scaled: bool) -> None:
     """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with Adam."""
     found = []
@@ -151,6 +151,7 @@ def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.layers.BatchNormalization, "__init__", changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "put"), [
     ("keras.src.optimizers.adam_test", fused_adam),
     ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),

@@ -137,8 +137,8 @@ def test_a_run_that_is_ended_by_a_signal_resumes_with_the_same_numbers(
     assert one["losses"] == pytest.approx(other["losses"], rel=1e-4)
     assert one["quality"]["by_class"].keys() == other["quality"]["by_class"].keys()
     networks = [keras.models.load_model(folder / "model" / "model.keras") for folder in (trained, tmp_path / "job")]
-    for pair in zip(*(network.get_weights() for network in networks), strict=True):
-        np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
+    for found, wanted in zip(*(network.get_weights() for network in networks), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
     with refused("conditional"):
         job.run(resolve([*SMALL, "--steps=6", f"--job_dir={config.job_dir}"]).config, [], 0.0)
 

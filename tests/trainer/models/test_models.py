@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.applications import efficientnet as efficientnet_of_keras
 
 from tests.drill import read
 from tests.fixtures import Capture, Log, Make, Patch
@@ -48,7 +50,9 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "tests.models:classifier"])
+@pytest.mark.parametrize("name", [
+    "mlp", "cnn", "tests.models:classifier", pytest.param("dcgan", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     flags = (*FAMILIES.get(name, (f"--model={name}",)), "--precision=float64")
     # wgan_gp on 2 and 4: tests/trainer/distribution/test_replicas.py; r3gan on 4: tests/trainer/test_job.py
@@ -77,9 +81,7 @@ _ADVERSE = f"{__name__}:adverse"
 @pytest.mark.parametrize(("name", "data"), [
     ("mlp", "digits"),
     ("tests.models:own_batch_norm", _ADVERSE),
-    *(pytest.param(name, data, marks=pytest.mark.slow) for name, data in [
-        ("cnn", "digits"), ("dcgan", "digits"), *((name, _ADVERSE) for name in ("mlp", "cnn", "dcgan", "wgan_gp"))
-    ]),
+    *(pytest.param(name, _ADVERSE, marks=pytest.mark.slow) for name in ("mlp", "cnn", "dcgan", "wgan_gp")),
 ])  # fmt: skip
 def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
@@ -123,14 +125,16 @@ def test_dcgans_first_losses_are_those_of_a_guess() -> None:
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
-def test_a_saved_model_loads_without_this_package(name: str, tmp_path: Path) -> None:
-    model, _ = run_steps(small(*FAMILIES[name]), 2)
-    export(model, tmp_path / "model", tf.TensorSpec((None, 24, 24, 1)))
+@pytest.mark.slow  # a GAN: tests/trainer/test_export.py
+def test_saved_models_load_without_this_package(tmp_path: Path) -> None:
+    for name, flags in FAMILIES.items():
+        model, _ = run_steps(small(*flags), 0)
+        export(model, tmp_path / name, tf.TensorSpec((None, 24, 24, 1)))
     program = (
         "import sys, keras, tensorflow as tf\n"
-        f"for name in ('model.keras', 'model.h5'): keras.models.load_model('{tmp_path}/model/' + name)\n"
-        f"tf.saved_model.load('{tmp_path}/model/saved_model')\n"
+        f"for folder in ({', '.join(repr(str(tmp_path / name)) for name in FAMILIES)}):\n"
+        "    for name in ('model.keras', 'model.h5'): keras.models.load_model(f'{folder}/{name}')\n"
+        "    tf.saved_model.load(f'{folder}/saved_model')\n"
         "assert 'trainer' not in sys.modules"
     )
     subprocess.run([sys.executable, "-I", "-c", program], check=True, capture_output=True)
@@ -221,7 +225,15 @@ EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e
 
 
 @pytest.fixture(scope="module")
-def efficientnet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _two_blocks() -> Iterator[None]:
+    """Leaves two of the seven kinds of blocks: every layer is there, and a trace takes a tenth of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(efficientnet_of_keras, "DEFAULT_BLOCKS_ARGS", efficientnet_of_keras.DEFAULT_BLOCKS_ARGS[:2])
+        yield
+
+
+@pytest.fixture(scope="module")
+def efficientnet_weights(_two_blocks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes a weights file like a downloaded one, with random weights."""
     path = tmp_path_factory.mktemp("weights") / "b0.weights.h5"
     keras.utils.set_random_seed(0)
@@ -235,17 +247,16 @@ def changed(before: keras.Model, after: keras.Model) -> set[str]:
     return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
 
 
-@pytest.mark.slow  # it traces the whole network three times
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
-    tuned = resolve([*flags, "--fine_tune_from=block7a", "--fine_tune_after_steps=2"]).config
+    tuned = resolve([*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2"]).config
     start = run_steps(tuned, 0)[0]
     assert depends_on_replicas(start, replicas=2) == []
     assert changed(start, run_steps(tuned, 2)[0]) == {"logits"}
     moved = changed(start, run_steps(tuned, 3)[0])
-    assert "block7a_project_conv" in moved
+    assert "block2b_project_conv" in moved
     assert "top_conv" in moved
-    assert not any(name.startswith("block6") or name.endswith("_bn") for name in moved)
+    assert not any(name.startswith(("block1", "block2a")) or name.endswith("_bn") for name in moved)
 
 
 def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() -> None:
@@ -276,7 +287,8 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     assert (saved.momentum, saved.synchronized) == (0.8, False)
 
 
-@pytest.mark.slow  # the whole network, on one and two replicas
+@pytest.mark.slow
+@pytest.mark.usefixtures("_two_blocks")
 def test_efficientnet_from_scratch_does_not_depend_on_replicas() -> None:
     flags = [*EFFICIENT, "--weights=none", "--precision=float64", "--dropout=0.5"]
     runs = [run_steps(resolve([*flags, f"--replicas={n}"]).config, 3) for n in (1, 2)]
@@ -327,18 +339,26 @@ def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Make, valu
 
 
 @pytest.mark.parametrize(("model", "code", "line"), [
-    ("examples.table:build", 0, "give the same weights and losses"),
     ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
-    ("tests.models:own_batch_norm --sync_batch_norm=false", 2, "use --sync_batch_norm=true"),
-    ("tests.models:mixed_rows", 2, "mix_up mixes the rows of one replica"),
+    pytest.param("examples.table:build", 0, "give the same weights and losses", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_check_finds_what_depends_on_replicas(model: str, code: int, line: str) -> None:
-    flags = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
+def test_check_ends_with_its_verdict(model: str, code: int, line: str) -> None:
     data = ["--data=examples.table:data"] if model.startswith("examples") else []
-    command = [sys.executable, "-m", "trainer.check", *f"--model={model}".split(), *data, *flags]
+    command = [sys.executable, "-m", "trainer.check", f"--model={model}", *data, *CHECKED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     assert line in done.stdout + done.stderr
+
+
+CHECKED = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--model=tests.models:own_batch_norm", "--sync_batch_norm=false"], "use --sync_batch_norm=true"),
+    (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
+])  # fmt: skip
+def test_check_finds_what_depends_on_replicas(flags: list[str], line: str, separate_steps: None) -> None:
+    assert line in "\n".join(check_module.compare(resolve([*flags, *CHECKED]).config))
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:

@@ -94,7 +94,7 @@ def test_a_status_line_is_complete() -> None:
     progress = Progress(500, 1000, steps_per_epoch=40, examples_per_step=64)
     logs = StepLogs(("loss",), np.full((10, 1), 2.0), {})
     progress.whole.add(logs, 5.0, timed=True)
-    entry = {
+    entry: Any = {
         "losses": {"loss": 2.0}, "metrics": {"accuracy": 0.5}, "images_per_second": 1280.4, "step_seconds": 0.5,
         "memory_gib": 1.0, "gpus": [{"memory_gib": 3.0, "utilization_percent": 87.0}],
     }  # fmt: skip

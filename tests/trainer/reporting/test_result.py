@@ -48,13 +48,13 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failure_keeps_the_known_values() -> None:
     """Covers values that this process wrote itself: the file did not exist when it began."""
-    known = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
+    known: Any = {"state": "running", "steps": 50, "final": {"losses": {"loss": 1.0}}}
     failed = RunResult.from_previous(CONFIG, {}, 0.0).failure("no such folder", USER_MUST_CHANGE, known)
     assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
     assert (failed["steps"], failed["final"]) == (50, {"losses": {"loss": 1.0}})
 
 
-def failed_before(**other: Any) -> dict[str, Any]:
+def failed_before(**other: Any) -> Any:
     return {**RunResult.from_previous(CONFIG, {}, 0.0).failure("step 3: loss is NaN", USER_MUST_CHANGE, {}), **other}
 
 

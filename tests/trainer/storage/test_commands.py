@@ -12,7 +12,6 @@ import pytest
 from tests.fixtures import Capture
 from tests.support import fresh_collectives, run_job
 from tests.trainer.data.test_own import settings
-from tests.trainer.data.test_sources import levels
 from tests.trainer.storage.conftest import Bucket
 from trainer import evaluate, predict
 
@@ -28,19 +27,6 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *SMALL, *arguments]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")} | more
     return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_the_same_run_from_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", images=levels(20, 16))
-    bucket.bucket.blob("d/x.npz").upload_from_filename(str(tmp_path / "x.npz"))
-    losses = []
-    for name, data in (("here", str(tmp_path / "x.npz")), ("there", bucket.url("d/x.npz"))):
-        done = run(f"--data={data}", f"--job_dir={tmp_path / name}", f"--cache_dir={tmp_path / 'cache'}")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert ("fetched 1 files" in done.stdout) == (name == "there")
-        losses.append(json.loads((tmp_path / name / "result.json").read_text())["final"]["losses"])
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(("flag", "line"), [

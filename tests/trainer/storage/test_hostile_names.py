@@ -84,5 +84,5 @@ def test_names_in_the_index_of_remote_shards(bucket: Bucket, tmp_path: Path, nam
     bucket.put("d/index.json", json.dumps({**index, "splits": {"train": [entry]}}).encode())
     for flags in ([], ["--stream"]):
         data = [f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--model=mlp", *flags]
-        assert one_line(lambda data=data: load_dataset(resolve(data).config)) is None
+        assert one_line(lambda data=data: load_dataset(resolve(data).config)) is None  # type: ignore[misc]
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]

@@ -84,8 +84,9 @@ def test_a_late_renewal_of_a_dead_process_of_this_machine_is_replaced(
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     dead = {"machine": lease._holder()["machine"], "process": str(ended.pid)}
-    taken = lease_of(bucket, lost := [])
-    clock = Clock(lambda: held_by(bucket, **dead) if clock.now == lease._POLL_SECONDS else None)
+    lost: list[Any] = []
+    taken = lease_of(bucket, lost)
+    clock: Clock = Clock(lambda: held_by(bucket, **dead) if clock.now == lease._POLL_SECONDS else None)
     if when == "while it waits":
         held_by(bucket)  # of another machine
     else:
@@ -105,7 +106,7 @@ def test_a_late_renewal_of_a_dead_process_of_this_machine_is_replaced(
 
 def test_a_run_that_renews_its_lease_refuses_another(bucket: Bucket) -> None:
     held_by(bucket)
-    clock = Clock(lambda: held_by(bucket, process=str(clock.now)))
+    clock: Clock = Clock(lambda: held_by(bucket, process=str(clock.now)))
     host = socket.gethostname()
     with pytest.raises(UserError, match=rf"{SETTING}: another run is writing to it \(host {host} process \d+, 2"):
         lease_of(bucket, []).acquire(clock, clock.sleep)

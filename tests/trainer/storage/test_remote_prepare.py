@@ -9,16 +9,16 @@ import pytest
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.trainer.storage.test_remote_sources import KINDS, config, content, filled, image_folder
-from trainer.data import pieces
+from trainer.data import image_folder as image_folder_module
 from trainer.data import prepare as prepare_module
+from trainer.data.pieces import source_of
 from trainer.data.prepare import JOURNAL, main
 from trainer.data.sources import load_dataset
 
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = prepare_module.source_of
-    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 4))
+    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: source_of(config, 4))
 
 
 def allocated(folder: Path) -> int:
@@ -53,13 +53,13 @@ def test_the_disk_holds_one_piece_of_the_source(
         file.write_bytes(file.read_bytes() + b"x" * 40_000)  # after the image's end
     bucket.put_folder(folder, "d")
     most = []
-    decode = pieces.image_folder.decode_folder
+    decode = image_folder_module.decode_folder
 
     def watched(*given: Any) -> Any:
         most.append(allocated(tmp_path / "cache"))
         return decode(*given)
 
-    monkeypatch.setattr(pieces.image_folder, "decode_folder", watched)
+    monkeypatch.setattr(image_folder_module, "decode_folder", watched)
     assert main([bucket.url("d"), bucket.url("there"), "--image_size=16", f"--cache_dir={tmp_path}/cache"]) == 0
     assert len(most) == 5
     assert 4 * 40_000 <= max(most) < 6 * 40_000

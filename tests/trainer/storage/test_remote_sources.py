@@ -14,7 +14,6 @@ from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
 from trainer.build import build_setup
 from trainer.config.train_config import TrainConfig, split_kind
-from trainer.data.dataset import Examples
 from trainer.data.fingerprint import files_of
 from trainer.data.pieces import source_of
 from trainer.data.prepare import prepare
@@ -70,7 +69,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def content(part: Examples | None) -> list[Any]:
+def content(part: Any) -> list[Any]:
     if part is None:
         return []
     return [found.numpy().tolist() for found in part.gather(np.arange(part.count, dtype=np.int32))]
@@ -142,7 +141,8 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     replicas = make_replicas(settings)
     with pytest.raises(UserError):
         setup = build_setup(settings, replicas)
-        make_fid(settings, setup.model, setup.dataset.train, replicas, tmp_path)
+        train: Any = setup.dataset.train
+        make_fid(settings, setup.model, train, replicas, tmp_path)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()
 

@@ -19,6 +19,7 @@ from trainer import job
 from trainer.config.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.batches import Schedule, batches
+from trainer.data.pieces import source_of
 from trainer.data.sources import load_dataset
 from trainer.data.streaming import GROUP, Streamed
 from trainer.distribution.cluster import Cluster
@@ -41,8 +42,7 @@ def both(
             write_tfrecord(here / f"part-{part}.tfrecord", records)
         write_tfrecord(here / "val.tfrecord", [{"image": png(200), "label": 3}])
     else:
-        real = prepare_module.source_of
-        monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: real(config, 2))
+        monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: source_of(config, 2))
         (tmp_path / "source").mkdir()
         image_folder(tmp_path / "source")
         prepare_module.prepare(config(tmp_path / "source", tmp_path), here, 1, lambda done, total: None)

@@ -19,7 +19,7 @@ OWN = "--model=tests.models:classifier"  # the values of a named model are check
 
 def kept(state: dict[str, Any]) -> dict[str, Any]:
     """Returns the state as a checkpoint restores it."""
-    return json.loads(json.dumps(finite(state)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(finite(state)))
 
 
 @pytest.mark.parametrize(("flags", "first", "others", "later"), [
@@ -43,7 +43,7 @@ def test_the_best_of_another_measure_starts_from_scratch(
     ("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1),
 ])  # fmt: skip
 def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: list[float], step: int) -> None:
-    undisturbed, state = Best(small(OWN, f"--best_metric={name}"), keras.Model()), {}
+    undisturbed, state = Best(small(OWN, f"--best_metric={name}"), keras.Model()), dict[str, Any]()
     for at, value in enumerate(values):
         undisturbed.consider({name: value}, at)
         resumed = Best(small(OWN, f"--best_metric={name}"), keras.Model())

@@ -33,14 +33,11 @@ FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", *GANS[:2], "--global_batch_size=16"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--global_batch_size=8"),
     "wgan_gp": ("--model=wgan_gp", *GANS),
-    "dcgan": ("--model=dcgan", *GANS),
     "r3gan": ("--model=r3gan", *GANS, "--diff_augment=color,translation,cutout"),
     "conditional": ("--model=wgan_gp", "--conditional", *GANS),
     "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
 }  # fmt: skip
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "dcgan", "r3gan", "conditional", "stock")
-]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "r3gan", "conditional", "stock")]
 
 
 def trained(compiled: bool, *flags: str, steps: int = STEPS) -> tuple[dict[str, Any], StepLogs]:
@@ -56,9 +53,8 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     assert np.abs(logs.values - others.values).max() < 1e-10
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("wgan_gp", marks=pytest.mark.slow)])
-def test_in_float32_it_differs_by_rounding_alone(name: str, monkeypatch: Patch) -> None:
-    flags = [flag for flag in FAMILIES[name] if not flag.startswith("--augment")]
+def test_in_float32_it_differs_by_rounding_alone(monkeypatch: Patch) -> None:
+    flags = [flag for flag in FAMILIES["mlp"] if not flag.startswith("--augment")]
     (plain, _), (compiled, _) = (trained(way, *flags, steps=20) for way in (False, True))
     controls = []
     for seed in (7, 8, 9):
@@ -273,6 +269,7 @@ def run_info(config: TrainConfig) -> dict[str, Any]:
     return json.loads((Path(config.job_dir) / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_killed_equals_never_killed_and_a_trial_leaves_no_trace(
     small_config: Make, tmp_path: Path, compiled_is_faster: list[bool], monkeypatch: Patch
 ) -> None:

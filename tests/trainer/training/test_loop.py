@@ -37,7 +37,7 @@ class Steps:
 
 
 def run(
-    steps: Steps, total: int, hooks: list[Hook], first: int = 0, most_steps: int = 0, control: Control | None = None
+    steps: Any, total: int, hooks: list[Hook], first: int = 0, most_steps: int = 0, control: Control | None = None
 ) -> Progress:
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
@@ -153,7 +153,8 @@ class Worker:
 
 def test_a_callback_that_stops_one_worker_stops_all_at_that_step() -> None:
     def worker(index: int) -> int:
-        control = Control(Worker(index), StopRequest())
+        replicas: Any = Worker(index)
+        control = Control(replicas, StopRequest())
         steps = Steps(stop_at=4 if index == 1 else None)
         return run(steps, 100, [Hook(0, at([]))], most_steps=1, control=control).step
 

@@ -32,6 +32,7 @@ from trainer.training.checkpoint import read_checkpoint, whole_checkpoints, writ
 from trainer.training.evaluation import Evaluation
 from trainer.training.preemption import Control, StopRequest, stop_on_signals
 from trainer.training.steps import StepRunner
+from trainer.training_run import TrainingRun
 
 Make = Callable[..., TrainConfig]
 
@@ -102,8 +103,8 @@ def test_a_signal_while_streamed_data_do_not_come_leaves(waits: bool, monkeypatc
     monkeypatch.setattr(preemption, "_STARVED_SECONDS", 0.2)
     monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
-    monkeypatch.setattr(Rolling, "_future", lambda self, number: pool.submit(release.wait, 20))
     with ThreadPoolExecutor() as pool, stop_on_signals() as stop:
+        monkeypatch.setattr(Rolling, "_future", lambda self, number: pool.submit(release.wait, 20))
         if waits:
             pool.submit(Rolling.get, Rolling.__new__(Rolling), 7)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -303,9 +304,9 @@ def test_early_stopping_survives_restarts(
 ) -> None:
     stopped_at = result_of(undisturbed)["steps"]
     config = small_config(*STOPS)
-    save, saves = job.TrainingRun.save, []
+    save, saves = TrainingRun.save, []
 
-    def killed_at_the_third(self: job.TrainingRun, reporter: Any, **pending: bool) -> None:
+    def killed_at_the_third(self: TrainingRun, reporter: Any, **pending: bool) -> None:
         save(self, reporter, **pending)
         saves.append(self.progress.step)
         if len(saves) == 3 or self.progress.finished:
@@ -313,7 +314,7 @@ def test_early_stopping_survives_restarts(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(job.TrainingRun, "save", killed_at_the_third)
+        patch.setattr(TrainingRun, "save", killed_at_the_third)
         for _ in range(60):
             with pytest.raises(Killed):
                 run(config)
