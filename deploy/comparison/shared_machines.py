@@ -225,14 +225,15 @@ class SharedMachines:
         name = submit_once(backend, CustomJob(f"guard-of-{sent.id}", spec, labels, job.kms_key), clock)
         print(f"submitted the guard of {sent.id}: {name}", flush=True)
         until, uri = clock.now() + READY_S, f"{output}/{GUARD_RECORD}"
+        status = None
         while not (found := retried(functools.partial(backend.read, uri), clock)):
-            status = _state_if_seen(backend, name, clock)
-            if status and status.over:
+            if status and status.over:  # it was before the record was looked for
                 raise UserError(f"the guard {name} ended ({status.state}): {describe_failure(status)}")
             if clock.now() > until:
                 retried(functools.partial(backend.cancel, name), clock)
                 raise PlatformFault(f"the guard {name} has waited for a machine for {format_duration(READY_S)}")
             clock.sleep(WAIT_S)
+            status = _state_if_seen(backend, name, clock)
         if problem := json.loads(found[0]).get("error"):
             raise UserError(f"the guard of persistent resources: {problem}")
 

@@ -3,6 +3,7 @@
 Uses the REST transport of google-cloud-aiplatform and Cloud Logging's REST interface.
 """
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -46,7 +47,7 @@ class Sdk(Buckets):
 
     def _service(self, client: str) -> Any:
         try:
-            from google.cloud import aiplatform_v1
+            aiplatform_v1 = importlib.import_module("google.cloud.aiplatform_v1")
         except ImportError:
             raise UserError(
                 "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"

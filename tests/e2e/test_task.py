@@ -145,7 +145,7 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
 
 def test_generate_makes_a_picture_from_a_job(on_two: Run, tmp_path: Path) -> None:
     out = tmp_path / "grid.png"
-    done = run(str(on_two[0]), "--count=9", "--seed=4", f"--out={out}", module="trainer.generate")
+    done = run(str(on_two[0]), "--count=9", "--label=3", "--seed=4", f"--out={out}", module="trainer.generate")
     assert (done.returncode, done.stdout) == (0, f"9 images in {out}\n")
     assert out.read_bytes().startswith(b"\x89PNG")
     missing = run(str(tmp_path / "none"), module="trainer.generate")

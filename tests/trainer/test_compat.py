@@ -25,7 +25,8 @@ from trainer.models.optimizers import FusedAdam
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
-OTHERS = {"_exit", "_http", "_option_string_actions", "_actions"}  # of os, of Cloud Storage's client, of argparse
+# Of os, of Cloud Storage's client, of argparse, of every NamedTuple.
+OTHERS = {"_exit", "_http", "_option_string_actions", "_actions", "_replace"}
 PRIVATE = re.compile(r"_[a-z]\w*")  # not __init__, not _
 
 

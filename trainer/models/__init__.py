@@ -108,7 +108,7 @@ def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> N
 
 def _refuse_unaugmented(model: keras.Model, config: TrainConfig) -> None:
     """Raises UserError if a model of the user's makes nothing of --diff_augment."""
-    if config.diff_augment and not hasattr(model, "diff_augment"):
+    if config.diff_augment and not ModelInterface.of(model).takes_diff_augment:
         raise UserError(
             f"diff_augment={config.diff_augment}: {config.model} sets no diff_augment, as trainer/models/gan.py does: "
             "drop it, or change the training images by --augment"

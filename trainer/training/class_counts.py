@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.interface import has_class_outputs
+from trainer.interface import ModelInterface, has_class_outputs
 from trainer.reporting.classification import BINS, MOST_IN_MATRIX, TOP
 
 _STEPS = 2.0**20  # confidences are counted in these parts of 1: their sums are then exact, in any order
@@ -52,7 +52,7 @@ def class_counts(model: keras.Model, names: Sequence[str]) -> ClassCounts | None
 
     names: of the classes; those left out have their number.
     """
-    loss = getattr(model, "loss", None)
+    loss = ModelInterface.of(model).loss
     sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
     own_test = type(model).test_step is not keras.Model.test_step
     if own_test or not (sparse or loss == "sparse_categorical_crossentropy") or not has_class_outputs(model):

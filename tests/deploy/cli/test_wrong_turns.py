@@ -44,7 +44,7 @@ SDK_LOGIN = "gcloud auth login"
         (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
         (["l4x4", *JOB, "--data=photoz"],
-         "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing pa"),
+         "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, stacked_mnist, an exis"),
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
         (["l4x4", *JOB], "region is missing: use --region=us-central1"),
         (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: use --bucket=gs://NAME"),

@@ -46,7 +46,7 @@ def test_the_template_makes_the_images_that_the_step_makes() -> None:
 
 
 @pytest.mark.parametrize(("flags", "line"), [
-    (("--model=cnn", "--image_size=24"), "conditional=true: cnn is no GAN, only wgan_gp, dcgan, r3gan are: use"),
+    (("--model=cnn", "--image_size=24"), "conditional=true: cnn is no GAN, only dcgan, wgan_gp, r3gan are: use"),
     (("--model=tests.models:classifier",), "has no generated_classes (trainer/interface.py): use --conditional=false"),
     ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
     ((f"--data={__name__}:one_hot",), "one integer label is needed"),
