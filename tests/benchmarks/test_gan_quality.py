@@ -7,7 +7,6 @@ import keras
 import pytest
 
 from benchmarks.gan_quality import CASES, PARSER, done, flags_of, measure, result_file, table
-from trainer.config.metric_names import OF_IMAGES
 from trainer.config.overrides import resolve
 
 SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=data/clothes", "--photos=data/photos"]
@@ -24,7 +23,8 @@ def test_a_run_is_measured_and_known_again(tmp_path: Path) -> None:
     assert done(case, 1, options) == {}
     measure(case, 1, options)
     curve = done(case, 1, options)["curve"]
-    assert [set(point) for point in curve] == [{"seconds", "steps", *OF_IMAGES}] * 2
+    measures = {"fid", "kid", "precision", "recall", "density", "coverage"}
+    assert [set(point) for point in curve] == [{"seconds", "steps", *measures}] * 2
     assert 0.3 <= curve[0]["seconds"] < curve[1]["seconds"]
     assert curve[0]["steps"] < curve[1]["steps"]
     assert result_file(case, 1, options).with_suffix(".png").stat().st_size > 1000
