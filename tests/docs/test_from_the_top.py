@@ -6,6 +6,7 @@ out, unless a later command uses the output. test_commands.py parses every comma
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,13 +86,13 @@ def needed(commands: Sequence[Command]) -> list[Command]:
     kept: list[Command] = []
     used = set(PICTURED)
     for number, command in reversed([*enumerate(commands)]):
-        _, folder = _without_folder([*command.words])
+        others, folder = _without_folder([*command.words])
         flags = {other: _flags(other) for other in commands if other.subject == command.subject}
         own = flags.pop(command)
         repeated = any(own < each for each in flags.values()) or any(flags.get(one) == own for one in commands[:number])
         if folder in used or not repeated:
             kept.insert(0, command)
-            used |= {*command.words}
+            used |= set(re.findall(r"runs/[\w-]+", " ".join(others)))
     return kept
 
 
