@@ -21,7 +21,7 @@ from deploy.spec.job_spec import Job
 from deploy.spec.packages import built
 from deploy.spec.spec_changes import GUARD_LABEL, LABEL, RESOURCE_LABEL
 from deploy.spec.tier import DISK
-from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus
+from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus, unless_missing
 from deploy.vertex.costs import describe_run, format_duration, price_label
 from deploy.vertex.errors import describe_error, describe_failure
 from deploy.vertex.reservation import OpenBackend
@@ -233,7 +233,7 @@ class SharedMachines:
                 retried(functools.partial(backend.cancel, name), clock)
                 raise PlatformFault(f"the guard {name} has waited for a machine for {format_duration(READY_S)}")
             clock.sleep(WAIT_S)
-            status = _state_if_seen(backend, name, clock)
+            status = unless_missing(lambda: retried(functools.partial(backend.state, name), clock))
         if problem := json.loads(found[0]).get("error"):
             raise UserError(f"the guard of persistent resources: {problem}")
 
@@ -264,16 +264,6 @@ def _problem(status: JobStatus | None, sent: Sent, now: float) -> str:
     if status is None or status.state == "STOPPING":
         return "is gone: its guard, or somebody else, deleted it"
     return ""
-
-
-def _state_if_seen(backend: Backend, name: str, clock: Clock) -> JobStatus | None:
-    """Returns the status of a job that was just created; None while it cannot be seen."""
-    try:
-        return retried(functools.partial(backend.state, name), clock)
-    except ApiError as error:
-        if error.code == 404:
-            return None
-        raise
 
 
 @contextlib.contextmanager

@@ -254,6 +254,16 @@ def unless_forbidden(call: Callable[[], T], default: T) -> T:
         raise
 
 
+def unless_missing(call: Callable[[], T]) -> T | None:
+    """Returns the result of `call`, or None after a 404."""
+    try:
+        return call()
+    except ApiError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
     """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
 

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 
 from deploy.spec.spec_changes import GUARD_LABEL, RESOURCE_LABEL
-from deploy.vertex.api import ApiError, Backend, JobStatus
+from deploy.vertex.api import ApiError, Backend, JobStatus, unless_missing
 from deploy.vertex.costs import describe_run, spent, usd_per_hour
 from deploy.vertex.retry import Clock, retried
 
@@ -14,12 +14,7 @@ WAIT_S, POLL_S = 1800.0, 10.0  # for the deletion
 
 def find_resource(backend: Backend, id: str, clock: Clock) -> JobStatus | None:
     """Returns the status of a persistent resource; None if it does not exist."""
-    try:
-        return retried(functools.partial(backend.resource, id), clock)
-    except ApiError as error:
-        if error.code == 404:
-            return None
-        raise
+    return unless_missing(lambda: retried(functools.partial(backend.resource, id), clock))
 
 
 def check_deletion(backend: Backend, clock: Clock) -> None:

@@ -52,6 +52,16 @@ def with_class(noise: Any, labels: Any, classes: int) -> Any:
     return tf.concat([noise, one_hot], -1)
 
 
+def with_labels(values: Any, labels: Any) -> Any:
+    """Returns what a network takes: images or noise, and their labels if it takes any; labels: (rows,) or None."""
+    return values if labels is None else [values, labels]
+
+
+def twice(labels: Any) -> Any:
+    """Returns the labels of real and generated images, (2 x rows,), one half after the other; None of None."""
+    return None if labels is None else tf.concat([labels, labels], axis=0)
+
+
 def labelled(generator: keras.Model, classes: int) -> keras.Model:
     """Returns a network from noise (rows, latent_dim) and labels (rows,) to images, with the layers of `generator`.
 

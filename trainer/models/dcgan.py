@@ -14,6 +14,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
 from trainer.models.batch_norm import separate_groups
+from trainer.models.conditional import twice
 from trainer.models.gan import GAN, images_of
 
 
@@ -46,10 +47,9 @@ class DCGAN(GAN):
         both, if the GAN is conditional.
         """
         rows = reals.shape[0]
-        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         with tf.GradientTape(watch_accessed_variables=False) as tape, separate_groups(2):
             tape.watch(self.critic_variables)
-            scores = self.scores(tf.concat([reals, fakes], axis=0), twice)
+            scores = self.scores(tf.concat([reals, fakes], axis=0), twice(labels))
             loss = (
                 _cross_entropy(scores[:rows], real=True) + _cross_entropy(scores[rows:], real=False)
             ) / global_batch_size

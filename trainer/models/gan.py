@@ -15,7 +15,7 @@ from trainer.distribution.averaging import update_average
 from trainer.distribution.gradients import sum_and_build
 from trainer.distribution.step import StepContext
 from trainer.models.batch_norm import Rows, in_one_pass
-from trainer.models.conditional import classes_of, labelled, projected, with_class
+from trainer.models.conditional import classes_of, labelled, projected, with_class, with_labels
 from trainer.models.diff_augment import DiffAugment
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
 from trainer.models.layers import full_precision, synchronized
@@ -109,7 +109,7 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(images)
-        scores = critic(images if labels is None else [images, labels], training=True)
+        scores = critic(with_labels(images, labels), training=True)
     return scores, tf.reduce_sum(tf.square(tape.gradient(scores, images)), axis=(1, 2, 3))
 
 
@@ -207,7 +207,7 @@ class GAN(keras.Model):
 
     def scores(self, images: Any, labels: Any) -> Any:
         """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes none."""
-        return self.critic(images if labels is None else [images, labels], training=True)
+        return self.critic(with_labels(images, labels), training=True)
 
     def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> tuple[list[Generated], Generated]:
         """Returns what each critic update takes, and what the generator's own takes: see `generate`.
@@ -309,8 +309,7 @@ class GAN(keras.Model):
 
         labels: (count,), if the GAN is conditional.
         """
-        given = noise if labels is None else [noise, labels]
-        return to_uint8(self.averaged_generator()(given, training=False)).numpy()
+        return to_uint8(self.averaged_generator()(with_labels(noise, labels), training=False)).numpy()
 
     def templates(self) -> dict[str, keras.Model]:
         """Returns the models to save: the averaged generator as "model", the plain one, and the critic."""

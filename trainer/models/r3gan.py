@@ -16,6 +16,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.distribution.step import current_step
+from trainer.models.conditional import twice
 from trainer.models.gan import GAN, images_of, scores_and_slopes
 
 
@@ -49,10 +50,9 @@ class R3GAN(GAN):
         reals, fakes: (rows, height, width, channels) in [-1, 1], as the critic sees them; its gradient is penalised at
         these very images; labels: (rows,) of both, if the GAN is conditional.
         """
-        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            scores, squares = scores_and_slopes(self.critic, tf.concat([reals, fakes], axis=0), twice)
+            scores, squares = scores_and_slopes(self.critic, tf.concat([reals, fakes], axis=0), twice(labels))
             of_reals, of_fakes = tf.split(scores, 2)
             penalty = tf.reduce_sum(squares) / global_batch_size
             loss = _pairs(of_reals, of_fakes) / global_batch_size + 0.5 * self.gamma * penalty

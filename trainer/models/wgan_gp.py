@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.distribution.step import current_step
+from trainer.models.conditional import twice
 from trainer.models.gan import GAN, images_of, scores_and_slopes
 
 
@@ -68,11 +69,10 @@ class WGANGP(GAN):
         --diff_augment that image lies between changed ones, as the critic sees no others.
         """
         rows = reals.shape[0]
-        twice = None if labels is None else tf.concat([labels, labels], axis=0)
         mixed = fakes + mix * (reals - fakes)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            scores = self.scores(tf.concat([fakes, reals], axis=0), twice)
+            scores = self.scores(tf.concat([fakes, reals], axis=0), twice(labels))
             difference = tf.reduce_sum(scores * tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype))
             excess = tf.reduce_sum(tf.square(gradient_norms(self.critic, mixed, labels) - 1.0))
             wasserstein = difference / global_batch_size

@@ -40,8 +40,8 @@ class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
 
     `as_fit` makes the `data` of train_step of the parts of a replica's rows, `augment` changes its images, and `soften`
-    then the whole. `compiled`: XLA compiles the whole step of
-    a replica, but for its rows and random numbers, which are drawn before it by TensorFlow's own kernels and passed in.
+    then the whole. `compiled`: XLA compiles the whole step of a replica, but for its rows and random numbers, which are
+    drawn before it by TensorFlow's own kernels and passed in.
     """
 
     def __init__(
