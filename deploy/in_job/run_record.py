@@ -95,7 +95,7 @@ class Record:
         """Adds a report, by a line of its own unless the last one is too recent."""
         now = self._clock()
         if self._startup is None:
-            self._startup = round(now - self._began, 3)
+            self._startup = round(now - self._began, 6)
         if total := _count(values.get("total_steps")):
             self._info["total_steps"] = total
         named = [(name, value) for name, value in values.items() if name not in ("step", "examples", "total_steps")]

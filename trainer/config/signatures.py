@@ -7,10 +7,12 @@ imported (`trainer.config.user_code`).
 
 import ast
 import dataclasses
+import gc
 import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -91,15 +93,19 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
     return Signature(parameters, tuple(positional[len(positional) - len(given.defaults) :]))
 
 
-def _parsed(source: str, file: str) -> ast.Module:
-    """Returns the syntax tree, as ast.parse does, also while another thread parses.
+@contextmanager
+def _no_other_thread() -> Iterator[None]:
+    """Keeps the garbage collector, and with it every other thread, from running while ast.parse builds a tree.
 
-    Python 3.11 may fail then: https://github.com/python/cpython/issues/106905
+    Python 3.11 fails if another thread parses in between: https://github.com/python/cpython/issues/106905
     """
+    collects = gc.isenabled()
+    gc.disable()
     try:
-        return ast.parse(source, file)
-    except SystemError:
-        return ast.parse(source, file)
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Sources:
@@ -120,7 +126,8 @@ class _Sources:
             raise Unreadable(f"{name} {'is not found here' if spec is None else 'has no source'}")
         file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
         try:
-            tree = _parsed(source, file)
+            with _no_other_thread():
+                tree = ast.parse(source, file)
         except (SyntaxError, ValueError, MemoryError) as error:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
             what = error.msg if isinstance(error, SyntaxError) else reason(error)
@@ -265,7 +272,8 @@ class _Type:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation in quotes
             with_quotes = node
             try:
-                node = ast.parse(node.value, mode="eval").body
+                with _no_other_thread():
+                    node = ast.parse(node.value, mode="eval").body
             except (SyntaxError, ValueError):
                 raise self._refused(with_quotes) from None
         if isinstance(node, ast.Constant) and node.value is None:
