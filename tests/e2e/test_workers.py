@@ -27,7 +27,11 @@ MODELS = {
     "dcgan": ["--model=dcgan", "--width=4", "--latent_dim=16"],
     "wgan_gp": ["--model=wgan_gp", "--width=4", "--latent_dim=16", "--critic_steps=2"],
 }
-CLUSTERS = {"2 workers": (2, []), "3 workers": (3, []), "2 workers x 2 devices": (2, ["--replicas=2"])}
+CLUSTERS = {
+    "2 workers x 2 micro-batches": (2, ["--micro_batches=2"]),
+    "3 workers": (3, []),
+    "2 workers x 2 devices": (2, ["--replicas=2"]),
+}
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -73,7 +77,7 @@ def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) 
 
 
 @pytest.mark.parametrize(("model", "cluster"), [
-    ("mlp", "2 workers"),
+    ("mlp", "2 workers x 2 micro-batches"),
     pytest.param("dcgan", "2 workers x 2 devices", marks=pytest.mark.slow),
     pytest.param("wgan_gp", "3 workers", marks=pytest.mark.slow),
 ])  # fmt: skip
