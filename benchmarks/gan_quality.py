@@ -1,15 +1,17 @@
-"""Compares GANs by FID and coverage after equal training time: `python -m benchmarks.gan_quality [--fashion=FOLDER]`.
+"""Compares GANs by FID and coverage after equal processor time: `python -m benchmarks.gan_quality [--fashion=FOLDER]`.
 
-Each model trains on each data, once a seed, for --minutes of its own steps; at --points moments, equally far apart, as
-many generated images as real ones are compared with all of the training data. fashion_tenth trains on a tenth of the
-examples and is compared with all of them. Features are those of classifiers that are trained first. Run again, it
-repeats no run that is done: each has a file in --out, and a grid of its images. Cases without their data are left out.
+Each model trains on each data, once a seed, for --minutes of processor time of its own steps, over all cores: what else
+runs on the machine changes that little. At --points moments, equally far apart, as many generated images as real ones
+are compared with all of the training data. fashion_tenth trains on a tenth of the examples and is compared with all of
+them. Features are those of classifiers that are trained first. Run again, it repeats no run that is done: each has a
+file in --out, and a grid of its images. Cases without their data are left out.
 """
 
 import multiprocessing
 import statistics
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,12 +53,12 @@ AUGMENTED, TENTH = "+diff_augment", "fashion_tenth"
 # Data and model, as fashion_tenth/wgan_gp+diff_augment.
 CASES = [f"{data}/{model}{more}" for data in (*SIZES, TENTH) for model in MODELS for more in ("", AUGMENTED)]
 DEFAULT = [case for case in CASES if case.startswith(TENTH) or AUGMENTED not in case]
-Curve = list[dict[str, float]]  # of one run: seconds of training, steps and metrics at each point
+Curve = list[dict[str, float]]  # of one run: processor seconds, steps and metrics at each point
 
 PARSER = make_parser(__doc__)
 PARSER.add_argument("--cases", type=some_of(CASES), default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
 PARSER.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3])
-PARSER.add_argument("--minutes", type=positive, default=10.0, help="of training of each run, default %(default)s")
+PARSER.add_argument("--minutes", type=positive, default=10.0, help="of processor time of each run, default %(default)s")
 PARSER.add_argument("--points", type=count, default=5, help="comparisons in a run, default %(default)s")
 PARSER.add_argument("--samples", type=count, default=5000, help="images to compare, default %(default)s")
 PARSER.add_argument("--fashion", default="", help="folder with the four idx files of Fashion-MNIST")
@@ -109,11 +111,11 @@ def measure(case: str, seed: int, options: Namespace) -> None:
     fid = make_fid(setup.config, setup.model, examples_of(whole, options), setup.replicas, options.out)
     loop, spent, curve = TrainingLoop(setup), 0.0, Curve()
     loop(1)  # traces
-    step_seconds = loop(1)
+    step_seconds = processor_seconds(loop, 1)
     for point in range(1, options.points + 1):
         while (left := 60 * options.minutes * point / options.points - spent) > 0:
             steps = max(1, round(min(left, 10.0) / step_seconds))
-            taken = loop(steps)
+            taken = processor_seconds(loop, steps)
             spent, step_seconds = spent + taken, taken / steps
         curve.append({"seconds": spent, "steps": loop.step, **fid()})
         print(case, f"seed {seed}", *(f"{name} {value:.4g}" for name, value in curve[-1].items()), flush=True)
@@ -121,6 +123,13 @@ def measure(case: str, seed: int, options: Namespace) -> None:
     name = result_file(case, seed, options)
     write_whole(name.with_suffix(".png"), encode_png(grid(pictures)))
     write_json(name, {"settings": settings_of(case, seed, options), "measured_by": fid.about, "curve": curve})
+
+
+def processor_seconds(loop: TrainingLoop, steps: int) -> float:
+    """Runs the steps and returns the processor time that they take."""
+    began = time.process_time()
+    loop(steps)
+    return time.process_time() - began
 
 
 def examples_of(data: str, options: Namespace) -> Examples:
