@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from deploy.report.collection import Collection, TierRuns
@@ -11,6 +11,7 @@ from deploy.report.run_reader import Run
 from deploy.report.timing import Spread, epoch_seconds, spread, timed, warm_up_steps
 from deploy.spec.machine_table import accelerator_of
 from deploy.spec.tier import check_tiers
+from trainer.config.metric_names import OF_IMAGES
 from trainer.reporting.breakdown import ALL_REDUCE, DISPATCH, INPUT, KINDS, MATRIX, MEMORY
 from trainer.storage.run_layout import RESULT, RUN_INFO, STATS
 
@@ -60,13 +61,16 @@ class TierSummary:
     accuracy_name: str | None
     images: int | None  # read in the whole run
     unit: str = "images"  # what these are called
-    quality: str = ""  # what FID and coverage of all its runs were computed with
+    quality: str = ""  # what the measures of images of all its runs were computed with
     speed_up: float | None = None
     efficiency: float | None = None
     price_per_hour: float | None = None
     cost: float | None = None
     cost_per_million_images: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+
+
+QUALITY = tuple(each.name for each in fields(TierSummary) if each.name in OF_IMAGES)  # the measures of images
 
 
 def summarize(
@@ -100,6 +104,7 @@ def _summary(group: TierRuns, local: bool) -> TierSummary:
     steps = spread(line.step_seconds for run in runs for line in timed(run))
     loss = next((name for name in LOSSES if done and all(name in run.final for run in done)), None)
     accuracy = next((name for name in ACCURACIES if any(name in run.final for run in done)), None)
+    of_images: dict[str, Any] = {name: _median(run.final.get(name) for run in done) for name in QUALITY}
     return TierSummary(
         tier=group.name,
         state=runs[0].state if runs else "missing",
@@ -126,8 +131,7 @@ def _summary(group: TierRuns, local: bool) -> TierSummary:
         total_seconds=_median(run.wall_seconds for run in done),
         final_loss=_median(run.final.get(loss) for run in done) if loss else None,
         final_accuracy=_median(run.final.get(accuracy) for run in done) if accuracy else None,
-        fid=_median(run.final.get("fid") for run in done),
-        coverage=_median(run.final.get("coverage") for run in done),
+        **of_images,
         quality=_MIXED if len({run.quality for run in done}) > 1 else "".join({run.quality for run in done}),
         peak_memory_gib=_largest(run.peak_memory_gib for run in runs),
         peak_gpu_memory_gib=_largest(line.gpu_memory_gib for run in runs for line in (*run.reports, *run.epochs)),
@@ -145,9 +149,10 @@ def in_units(text: str, rows: Sequence[TierSummary]) -> str:
 
 
 def _comparable_quality(rows: Sequence[TierSummary]) -> list[TierSummary]:
-    """Returns the rows without FID and coverage of those whose features, images or formulas are not the first one's."""
+    """Returns the rows, those whose features, images or formulas are not the first one's without measures of images."""
     wanted = next((row.quality for row in rows if row.quality not in ("", _MIXED)), "")
-    return [row if row.quality == wanted else replace(row, fid=None, coverage=None) for row in rows]
+    none: dict[str, Any] = dict.fromkeys(QUALITY)
+    return [row if row.quality == wanted else replace(row, **none) for row in rows]
 
 
 def _no_cost(row: TierSummary, on_this_machine: bool) -> str:
@@ -209,7 +214,7 @@ def _with_reasons(row: TierSummary, runs: Sequence[Run], base: TierSummary, no_c
         "cost": not_done or no_cost or "its price or its total time is missing",
         "cost_per_million_images": not_done or no_cost or (no_price if row.price_per_hour is None else not_timed),
         "final_accuracy": not_done or "the model reports no accuracy",
-        **dict.fromkeys(("fid", "coverage"), not_done or _no_quality(runs)),
+        **dict.fromkeys(QUALITY, not_done or _no_quality(runs)),
         "input_wait": not_timed if row.step_seconds is None else f"{STATS} does not contain it",
         **dict.fromkeys((f"profile_{kind}" for kind in KINDS), not_done or NOT_PROFILED),
         "peak_gpu_memory_gib": not_done or f"{STATS} contains no GPU memory",

@@ -149,7 +149,7 @@ def user_package(folder: str, most_mb: float = MOST_MB) -> Package:
     return Package(path.name, "0", {"setup.py": setup.encode(), **sources.files}, about)
 
 
-_OLDEST = {"tensorflow": (2, 17), "keras": (3, 12)}  # of the trainer's install_requires in setup.py
+OLDEST = {"tensorflow": (2, 17), "keras": (3, 12)}  # of the trainer's install_requires in setup.py
 _SPECIFIER = re.compile(r"(===?|[<>~!]=?)\s*v?(\d+(?:\.\d+)*)(\.\*)?")
 
 
@@ -161,7 +161,7 @@ def check_requirement(line: str) -> None:
     named = re.match(r"(tensorflow|keras)(?:[-_.]?(?:cpu|gpu|intel))?\s*(?:\[[^]]*\])?\s*(.*)", line, re.IGNORECASE)
     if not named or not re.match(r"[=<>~!(;]|$", named[2]):
         return
-    oldest = _OLDEST[named[1].lower()]
+    oldest = OLDEST[named[1].lower()]
     for operator, text, series in _SPECIFIER.findall(named[2].partition(";")[0]):
         version = tuple(map(int, text.split(".")))
         if operator in ("==", "===") and not series:

@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
+from trainer.config.metric_names import OF_IMAGES
 from trainer.config.overrides import recipe_names
+from trainer.config.train_config import DATA_KINDS
 
-README, TIERS, RECIPES, EXAMPLES = (
+README, TIERS, RECIPES, EXAMPLES, TRAINING, QUALITY = (
     (ROOT / page).read_text(encoding="utf-8")
-    for page in ("README.md", "docs/tiers.md", "docs/recipes.md", "examples/README.md")
+    for page in (
+        "README.md",
+        "docs/tiers.md",
+        "docs/recipes.md",
+        "examples/README.md",
+        "docs/training.md",
+        "docs/quality.md",
+    )
 )
 
 
@@ -63,6 +72,30 @@ def test_every_recipe_has_a_row() -> None:
 def test_every_example_has_a_row() -> None:
     found = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.py\) \|", EXAMPLES, re.MULTILINE)
     assert sorted(found) == sorted((path.stem, path.stem) for path in (ROOT / "examples").glob("[!_]*.py"))
+
+
+def first_cells(page: str, heads: str) -> list[str]:
+    """Returns the names in backticks in the first column of the table with this head."""
+    table = page.partition(f"\n{heads}\n")[2].partition("\n\n")[0]
+    return [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+
+
+def test_every_kind_of_data_has_a_row() -> None:
+    assert sorted(first_cells(TRAINING, "| kind | content |")) == sorted(DATA_KINDS)
+
+
+def test_every_measure_of_images_has_a_row() -> None:
+    assert sorted(first_cells(QUALITY, "| | formula | source | better |")) == sorted(OF_IMAGES)
+    left_out = {"modes", "modes_kl"}  # of one data source
+    assert sorted(first_cells(TRAINING, "| | | better |")) == sorted({*OF_IMAGES} - left_out)
+
+
+def test_the_readme_counts_what_there_is() -> None:
+    words = ("seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
+    tiers, recipes = len([*JOB_CONFIGS.glob("*.yaml")]), words[len(recipe_names()) - 7]
+    examples = words[len([*(ROOT / "examples").glob("[!_]*.py")]) - 7].capitalize()
+    for text in (f"[{tiers} of them](docs/tiers.md)", f"[{recipes} recipes](", f"[{examples} examples]("):
+        assert text in README
 
 
 def test_pictures_are_small_and_shown() -> None:

@@ -20,8 +20,13 @@ STEP_METRICS = {
 }
 CLASSIFIERS = tuple(name for name, metrics in STEP_METRICS.items() if metrics is _CLASSIFIER)
 OF_MODES = ("modes", "modes_kl")  # of Stacked-MNIST
-OF_IMAGES = ("fid", "kid", "precision", "recall", "density", "coverage", "memorisation", *OF_MODES)
-FALLING = ("fid", "kid", "memorisation", "modes_kl")  # lower is better
+# Measures of generated images, and which values are better. deploy and docs/quality.md have the same names.
+_BETTER = {
+    "fid": "lower", "kid": "lower", "precision": "higher", "recall": "higher", "density": "higher",
+    "coverage": "higher", "memorisation": "lower", "modes": "higher", "modes_kl": "lower",
+}  # fmt: skip
+OF_IMAGES = tuple(_BETTER)
+FALLING = tuple(name for name, better in _BETTER.items() if better == "lower")
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
 
 

@@ -202,13 +202,13 @@ def _padded(count: int, batch: int) -> int:
     return math.ceil(count / batch) * batch
 
 
-def distances(reals: Features, fakes: Features) -> Scalars:
+def measures(reals: Features, fakes: Features) -> Scalars:
     """Returns all measures of two sets of features but memorisation and those of modes."""
     found = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
     return found | neighbour_metrics(reals, fakes)
 
 
-def distances_by_class(reals: Features, fakes: Features, labels: Any, class_names: Sequence[str]) -> dict[str, Scalars]:
+def measures_by_class(reals: Features, fakes: Features, labels: Any, class_names: Sequence[str]) -> dict[str, Scalars]:
     """Returns the values of each class with LEAST_OF_A_CLASS images or more, and their number as `samples`.
 
     labels: (images,), of real and generated ones alike. FID falls with the number of images: classes compare only with
@@ -218,7 +218,7 @@ def distances_by_class(reals: Features, fakes: Features, labels: Any, class_name
     for number, name in enumerate(class_names):
         own = labels == number
         if (count := int(own.sum())) >= LEAST_OF_A_CLASS:
-            found[name] = {"samples": count, **distances(reals[own], fakes[own])}
+            found[name] = {"samples": count, **measures(reals[own], fakes[own])}
     return found
 
 
@@ -276,9 +276,9 @@ class Fid:
             return {}
         if self._labels is not None:
             labels = self._labels[: self.samples]
-            self._by_class = distances_by_class(reals, fakes, labels, self._class_names)
+            self._by_class = measures_by_class(reals, fakes, labels, self._class_names)
         copied = {} if unseen is None else {"memorisation": memorisation(reals, fakes, unseen)}
-        return {**distances(reals, fakes), **copied, **self._extract.mode_metrics(fakes)}
+        return {**measures(reals, fakes), **copied, **self._extract.mode_metrics(fakes)}
 
     @property
     def names(self) -> list[str]:

@@ -57,12 +57,13 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
     golden = GOLDEN / path.name
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)
-    assert made == golden.read_text(), f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
+    before = golden.read_text() if golden.exists() else ""
+    assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
     CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.name for path in GOLDEN.glob("*.yaml")} == {path.name for path in JOB_CONFIGS.glob("*.yaml")}
+    assert {path.name for path in GOLDEN.glob("*.yaml")} <= {path.name for path in JOB_CONFIGS.glob("*.yaml")}
 
 
 @pytest.mark.parametrize("tier", ["cpu", "t4x2", "l4x4", "l4x1-2workers"])

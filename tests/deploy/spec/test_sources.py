@@ -9,9 +9,11 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.spec.ignore_file import is_ignored, rules_in
-from deploy.spec.packages import Package, check_requirement, trainer_package, user_package, write_copy
+from deploy.spec.packages import OLDEST, Package, check_requirement, trainer_package, user_package, write_copy
 from deploy.spec.sources import user_sources
+from tests import versions
 from tests.deploy.conftest import WHERE, Capture, Command
+from tests.docs.sources import ROOT
 from trainer.errors import UserError
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvg\n-----END PRIVATE KEY-----\n"
@@ -163,10 +165,22 @@ def test_a_requirement_that_the_trainer_does_not_take_is_refused(requirement: st
 
 
 def test_the_oldest_versions_are_those_of_setup() -> None:
+    """Raising one: change setup.py, then what this test names."""
     setup = trainer_package().files["setup.py"]
     assert isinstance(setup, Path)
-    assert '"tensorflow>=2.17",' in setup.read_text()
-    assert '"keras>=3.12",' in setup.read_text()
+    oldest = {name: ".".join(map(str, version)) for name, version in OLDEST.items()}
+    assert dict(re.findall(r'"(tensorflow|keras)>=([\d.]+)",', setup.read_text())) == oldest
+    tensorflow, python = oldest["tensorflow"], versions.FLOOR
+    assert versions.TENSORFLOW[python] == f"tensorflow=={tensorflow}.*"
+    assert f'python_requires=">={python}"' in setup.read_text()
+    for file, text in {
+        "deploy/Dockerfile": f"tensorflow[and-cuda]>={tensorflow}",
+        "deploy/cloudbuild.yaml": f"tensorflow[and-cuda]>={tensorflow}",
+        "trainer/compat.py": f'TRIED = "TensorFlow {tensorflow} with Keras {oldest["keras"]}, or ',
+        "Makefile": f"tests/versions.py {python}",
+        "CONTRIBUTING.md": f"{python} with TensorFlow {tensorflow} (",
+    }.items():
+        assert text in (ROOT / file).read_text(encoding="utf-8"), file
 
 
 @pytest.mark.usefixtures("dist")

@@ -215,9 +215,9 @@ def test_values_of_a_class_are_those_of_its_images_alone(monkeypatch: Patch) -> 
     draw = np.random.default_rng(0)
     labels = np.repeat([0, 1, 2], (30, 20, 19))
     real, fake = (draw.standard_normal((69, 4)) + labels[:, None] for _ in range(2))
-    found = fid.distances_by_class(real, fake, labels, ("cat", "dog", "eel"))
+    found = fid.measures_by_class(real, fake, labels, ("cat", "dog", "eel"))
     assert {name: values["samples"] for name, values in found.items()} == {"cat": 30, "dog": 20}
-    assert found["dog"] == {"samples": 20, **fid.distances(real[30:50], fake[30:50])}
+    assert found["dog"] == {"samples": 20, **fid.measures(real[30:50], fake[30:50])}
 
 
 def test_fid_of_fewer_images_than_features_is_that_of_the_covariances() -> None:

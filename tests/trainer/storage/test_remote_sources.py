@@ -13,7 +13,7 @@ from tests.trainer.data.test_sources import levels, png, write_idx, write_tfreco
 from tests.trainer.storage.conftest import Bucket
 from tests.trainer.storage.fault_proxy import Proxy
 from trainer.build import build_setup
-from trainer.config.train_config import TrainConfig, split_kind
+from trainer.config.train_config import DATA_KINDS, TrainConfig, split_kind
 from trainer.data.fingerprint import files_of
 from trainer.data.pieces import source_of
 from trainer.data.prepare import prepare
@@ -62,6 +62,10 @@ def prepared(folder: Path) -> str:
 
 
 KINDS = {"idx": idx_folder, "npz": npz_file, "folder": image_folder, "tfrecord": tfrecords, "shards": prepared}
+
+
+def test_every_kind_of_data_is_tried() -> None:
+    assert {*KINDS} == {*DATA_KINDS} - {"stacked_mnist"}  # which is made of idx files
 
 
 @pytest.fixture(params=sorted(KINDS))
