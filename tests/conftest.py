@@ -1,5 +1,6 @@
 """Four logical CPU devices for every test of this process, and settings small enough to run in seconds."""
 
+import gc
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def pytest_configure() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
+    gc.freeze()  # or each full collection walks through all that TensorFlow and Keras imported
 
 
 @pytest.hookimpl(wrapper=True)

@@ -167,6 +167,12 @@ class Machines:
 @cache
 def load_machines(price_file: str = "") -> Machines:
     """Returns the table, with the prices of a user's file; UserError if that file is invalid."""
+    return _with_prices(_read_table(), price_file) if price_file else _read_table()
+
+
+@cache
+def _read_table() -> Machines:
+    """Returns the table of this package."""
     table = read_yaml(TABLE, "machines.yaml")
     prices = table["prices"]
     factor = prices["vertex_factor"]
@@ -176,7 +182,7 @@ def load_machines(price_file: str = "") -> Machines:
         for kind in ("host_machines", "accelerator_machines")
         for name, facts in table[kind].items()
     }
-    machine_table = Machines(
+    return Machines(
         prices["region"],
         prices["date"],
         _cpu_machines(table["cpu_machines"]),
@@ -184,7 +190,6 @@ def load_machines(price_file: str = "") -> Machines:
         accelerators,
         machines,
     )
-    return _with_prices(machine_table, price_file) if price_file else machine_table
 
 
 def accelerator_of(gpu: str) -> str:

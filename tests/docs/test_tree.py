@@ -151,7 +151,7 @@ def test_links_lead_somewhere() -> None:
 def test_what_runs_on_other_versions_exists() -> None:
     for place in (*versions.ON_EVERY_PYTHON, *versions.ON_THE_FLOOR):
         file, _, name = place.partition("::")
-        assert f"def {name}" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("codes", "whole"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([5, 0], 1)])
