@@ -21,7 +21,8 @@ from trainer.models.layers import depends_on_replicas
 
 BATCH = 16
 KINDS = (
-    "named_inputs", "inputs_alone", "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless",
+    "named_inputs", "inputs_alone", "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches",
+    "tf_endless",
 )  # fmt: skip
 
 
