@@ -1,7 +1,8 @@
 """python -m trainer.task --model=examples.text:build --data=examples.text:data --learning_rate=1e-3 \
     --epochs=3 --evaluation_fraction=0.2 --job_dir=runs/text
 
-Tells spam from other messages by a small transformer. The messages are a file of lines `ham<TAB>text` and
+Tells spam from other messages by a small transformer, which reads text: the vocabulary, made from the messages of the
+run, is part of the model, so that new messages have the same words. The messages are a file of lines `ham<TAB>text` and
 `spam<TAB>text`: add --messages=FILE. Without it, 2,000 messages are generated, too easy: val_accuracy becomes
 1.0. On the 5,574 of https://archive.ics.uci.edu/dataset/228/sms+spam+collection it becomes 0.98.
 """
@@ -20,12 +21,10 @@ COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize 
 
 
 def data(config: TrainConfig, *, messages: str = "") -> Any:
-    """Returns (x, y): word numbers (messages, LENGTH), 0 where a message is shorter, and 1 for spam (messages,)."""
+    """Returns (x, y): the texts (messages,), and 1 for spam (messages,)."""
     lines = Path(messages).read_text(encoding="utf-8").split("\n") if messages else generated()
     labels, texts = zip(*(line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))), strict=True)
-    words = keras.layers.TextVectorization(WORDS, output_sequence_length=LENGTH)
-    words.adapt(list(texts))
-    return np.asarray(words(list(texts))), np.array([label == "spam" for label in labels], "int32")
+    return np.array(texts), np.array([label == "spam" for label in labels], "int32")
 
 
 def generated() -> list[str]:
@@ -57,15 +56,18 @@ class Positions(keras.layers.Layer):
         return words + self.vectors
 
 
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build(config: TrainConfig, dataset: Dataset, *, messages: str = "") -> keras.Model:
     """Returns a compiled Keras model: one transformer block over the words, then their mean."""
-    tokens = keras.Input((LENGTH,), dtype="int64")
+    words = keras.layers.TextVectorization(WORDS, output_sequence_length=LENGTH)
+    words.adapt(data(config, messages=messages)[0])
+    text = keras.Input((), dtype="string")
+    tokens = words(text)
     x = Positions()(keras.layers.Embedding(WORDS, 32, mask_zero=True)(tokens))
     attended = keras.layers.MultiHeadAttention(num_heads=2, key_dim=16)(x, x)
     x = keras.layers.LayerNormalization()(x + attended)
     hidden = keras.layers.Dense(32)(keras.layers.Dense(64, activation="relu")(x))
     x = keras.layers.LayerNormalization()(x + hidden)
     spam = keras.layers.Dense(1, activation="sigmoid")(keras.layers.GlobalAveragePooling1D()(x))
-    model = keras.Model(tokens, spam)
+    model = keras.Model(text, spam)
     model.compile(keras.optimizers.Adam(config.learning_rate), loss="binary_crossentropy", metrics=["accuracy", "auc"])
     return model

@@ -186,6 +186,27 @@ def text_targets(config: TrainConfig) -> Any:
     return np.zeros(50), np.array(["a", "b"] * 25)
 
 
+def numbers_in_text(config: TrainConfig) -> Any:
+    return np.zeros(50), np.array(["0.5", "1"] * 25)
+
+
+def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
+    """Returns text and a number of its own for each, as examples and for evaluation."""
+    x = np.array(palette.split() * 16)
+    return (x, np.array([float(len(each)) for each in x])), (x, np.array([float(len(each)) for each in x]))
+
+
+def colour_model(config: TrainConfig, dataset: Dataset, *, palette: str = "red green blue") -> keras.Model:
+    """Has a vocabulary that it takes from a setting that it shares with `colours`."""
+    words = palette.split()
+    layers = [
+        keras.Input((), dtype="string"),
+        keras.layers.StringLookup(vocabulary=words, output_mode="one_hot"),
+        keras.layers.Dense(1),
+    ]
+    return _compiled(keras.Sequential(layers), config, loss="mse")
+
+
 def generator(config: TrainConfig) -> Iterator[Any]:
     yield from zip(*_table(), strict=True)
 

@@ -259,7 +259,7 @@ def _train_and_export(job: TrainingRun) -> int:
         if is_out_of_memory(error):
             raise out_of_memory(job.config, job.setup.replicas) from error
         if isinstance(error, NotFinite) and (row := nan_in_inputs(job.setup.dataset.train)) is not None:
-            raise NotFinite(f"{error}; or fill the NaN in x, first in row {row:,}") from error
+            raise NotFinite(f"x holds NaN, first in row {row:,}: fill or remove such rows first; {error}") from error
         raise
     finally:
         reporter.close()

@@ -61,6 +61,16 @@ class RequestedRun:
             config = _resolved(vars(self.trained), given)
         return dataclasses.replace(config, replicas=replicas)  # a batch of training need not divide over them
 
+    @cached_property
+    def model_config(self) -> TrainConfig:
+        """Returns `config` with the run's own values of settings that its two functions may share.
+
+        A vocabulary, or statistics that the model takes from a file, are then those of the run.
+        """
+        own = self.given.keys() - {*_GIVEN}
+        stored = self._values(self.given) if own else {}
+        return dataclasses.replace(self.config, **{name: stored[name] for name in own if name in stored})
+
     def naming(self) -> AbstractContextManager[None]:
         """Names the run's address in place of its local copy in errors within the block."""
         return naming(self.folder, parse(self.name, "run"))

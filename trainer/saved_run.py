@@ -54,7 +54,7 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
     with closing(dataset):
         examples = _used_part(run, dataset)
         dataset = _as_the_run_saw_it(run, dataset)
-        model = _rebuilt(run, config, dataset, weights, replicas)
+        model = _rebuilt_for_other_data(run, dataset, weights, replicas)
         if why := why_not_evaluated(model):
             raise UserError(f"{run.name} has nothing to evaluate: {why}")
         _announce(run, "evaluates", weights, replicas)
@@ -152,6 +152,20 @@ def _as_the_run_saw_it(run: RequestedRun, dataset: Dataset) -> Dataset:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+
+
+def _rebuilt_for_other_data(run: RequestedRun, dataset: Dataset, weights: Path, replicas: Replicas) -> keras.Model:
+    """Returns the model as `_rebuilt`, by the run's own values of settings that the functions of model and data share.
+
+    If it cannot be built by them, as when a file that they name is on another machine, the values given are tried.
+    """
+    try:
+        return _rebuilt(run, run.model_config, dataset, weights, replicas)
+    except (UserError, OSError):
+        if run.model_config != run.config:
+            with suppress(UserError, OSError):
+                return _rebuilt(run, run.config, dataset, weights, replicas)
+        raise
 
 
 def _rebuilt(

@@ -62,7 +62,8 @@ def as_user_mistake(error: BaseException) -> UserError | None:
     place, cause = found
     text = message_of(cause)
     return UserError(
-        f"{place}: {text}; this is in your own code: change it there (--verbose prints the whole traceback)"
+        f"{place}: {text}; this is in your own code: change it there, or the flags that it read "
+        "(--verbose prints the whole traceback)"
     )
 
 

@@ -144,9 +144,9 @@ def _reasons(rows: Sequence[TierSummary]) -> list[str]:
         for column in COLUMNS:
             if column.key in row.missing:
                 tiers.setdefault((in_units(column.title, rows), row.missing[column.key]), []).append(row.tier)
-    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    together: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for (title, reason), names in tiers.items():
-        together.setdefault((reason, tuple(names)), []).append(title)
+        together.setdefault((reason, tuple(names)), {})[title.partition(":")[0]] = None  # one word for all of a profile
     return [
         f"No {', '.join(titles) if len(titles) <= _MANY else 'measurements'} "
         f"for {'any tier' if len(names) == len(rows) else ', '.join(names)}: {reason}."

@@ -214,14 +214,15 @@ def _small_machine(tier: Tier) -> Iterator[str]:
 
 
 def _local_paths(config: TrainConfig) -> Iterator[str]:
-    """Yields a warning for each of the user's own settings that seems to name a file of this machine."""
+    """Yields a warning for each of the user's own settings that names a file which open() cannot read in the job."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if (
-            taken_by(field)
-            and isinstance(value, str)
-            and (Path(value).is_file() or ("/" in value and Path(value).exists()))
-        ):
+        if not taken_by(field) or not isinstance(value, str):
+            continue
+        if value.startswith("gs://"):
+            mounted = f"/gcs/{value.removeprefix('gs://')}"
+            yield f"{field.name}={value}: tf.io.gfile reads gs://, but open() and NumPy need --{field.name}={mounted}"
+        elif Path(value).is_file() or ("/" in value and Path(value).exists()):
             yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
 
 

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def trainer_package() -> Package:
     )
 
 
+def _how_to_make_one(given: str, path: Path) -> str:
+    """Returns the commands that make a package of a Python file, or else an example."""
+    if path.suffix != ".py" or not path.is_file():
+        return "such as my_models with an __init__.py"
+    commands = f"mkdir my_models && touch my_models/__init__.py && cp {shlex.quote(given)} my_models/"
+    return f"`{commands}`, then --package=my_models --model=my_models.{path.stem}:FUNCTION"
+
+
 def user_package(folder: str, most_mb: float = MOST_MB) -> Package:
     """Returns a folder that Python can import, with its requirements.txt; UserError if it must not or cannot be used.
 
@@ -131,8 +140,7 @@ def user_package(folder: str, most_mb: float = MOST_MB) -> Package:
             (f"did you mean {folder}/{found.parent.name}?" for found in sorted(path.glob("*/__init__.py"))), ""
         )
         raise UserError(
-            f"package={folder}: must be a folder that Python can import: "
-            + (inside or "such as my_models with an __init__.py")
+            f"package={folder}: must be a folder that Python can import: " + (inside or _how_to_make_one(folder, path))
         )
     if path.name in ("trainer", "deploy") or _distribution(path.name) == _distribution(TRAINER):
         raise UserError(f"package={folder}: {path.name} is a name of this project: rename your package")

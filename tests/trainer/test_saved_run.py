@@ -327,3 +327,14 @@ def test_callbacks_and_recipe_of_the_run_are_not_needed(copied: Path, tmp_path: 
 def test_code_that_changed_does_not_hinder_predictions(copied: Path, tmp_path: Path) -> None:
     other_code(copied)
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
+
+
+@pytest.mark.parametrize("palette", ["blue green red", "red green blue black", "blue"])
+def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
+    palette: str, runs: Runs, tmp_path: Path
+) -> None:
+    run = runs("colour_model", "colours")
+    found = evaluated(run, tmp_path, f"--palette={palette}")
+    outputs = predicted(run, tmp_path, f"--palette={palette}")["predictions"][:, 0]
+    targets = [float(len(each)) for each in palette.split() * 16]
+    assert found["loss"] == pytest.approx(np.mean((outputs - targets) ** 2), rel=1e-10)

@@ -34,7 +34,9 @@ def load_function(
     except (ImportError, SyntaxError, TypeError, ValueError) as error:  # TypeError: a relative name, as `.models`
         found = where_raised(error)
         place = f"{found[0]}: " if found else ""
-        raise UserError(f"{setting}={path}: cannot import {module_name} ({place}{reason(error)})") from error
+        file = module_name.endswith(".py")
+        hint = f": a module has no .py: use --{setting}={module_name[:-3].replace('/', '.')}:{name}" if file else ""
+        raise UserError(f"{setting}={path}: cannot import {module_name} ({place}{reason(error)}){hint}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")

@@ -54,8 +54,22 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
         return array.astype(object)  # as TensorFlow holds text
     if array.dtype.kind == "O":
         raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
-    hint = ": turn text into numbers first, for example with keras.layers.TextVectorization"
-    raise UserError(f"{name} holds {array.dtype}, not numbers{hint if array.dtype.kind in 'SU' else ''}")
+    if array.dtype.kind in "SU":
+        raise UserError(f"{name} holds text, {_first(array)}, not numbers: {numbers_from(array)}")
+    raise UserError(f"{name} holds {array.dtype}, not numbers")
+
+
+def numbers_from(text: npt.NDArray[Any]) -> str:
+    """Returns how to turn an array of text into numbers: the first text shows whether it is a number."""
+    try:
+        float(text.flat[0])
+    except (IndexError, ValueError):
+        return "number its classes from 0, as with np.unique(…, return_inverse=True)"
+    return 'they are numbers in text: use .astype("float32")'
+
+
+def _first(array: npt.NDArray[Any]) -> str:
+    return f"first {str(array.flat[0])[:40]!r}" if array.size else "though empty"
 
 
 def _is_text(array: npt.NDArray[Any]) -> bool:

@@ -155,4 +155,8 @@ def recognise(data: str, path: Path) -> str:
         return "idx"
     if path.is_dir():
         return "folder"
-    raise UserError(f"data={data}: unknown kind of data: use one of {', '.join(f'{kind}:PATH' for kind in KINDS)}")
+    kinds = ", ".join(f"{kind}:PATH" for kind in KINDS)
+    raise UserError(
+        f"data={data}: unknown kind of data: use one of {kinds}, or --data=package.module:function, a function of "
+        "yours that reads it (examples/table.py reads a CSV file)"
+    )

@@ -102,7 +102,8 @@ def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> N
     if holds_text and inputs and not any(one.dtype == "string" for one in inputs):
         raise UserError(
             f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
-            "first, for example with keras.layers.TextVectorization, or let the model do it"
+            "first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which may also be "
+            "a layer of the model"
         )
 
 

@@ -237,6 +237,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", [_DIGITS, "--backend=rest"], "argument --backend: invalid choice"),
     ("cpu", [_DIGITS, "--max_package_mb=0"], "is not a whole number from 1"),
     ("cpu", [_DIGITS, "--package=nothing"], "must be a folder that Python can import"),
+    ("cpu", [_DIGITS, f"--package={__file__}"], "my_models/`, then --package=my_models --model=my_models.wrong_in"),
     ("cpu", [_DIGITS, "--package=."], "that Python can import: did you mean ./my_models?"),
     ("cpu", [_DIGITS, "--job_dir=gs://"], "is not a valid bucket name"),
     ("cpu", ["--model=my_models.gan:biuld", "--data=digits", "--package=my_models"],

@@ -87,7 +87,8 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("uneven", "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
     ("ragged_list", "x holds Python objects, or rows of several lengths"),
     ("nan_targets", "y holds NaN, first in row 5"),
-    ("text_targets", "y holds <U1, not numbers: turn text into numbers first"),
+    ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
+    ("numbers_in_text", "y holds text, first '0.5', not numbers: they are numbers in text: use .astype("),
     ("generator", "it returned a generator, which can be read only once"),
     ("moody_rows", "two readings of its first examples differ"),
     ("unseeded", "two readings of its first examples differ"),
@@ -180,7 +181,7 @@ def test_a_model_without_a_loss_is_refused_before_training(model: str, line: str
 
 
 def test_nan_in_x_is_named_when_the_loss_is_nan(tmp_path: Path) -> None:
-    with refused("earlier files are kept; or fill the NaN in x, first in row 5"):
+    with refused("x holds NaN, first in row 5: fill or remove such rows first; step "):
         run_job(settings("nan_inputs", "regression", f"--job_dir={tmp_path}"))
 
 

@@ -377,7 +377,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
     ("folder:/no/such", "path not found"),
     ("gs:/bucket/x", "did you mean gs://bucket/x?"),
     ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
-    (__file__, "unknown kind of data"),
+    (__file__, "stacked_mnist:PATH, or --data=package.module:function, a function of yours that reads it"),
 ])  # fmt: skip
 def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
     with pytest.raises(UserError, match=re.escape(line)):
