@@ -22,6 +22,7 @@ from deploy.planning.kept import plan_of
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
 from deploy.report.collection import ESTIMATE, collect
+from deploy.spec.images import remembered
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import Tier, check_tiers, tier_names
 from trainer.config.flags import Parser, whole
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     found, overrides = parse(_flags(), arguments)
     specs = read_tiers(found.tiers or tier_names(), found.prices, read_prices(found.price_per_hour))
     speeds = numbers_by_tier("relative_speed", found.relative_speed)
+    if speeds and not getattr(found, "from") and not found.short_steps:
+        raise UserError("relative_speed: it is relative to a run: give one with --from= or --short_steps=")
     check_tiers(speeds, [tier.name for tier in specs], "relative_speed")
     config, out = overrides.resolve(), local_path(found.out, "out")
     make_writable(out, "out")
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         scale = partial(scale_by_graph, plan, config, machines)
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, speeds, scale)
     by_name = {each.tier: each for each in estimates}
-    found_by_tier = forecasts(specs, plan, config, machines, by_name, found.preemptions_per_hour)
+    found_by_tier = forecasts(specs, plan, config, machines, by_name, found.preemptions_per_hour,
+                              own_image=remembered() is not None)  # fmt: skip
     kept = {each.tier: {"seconds": asdict(each.seconds) if each.seconds else None, "steps": each.steps}
             for each in found_by_tier}  # fmt: skip
     content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}

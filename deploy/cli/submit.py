@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import itertools
 import math
 import signal
 from collections.abc import Iterator, Sequence
@@ -68,11 +69,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     jobs = _candidates(asked, overrides, options)
     runs = [] if asked.check else [(job.tier, job.config) for job in jobs]
     of_memory = memory_lines(runs, overrides, plan=asked.plan, force=asked.force)
-    for job in jobs:
-        print("\n".join(f"# {line}" for line in describe(job)), flush=True)
-    print("".join(f"# {line}\n" for line in of_memory), end="", flush=True)
+    if asked.dry_run:  # first: it is long, and what is said of the job must stay on the screen
+        print(f"{paste(jobs[0], asked, attempt_label(record.submission))}\n")
+    for line in (*itertools.chain.from_iterable(map(describe, jobs)), *of_memory):
+        print(f"# {line}", flush=True)
     if asked.dry_run:
-        print(paste(jobs[0], asked, attempt_label(record.submission)))
         return DONE
     with (
         exit_on_api_error(jobs[0].gcp), notification.deferred(),

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from deploy.planning.estimation import Estimate
 from deploy.planning.interval import Interval
-from deploy.planning.offers import Offer, lost_by_preemption, offers
+from deploy.planning.offers import Offer, lost_by_preemption, offers, prices
 from deploy.planning.step_time import arithmetic, ratio, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.report.summary import TierSummary
+from deploy.spec.images import Contents, choose_image
 from deploy.spec.machine_table import Machines, Rates
+from deploy.spec.plain_image import install_seconds
 from deploy.spec.tier import Tier, TierFacts
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
@@ -24,12 +26,14 @@ class Forecast:
     """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one line each."""
 
     tier: str
+    kind: str  # of its devices, or of its machine if that has none
     machine: str
     devices: int
     batch_per_device: int | None
     fit: Fit | None
     step: Interval | None  # seconds
-    seconds: Interval | None  # of the whole job, without preemptions
+    seconds: Interval | None  # of the whole job, without installation and preemptions
+    install_seconds: float  # before it, in a plain Python image; 0 in another
     steps: int
     basis: str  # BY_GRAPH, BY_RUNS; "" without times
     offers: tuple[Offer, ...]
@@ -38,17 +42,21 @@ class Forecast:
 
 def forecasts(
     tiers: Sequence[Tier], plan: StepPlan, config: TrainConfig, table: Machines, estimates: Mapping[str, Estimate],
-    preemptions_per_hour: float,
+    preemptions_per_hour: float, *, own_image: bool = False,
 ) -> list[Forecast]:  # fmt: skip
-    """Returns the forecast of each tier. `estimates`: from runs, by tier; the others come from the graph."""
+    """Returns the forecast of each tier. `estimates`: from runs, by tier; the others come from the graph.
+
+    own_image: nothing is installed when a job starts, also where the tier's file names no image.
+    """
     steps = plan.total_steps(config)
-    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, preemptions_per_hour)
+    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, preemptions_per_hour,
+                      own_image=own_image)
             for tier in tiers]  # fmt: skip
 
 
 def _forecast(
     tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Estimate | None, steps: int,
-    preemptions_per_hour: float,
+    preemptions_per_hour: float, *, own_image: bool,
 ) -> Forecast:  # fmt: skip
     rows, problems = None, []
     try:
@@ -70,15 +78,20 @@ def _forecast(
         if rates:
             step, basis = step_seconds(plan, config, rates, tier.devices, tier.workers), BY_GRAPH
             seconds = step.times(steps).plus(START_SECONDS)
+    plain = not own_image and choose_image(tier, "", None, ()).contents is Contents.PYTHON
+    installing = install_seconds(tier.accelerators) if plain else 0.0
     found: tuple[Offer, ...] = ()
     if step and seconds and not (fit and fit.verdict == TOO_LARGE):
         lost = lost_by_preemption(step.middle, config.checkpoint_every_steps, seconds.middle)
-        found = tuple(offers(tier, table, seconds, lost, preemptions_per_hour))
+        found = tuple(offers(tier, table, seconds.plus(installing), lost, preemptions_per_hour))
         if not found:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
+        elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in found}:
+            problems.append("as spot, preemptions would lose more than is done")
     return Forecast(
-        tier.name, tier.machine, tier.devices, rows, fit, step, seconds, steps, basis, found, tuple(problems)
-    )
+        tier.name, tier.accelerator_type or tier.machine_type, tier.machine, tier.devices, rows, fit, step, seconds,
+        installing, steps, basis, found, tuple(problems),
+    )  # fmt: skip
 
 
 def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates | None, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, choices
 from deploy.planning.interval import Interval
 from deploy.planning.offers import RESTART_SECONDS, Offer
-from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, WORKSPACE_BYTES
+from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, TOO_LARGE, WORKSPACE_BYTES
 from deploy.report.plots import pareto_front
 from deploy.report.table import figures, money
 from deploy.spec.machine_table import load_machines
@@ -79,28 +79,31 @@ class PlanTable:
     def sentences(self, wish: Wish) -> Iterator[str]:
         """Yields what the user wants to know first."""
         if not self.offers:
-            yield "No tier has both a time and a price."
+            yield _why_none(self.forecasts)
             return
         yield f"The cheapest: {_offered(*self.offers[0])}."
         fastest = min(self.offers, key=lambda pair: pair[1].hours.middle)
         yield f"The fastest: {_offered(*fastest)}."
+        yield from _worth(self.forecasts)
         if wish.within_hours is not None:
             surely = [pair for pair in self.offers if pair[1].hours.high <= wish.within_hours]
             perhaps = [pair for pair in self.offers if pair[1].hours.middle <= wish.within_hours]
-            yield _wished(f"The cheapest that ends within {figures(wish.within_hours)} hours", surely, perhaps)
+            least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
+            yield _wished(f"The cheapest that ends within {figures(wish.within_hours)} hours", surely, perhaps, least)
         if wish.budget_usd is not None:
             by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
             surely = [pair for pair in by_time if pair[1].usd.high <= wish.budget_usd]
             perhaps = [pair for pair in by_time if pair[1].usd.middle <= wish.budget_usd]
-            yield _wished(f"The fastest for {money(wish.budget_usd)}", surely, perhaps)
+            least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
+            yield _wished(f"The fastest for {money(wish.budget_usd)}", surely, perhaps, least)
 
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
         table, memory = load_machines(), self.plan.memory
         bases = {each.basis for each in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
-               f"{100 * memory.error:.1f} % off at the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for CUDA, "
-               f"{WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
+               f"{100 * memory.error:.1f} % off with the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for "
+               f"CUDA, {WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
         if BY_GRAPH in bases:
             yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of "
                    "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
@@ -109,6 +112,11 @@ class PlanTable:
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. "
                "The time to get machines is not included, nor are saving and evaluation where no run shows "
                "them.")  # fmt: skip
+        installing = sorted({each.install_seconds for each in self.forecasts if each.install_seconds})
+        if installing:
+            minutes = " to ".join(f"{seconds / 60:.0f}" for seconds in installing)
+            yield (f"Hours and USD include {minutes} minutes (a guess) in which each job installs TensorFlow before it "
+                   "starts; an image of your own (python -m deploy image) saves them.")  # fmt: skip
         yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
         yield from (f"{each.tier}: {problem}" for each in self.forecasts for problem in each.problems)
         near = [each.tier for each in self.forecasts if each.fit and each.fit.verdict == NEAR]
@@ -116,12 +124,41 @@ class PlanTable:
             yield f"{', '.join(near)}: whether it fits is within the error of the prediction."
 
 
-def _wished(what: str, surely: Sequence[tuple[Forecast, Offer]], perhaps: Sequence[tuple[Forecast, Offer]]) -> str:
+def _why_none(found: Sequence[Forecast]) -> str:
+    """Returns why there is no offer at all, and the largest batch that fits, if only that is missing."""
+    fits = [each.fit for each in found if each.fit]
+    if not fits or any(fit.verdict != TOO_LARGE for fit in fits):
+        return "No tier has both a time and a price."
+    batch, tier = max((each.fit.largest_batch, each.tier) for each in found if each.fit)
+    return f"It fits no tier: the largest global batch that fits is {batch:,}, on {tier}."
+
+
+def _worth(found: Sequence[Forecast]) -> Iterator[str]:
+    """Yields a sentence for each kind of device: what more of them save in time, and cost, against the fewest."""
+    by_kind: dict[tuple[str, str], list[tuple[Forecast, Offer]]] = {}
+    for each in found:
+        for offer in each.offers:
+            by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
+    told = set()
+    for strategy in STRATEGY:
+        for (kind, offered), pairs in by_kind.items():
+            if offered != strategy or kind in told or len(pairs) < 2:
+                continue
+            told.add(kind)
+            (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
+            ratios = (f"{each.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
+                      f"{offer.usd.middle / least.usd.middle:.2f} x the money" for each, offer in others)  # fmt: skip
+            yield f"Against {first.tier} ({STRATEGY[strategy]}): {', '.join(ratios)}."
+
+
+def _wished(
+    what: str, surely: Sequence[tuple[Forecast, Offer]], perhaps: Sequence[tuple[Forecast, Offer]], least: str
+) -> str:
     if surely:
         return f"{what}: {_offered(*surely[0])}."
     if perhaps:
         return f"{what}: none surely; perhaps {_offered(*perhaps[0])}."
-    return f"{what}: none."
+    return f"{what}: none; {least}."
 
 
 def _offered(each: Forecast, offer: Offer) -> str:

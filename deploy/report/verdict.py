@@ -16,6 +16,7 @@ from trainer.reporting.breakdown import INPUT, KINDS, MUCH, WORDS, advice
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
 _LOSS_TOLERANCE = 0.05  # of the larger loss
 _MUCH_STARTUP = 0.2  # of the total time
+_MANY = 4  # tiers that are named one by one
 _MORE_WORK = "use a larger batch per replica or a larger model."
 
 
@@ -90,21 +91,44 @@ def _no_cost(row: TierSummary) -> str:
 
 
 def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
-    """Compares each tier with the fastest one with fewer devices of its kind."""
-    for row in done:
-        fewer = [other for other in done if other.kind == row.kind != UNKNOWN and other.devices < row.devices]
-        if not fewer:
-            continue
-        other = max(fewer, key=lambda other: _speed(other).median)
-        ratio = _speed(row).median / _speed(other).median
+    """Compares the tiers of each kind with the one of fewest devices, and names those that more devices do not help."""
+    by_kind: dict[str, list[TierSummary]] = {}
+    for row in sorted(done, key=lambda row: (row.devices, -_speed(row).median)):
+        if row.kind != UNKNOWN:
+            by_kind.setdefault(row.kind, []).append(row)
+    for first, *others in by_kind.values():
+        faster, exceptions = [], []
+        for row in others:
+            fewer = [other for other in (first, *others) if other.devices < row.devices]
+            if not fewer:
+                continue
+            exception = _no_gain(row, max(fewer, key=lambda other: _speed(other).median))
+            if exception:
+                exceptions.append(exception)
+            else:
+                faster.append(f"{row.tier} ({counted_devices(row.devices)}) {_gain(row, first)}")
+        if faster:
+            yield f"Against {first.tier} ({counted_devices(first.devices)}): {', '.join(faster)}."
+        yield from exceptions
+
+
+def _gain(row: TierSummary, first: TierSummary) -> str:
+    ratio = f"{_speed(row).median / _speed(first).median:.2f} x as fast"
+    if not (row.cost_per_million_images and first.cost_per_million_images):
+        return ratio
+    return (
+        f"{ratio} for {row.cost_per_million_images / first.cost_per_million_images:.2f} x the cost per million images"
+    )
+
+
+def _no_gain(row: TierSummary, other: TierSummary) -> str:
+    """Returns that a tier is not faster than another one with fewer devices; "" if it is."""
+    if equal(_speed(row), _speed(other)):
         one, two = (f"{each.tier} ({counted_devices(each.devices)})" for each in (row, other))
-        slower = f"{row.devices} devices are slower than {other.devices}"
-        if equal(_speed(row), _speed(other)):
-            yield f"{one} and {two} are equally fast, within the spread; {_MORE_WORK}"
-        elif ratio < 1:
-            yield f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}"
-        else:
-            yield f"{one} reaches {ratio:.2f} x {two}."
+        return f"{one} and {two} are equally fast, within the spread; {_MORE_WORK}"
+    ratio = _speed(row).median / _speed(other).median
+    slower = f"{row.devices} devices are slower than {other.devices}"
+    return f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}" if ratio < 1 else ""
 
 
 def _communication(done: Sequence[TierSummary]) -> Iterator[str]:
@@ -210,9 +234,13 @@ def _ends(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
 
 def _startup(done: Sequence[TierSummary]) -> Iterator[str]:
     shares = {r.tier: r.startup_seconds / r.total_seconds for r in done if r.startup_seconds and r.total_seconds}
-    much = [f"{tier} {100 * share:.0f} %" for tier, share in shares.items() if share > _MUCH_STARTUP]
+    much = {tier: share for tier, share in shares.items() if share > _MUCH_STARTUP}
+    each = ", ".join(f"{tier} {100 * share:.0f} %" for tier, share in much.items())
+    if len(much) > _MANY:
+        most = max(much, key=lambda tier: much[tier])
+        each = f"{len(much)} tiers, {100 * min(much.values()):.0f} to {100 * much[most]:.0f} %, the most on {most}"
     if much:
-        yield f"Start-up is a large part of the total ({', '.join(much)}): it matters less in a longer run."
+        yield f"Start-up is a large part of the total ({each}): it matters less in a longer run."
 
 
 def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:

@@ -40,6 +40,11 @@ def run_in_plain_image(task: dict[str, Any], module: str, gpus: int, packages: S
                    *given.values()]  # fmt: skip
 
 
+def install_seconds(gpus: int) -> float:
+    """Returns how long each worker with so many GPUs installs at each start; a guess."""
+    return 60.0 * _MINUTES[bool(gpus)]
+
+
 def about_installing(tier: Tier, image: str, network: bool) -> str:
     """Returns one line on what the installation in a plain Python image takes at each start."""
     gpus = bool(tier.accelerators)

@@ -22,6 +22,7 @@ from deploy.planning.step_time import (
     step_seconds,
 )
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
+from deploy.spec.images import BuiltImage, remember
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import Capture, Command
@@ -167,7 +168,13 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert times == sorted(times, reverse=True)
     assert tiers["cpu"]["step"] is None
     assert "cpu: the time on CPUs is not predicted: give a run on it with --from=" in shown
-    cheapest, fastest, within, budget = content["sentences"]
+    cheapest, fastest, *worth, within, budget = content["sentences"]
+    offered = {(each["tier"], offer["strategy"]): offer for each in content["tiers"] for offer in each["offers"]}
+    (four,) = [line for line in worth if line.startswith("Against l4x1 (standard): ")]
+    one, of_four = (offered[name, "STANDARD"] for name in ("l4x1", "l4x4"))
+    faster, dearer = (f"{a['middle'] / b['middle']:.2f} x" for a, b in (
+        (one["hours"], of_four["hours"]), (of_four["usd"], one["usd"])))  # fmt: skip
+    assert f", l4x4 {faster} as fast for {dearer} the money, " in four
     assert within.startswith("The cheapest that ends within 48.0 hours: ")
     assert within.removeprefix("The cheapest that ends within 48.0 hours: ") == cheapest.removeprefix("The cheapest: ")
     assert budget.removeprefix("The fastest for $2,000.00: ") == fastest.removeprefix("The fastest: ")
@@ -197,19 +204,44 @@ def test_a_run_on_one_card_gives_the_others_narrower_times(tmp_path: Path, capsy
 def test_what_a_wish_cannot_have_is_said(tmp_path: Path, capsys: Capture) -> None:
     assert main(planned(tmp_path, "l4x1", "--steps=1000000", "--within=1h", "--budget=0.01", gflop=1e4)) == 0
     shown = capsys.readouterr().out
-    assert "The cheapest that ends within 1.00 hours: none." in shown
-    assert "The fastest for $0.01: none." in shown
+    assert "The cheapest that ends within 1.00 hours: none; the fastest takes at least " in shown
+    assert "The fastest for $0.01: none; the cheapest costs at least $" in shown
 
 
-@pytest.mark.parametrize(("tier", "flags", "line"), [
-    ("t4x1", ["--precision=float64"], "t4x1: no rate for precision=float64: give a run on it with --from="),
-    ("l4x8", ["--global_batch_size=12"], "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16"),
-    ("l4x1", ["--global_batch_size=6400"], "l4x1: does not fit: needs "),
+NO_OFFER = "No tier has both a time and a price."
+
+
+@pytest.mark.parametrize(("tier", "flags", "line", "sentence"), [
+    ("t4x1", ["--precision=float64"], "t4x1: no rate for precision=float64: give a run on it with --from=", NO_OFFER),
+    ("l4x8", ["--global_batch_size=12"], "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16",
+     NO_OFFER),
+    ("l4x1", ["--global_batch_size=6400"], "l4x1: does not fit: needs ",
+     "It fits no tier: the largest global batch that fits is 1,"),
 ])  # fmt: skip
-def test_each_reason_is_one_line(tmp_path: Path, capsys: Capture, tier: str, flags: list[str], line: str) -> None:
+def test_each_reason_is_one_line(
+    tmp_path: Path, capsys: Capture, tier: str, flags: list[str], line: str, sentence: str
+) -> None:
     assert main(planned(tmp_path, tier, *flags)) == 0
     assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
-    assert forecast(tmp_path)["sentences"] == ["No tier has both a time and a price."]
+    (found,) = forecast(tmp_path)["sentences"]
+    assert found.startswith(sentence)
+
+
+def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hours = []
+    for _ in range(2):
+        assert main(planned(tmp_path, "l4x1", "--global_batch_size=64", gflop=100.0)) == 0
+        (tier,) = forecast(tmp_path)["tiers"]
+        standard = next(offer for offer in tier["offers"] if offer["strategy"] == "STANDARD")
+        hours.append(standard["hours"]["middle"])
+        assert 3600 * hours[-1] == pytest.approx(tier["seconds"]["middle"] + tier["install_seconds"])
+        assert standard["usd"]["middle"] == pytest.approx(standard["usd_per_hour"] * hours[-1])
+        assert ("TensorFlow" in capsys.readouterr().out) == bool(tier["install_seconds"])
+        remember(BuiltImage("europe-docker.pkg.dev/p/r/n:1", "", {}, "2026-11-23"))
+    assert 3600 * (hours[0] - hours[1]) == pytest.approx(240)
 
 
 def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Capture) -> None:
@@ -235,6 +267,7 @@ def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Captur
     ("--budget=-1", "'-1' must be a number above 0, in USD"),
     ("--within=eight", "'eight' must be a time"),
     ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
+    ("--relative_speed=l4x1=2", "relative_speed: it is relative to a run: give one with --from= or --short_steps="),
     ("--preemptions_per_hour=often", "'often' must be a number of preemptions an hour"),
 ])  # fmt: skip
 def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_published_dcgan(tmp_path: Path) -> None:
     words = words_of(tmp_path, "cpu")
     assert re.search(r"^Fastest: distributed, .* images/s, 44.8\d x cpu\.$", words, re.MULTILINE)
     assert "data-parallel (2 devices) and gpu (1 device) are equally fast, within the spread" in words
-    assert "distributed (2 devices) reaches 1.64 x gpu (1 device)." in words
+    assert "Against gpu (1 device): distributed (2 devices) 1.64 x as fast." in words
 
 
 def test_what_is_no_image_is_called_an_example(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_is_no_image_is_called_an_example(tmp_path: Path) -> None:
 def test_published_cnn_and_dense(tmp_path: Path) -> None:
     type_in(tmp_path / "cnn", CNN)
     assert rows_of(tmp_path / "cnn")["several"].speed_up == pytest.approx(21 / 9)
-    assert "several (4 devices) reaches 2.33 x one (1 device)." in words_of(tmp_path / "cnn")
+    assert "Against one (1 device): several (4 devices) 2.33 x as fast." in words_of(tmp_path / "cnn")
     type_in(tmp_path / "dense", DENSE)
     assert rows_of(tmp_path / "dense")["two"].speed_up == pytest.approx(68.0 / 90.6)
     assert rows_of(tmp_path / "dense")["two"].batch_per_replica == 50
@@ -213,7 +213,9 @@ def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     plant(tmp_path / "l4x2" / "repeat-1", noisy(0.05), devices=("GPU:0", "GPU:1"), gpu="NVIDIA L4")
     words, rows = words_of(tmp_path), rows_of(tmp_path)
     assert "slower" not in words
-    assert "l4x2 (2 devices) reaches 2.00 x l4x1 (1 device)." in words
+    assert "Against l4x1 (1 device): l4x2 (2 devices) 2.00 x as fast." in words
+    faster = "l4x2 (2 devices) 2.00 x as fast for 0.75 x the cost per million images."
+    assert f"Against l4x1 (1 device): {faster}" in words_of(tmp_path, l4x1=1.0, l4x2=1.5)
     assert (rows["l4x2"].speed_up, rows["l4x2"].efficiency) == (pytest.approx(0.2), None)
     assert rows["l4x2"].missing["efficiency"] == "its devices are of another kind than those of a100"
     assert rows_of(tmp_path, "l4x1")["l4x2"].efficiency == pytest.approx(1)
