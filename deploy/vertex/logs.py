@@ -13,10 +13,11 @@ from deploy.spec.spec_changes import LABEL
 from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
 from deploy.vertex.costs import describe_run, format_duration, spent
-from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure
+from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.live import LiveLines, LiveReader
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.waiting import Waiting
+from trainer.errors import FAULT, INTERRUPTED
 
 POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
@@ -178,4 +179,6 @@ def watch_job(
     print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
     if status.error:
         print(f"error: {describe_failure(status)}", file=sys.stderr)
+    if status.started and status.output and exit_code(status) in (INTERRUPTED, FAULT):
+        print(f"to go on from its last checkpoint: the same command with --job_dir={status.output}")
     return status

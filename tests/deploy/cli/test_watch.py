@@ -100,9 +100,13 @@ def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: Job)
 def test_the_exit_code_of_a_job_that_ended(
     state: str, error: str, code: int, line: str, cloud: Emulator, watched: Watched, job: Job
 ) -> None:
+    job["jobSpec"] = {**SPEC, "baseOutputDirectory": {"outputUriPrefix": "gs://bucket/demo"}}
     cloud.begin(job)
     cloud.end(job, state, error)
-    assert line in watched(code)[1]
+    shown, errors = watched(code)
+    assert line in errors
+    goes_on = "the same command with --job_dir=gs://bucket/demo"  # not if the command itself has to change
+    assert (goes_on in shown) == (code != 2)
 
 
 @pytest.mark.parametrize(
