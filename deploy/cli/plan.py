@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     found, overrides = parse(_flags(), arguments)
     specs = read_tiers(found.tiers or tier_names(), found.prices, read_prices(found.price_per_hour))
     speeds = numbers_by_tier("relative_speed", found.relative_speed)
+    check_tiers(speeds, [tier.name for tier in specs], "relative_speed")
     if speeds and not getattr(found, "from") and not found.short_steps:
         raise UserError("relative_speed: it is relative to a run: give one with --from= or --short_steps=")
-    check_tiers(speeds, [tier.name for tier in specs], "relative_speed")
     config, out = overrides.resolve(), local_path(found.out, "out")
     make_writable(out, "out")
     plan = read_plan(expanded(found.plan)) if found.plan else plan_of(config, overrides)

@@ -224,7 +224,7 @@ def test_the_verb_and_how_far_it_was_off(tmp_path: Path, capsys: Capture) -> Non
     given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
     assert main(["plan", *given, f"--plan={planted_plan(tmp_path)}"]) == 0
     shown = capsys.readouterr().out
-    assert "The cheapest: cpu as standard, 0.00694 (0.00694 - 0.00694) hours, $0.00347 ($0.00347 - $0.00347)." in shown
+    assert "The cheapest: cpu as standard, 0.0403 (0.0403 - 0.0403) hours, $0.0201 ($0.0201 - $0.0201)." in shown
     assert "the time to get machines and to start a container is not included" in shown
     kept = json.loads((out / "estimate.json").read_text())
     assert kept["tiers"]["cpu"]["seconds"]["middle"] == pytest.approx(25)

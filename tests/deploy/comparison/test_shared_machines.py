@@ -1,6 +1,7 @@
 """Tests comparisons in persistent resources: shared by equal machines, guarded, and always deleted."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -234,7 +235,7 @@ def test_a_guard_that_is_lost_ends_the_runs(guards: Guards, command: Command, cl
 
     guards.train = train
     shown = command("cpu", "--repeats=2", SHARED, code=1)
-    assert "cpu, repeat 2: persistent resource compare-" in shown
+    assert re.search(r"cpu, repeat [12]: persistent resource compare-", shown)  # whichever came second
     assert "has no guard any more: it is deleted" in shown
     assert (len(runs(cloud)), nothing_left(cloud, tmp_path)) == (1, True)
 
