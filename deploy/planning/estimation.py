@@ -73,8 +73,7 @@ def estimate(
         used |= dict.fromkeys(basis.tiers)
         assumptions.append(f"{tier.name}: {basis.words}")
         if given is None and rows[name].kind in _UNNAMED:
-            kind = tier.accelerator_type or tier.machine_type
-            assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {kind}")
+            assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {tier.kind}")
         steps = _steps(runs[name], config)
         seconds = _seconds(runs[name], rows[name], steps, basis.factor)
         usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
@@ -98,13 +97,11 @@ def _source(run: Run, row: TierSummary) -> str:
 
 def unknown_estimate(tier: TierFacts, tiers: Iterable[TierFacts], given: float | None = None) -> Estimate:
     """Returns the estimate for a tier that no run measured, with bounds relative to a smaller tier."""
-    kind = tier.accelerator_type or tier.machine_type
     cure = f"give --relative_speed={tier.name}=FACTOR, or with --from= a run on it"
-    reason = f"the speed of one {kind} was not measured: {cure}"
+    reason = f"the speed of one {tier.kind} was not measured: {cure}"
     if given is not None:
         reason = "simulated devices share one machine: take a short run on one device"
-    smaller = [each for each in tiers if (each.accelerator_type or each.machine_type) == kind
-               and each.devices < tier.devices]  # fmt: skip
+    smaller = [each for each in tiers if each.kind == tier.kind and each.devices < tier.devices]
     return Estimate(tier.name, None, None, reason, _bound(tier, smaller))
 
 

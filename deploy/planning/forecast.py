@@ -89,8 +89,8 @@ def _forecast(
         elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in found}:
             problems.append("as spot, preemptions would lose more than is done")
     return Forecast(
-        tier.name, tier.accelerator_type or tier.machine_type, tier.machine, tier.devices, rows, fit, step, seconds,
-        installing, steps, basis, found, tuple(problems),
+        tier.name, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps, basis, found,
+        tuple(problems),
     )  # fmt: skip
 
 

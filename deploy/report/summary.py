@@ -258,7 +258,7 @@ def _kind(group: TierRuns, local: bool) -> str:
         return accelerator_of(named)
     if group.tier is None or local:
         return next((run.devices[0].partition(":")[0] for run in group.runs if run.devices), "") or UNKNOWN
-    return group.tier.accelerator_type or group.tier.machine_type
+    return group.tier.kind
 
 
 def _workers(group: TierRuns) -> int:

@@ -47,11 +47,11 @@ def install_seconds(gpus: int) -> float:
 
 def about_installing(tier: Tier, image: str, network: bool) -> str:
     """Returns one line on what the installation in a plain Python image takes at each start."""
-    gpus = bool(tier.accelerators)
-    usd = tier.price_per_hour and tier.price_per_hour * _MINUTES[gpus] / 60
+    gpus, seconds = bool(tier.accelerators), install_seconds(tier.accelerators)
+    usd = tier.price_per_hour and tier.price_per_hour * seconds / 3600
     cost = "" if usd is None else f", about {usd:.2f} USD"
     way = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
     return (
         f"runs in {image}: each worker installs {requirements(tier.accelerators)[0]} at each start: {_GB[gpus]} GB "
-        f"from pypi.org, some {_MINUTES[gpus]} minutes{cost} (not measured on Vertex AI){way}"
+        f"from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI){way}"
     )

@@ -48,6 +48,11 @@ class TierFacts:
     price_per_hour: float | None = None
 
     @property
+    def kind(self) -> str:
+        """Returns the type of the devices: the accelerator's, or the machine's if it has none."""
+        return self.accelerator_type or self.machine_type
+
+    @property
     def devices(self) -> int:
         """Returns the number of replicas: accelerators of all workers, or one for each CPU worker."""
         return max(1, self.accelerators) * self.workers

@@ -55,11 +55,11 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     if array.dtype.kind == "O":
         raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
     if array.dtype.kind in "SU":
-        raise UserError(f"{name} holds text, {_first(array)}, not numbers: {numbers_from(array)}")
+        raise UserError(f"{name} holds text, {_first(array)}, not numbers: {_numbers_from(array)}")
     raise UserError(f"{name} holds {array.dtype}, not numbers")
 
 
-def numbers_from(text: npt.NDArray[Any]) -> str:
+def _numbers_from(text: npt.NDArray[Any]) -> str:
     """Returns how to turn an array of text into numbers: the first text shows whether it is a number."""
     try:
         float(text.flat[0])
