@@ -14,6 +14,7 @@ from benchmarks.runner import alternate, counts, make_parser, possible, print_ta
 
 CASES = {"wgan_gp": ["--recipe=wgan_gp_mnist"], "dcgan": ["--recipe=dcgan_mnist"]}
 OURS, INDEPENDENT, ALONE = "2 workers", "2 independent processes", "1 worker"
+OWN_ROWS = "2 workers, each normalises its own rows"
 
 PARSER = make_parser(__doc__, repeats=5, seconds=3.0)
 PARSER.add_argument("--models", type=runner.some_of(CASES), default=",".join(CASES), help="default: %(default)s")
@@ -33,10 +34,10 @@ def makers(flags: Sequence[str], batch: int, scaling: str, images_per_row: int) 
     alone = batch if scaling == "strong" else batch // 2
     ours, pytorch = "trainer_loop", "pytorch:channels_last"
     return {
-        OURS: partial(make, ours, batch, 2, "--sync_batch_norm=false", joined=True),
+        OURS: partial(make, ours, batch, 2, joined=True),
+        OWN_ROWS: partial(make, ours, batch, 2, "--sync_batch_norm=false", joined=True),
         INDEPENDENT: partial(make, ours, batch // 2, 2, copies=2),
         ALONE: partial(make, ours, alone, 1),
-        "2 workers, batch norm synchronised": partial(make, ours, batch, 2, joined=True),
         "PyTorch DDP (gloo)": partial(make, pytorch, batch, 2, joined=True),
         "2 independent PyTorch processes": partial(make, pytorch, batch // 2, 2, copies=2),
         "1 PyTorch worker": partial(make, pytorch, alone, 1),
@@ -57,6 +58,7 @@ def main() -> None:
                 with started(contest, options.seconds) as candidates:
                     raw[title] = found = alternate(candidates, options.repeats)
             print_table(title, table(found, "images/s"))
-            limit, alone = (statistics.median(ratios(found, OURS, name)) for name in (INDEPENDENT, ALONE))
-            print(f"{limit:.2f} of the limit; {alone:.2f} times one worker", flush=True)
+            for name in (OURS, OWN_ROWS):
+                limit, alone = (statistics.median(ratios(found, name, peer)) for peer in (INDEPENDENT, ALONE))
+                print(f"{name}: {limit:.2f} of the limit; {alone:.2f} times one worker", flush=True)
             save("workers_weak" if weak else "workers", images_per_second=raw)
