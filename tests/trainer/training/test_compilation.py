@@ -96,8 +96,8 @@ def mixing(config: TrainConfig, dataset: Dataset, *, how: str = "in a loop") -> 
 ])  # fmt: skip
 def test_what_xla_cannot_or_must_not_compile_runs_plain(how: str, why: str, caplog: Log, monkeypatch: Patch) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
-    setup = setup_of(f"--model={__name__}:mixing", f"--how={how}", "--image_size=16", "--global_batch_size=8",
-                     "--jit_compile")  # fmt: skip
+    setup = setup_of(f"--model={__name__}:mixing", f"--how={how}", "--data=digits", "--image_size=16",
+                     "--global_batch_size=8", "--jit_compile")  # fmt: skip
     before = weights(setup.model)
     trial = Trial(
         setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
