@@ -21,8 +21,8 @@ from trainer.models.layers import depends_on_replicas
 
 BATCH = 16
 KINDS = (
-    "named_inputs", "inputs_alone", "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches",
-    "tf_endless",
+    "arrays", "weighted", "pair", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless",
+    "named_inputs", "inputs_alone", "masks", "several_labels", "classes", "tokens",
 )  # fmt: skip
 
 
@@ -127,8 +127,9 @@ def test_a_share_can_be_held_back(data: str) -> None:
 
 MODELS = [
     ("regression", "weighted"), ("regression", "tf_batches"), ("by_weight", "weighted"),
-    ("summed", "weighted"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
-    ("multi_label", "several_labels"), ("classifier", "classes"),
+    ("summed", "weighted"), ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
+    ("regularized", "weighted"),
 ]  # fmt: skip
 
 
