@@ -20,7 +20,10 @@ with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the cl
     import keras
     import tensorflow as tf
 
-SMALL = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=4"]
+SMALL = [
+    "--data=digits", "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
+    "--steps=4",
+]  # fmt: skip
 
 
 def pytest_configure() -> None:

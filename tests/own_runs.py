@@ -26,7 +26,7 @@ STEPS, MIDDLE, BATCH = 30, 14, 16
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("[!_]*.py"))}
 _OF_TESTS = [
     ("regression", "tf_examples"), ("two_outputs", "named_inputs"), ("masked_text", "next_tokens"),
-    ("bag_of_words", "sentences"),
+    ("regularized", "weighted"), ("bag_of_words", "sentences"),
 ]  # fmt: skip
 # A train_step of the user's own, layers that draw or normalise, and kinds of data. tests/test_examples.py has the other
 # examples on two replicas, tests/trainer/data/test_own.py the rows of all kinds of data on two workers.

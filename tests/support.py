@@ -101,8 +101,8 @@ def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
 
 def small(*flags: str) -> TrainConfig:
     """Returns settings of a WGAN-GP that runs fifty steps in seconds."""
-    base = ["--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16", "--critic_steps=2"]
-    return resolve([*base, "--steps=50", *flags]).config
+    base = ["--data=digits", "--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16"]
+    return resolve([*base, "--critic_steps=2", "--steps=50", *flags]).config
 
 
 def real_data(name: str) -> Path:

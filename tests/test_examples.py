@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, run_job, run_steps, weights
 from trainer.config.overrides import resolve
@@ -69,6 +70,16 @@ def test_the_large_example_runs_by_its_own_command(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int) -> None:
     data = load_dataset(settings(name, f"--{flag}={real_data(file)}", "--evaluation_fraction=0")).train
-    (x, y) = data.gather(tf.range(data.count))
+    parts, y = data.gather(tf.range(data.count))
+    (x,) = tf.nest.flatten(parts)
     assert len(x) == len(y) == rows
     assert all(map(len, x.numpy())) if x.dtype == tf.string else np.isfinite(x).all()
+
+
+@pytest.mark.parametrize(("header", "name"), [("n,colour,y\n", "colour"), ("", "column 1")])
+def test_a_table_may_have_a_header_empty_cells_and_text(header: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(f'{header}1,red,2\r\n,"light, blue",3\r\n', encoding="utf-8-sig")
+    x, y = table.data(TrainConfig(), csv=str(tmp_path / "table.csv"))
+    np.testing.assert_array_equal(x["numbers"], [[1], [np.nan]])
+    assert x["categories"].tolist() == [[f"{name}=red"], [f"{name}=light, blue"]]
+    assert y.tolist() == [2, 3]

@@ -16,6 +16,7 @@ from typing import Any
 from trainer.command import quiet_start, run_command
 from trainer.config.flags import Parser, whole
 from trainer.config.overrides import Command, resolve
+from trainer.config.own_settings import refuse_missing_modules
 from trainer.config.train_config import TrainConfig
 from trainer.distribution.gpu_environment import set_gpu_environment
 from trainer.errors import DONE, USER_MUST_CHANGE
@@ -65,6 +66,7 @@ def _check(given: Sequence[str]) -> int:
     own, request = parse(given)
     set_verbose(request.verbose)
     config = request.config
+    refuse_missing_modules(config)
     if own.on_gpus:
         return _check_gpus(config, own.seconds)
     config.rows_per_replica(2)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.compat import all_layers
 from trainer.errors import UserError, reason
 from trainer.interface import ModelInterface, symbolic_inputs
-from trainer.log import log
+from trainer.log import warn_once
 from trainer.models.layers import refresh_normalization
 from trainer.storage import whole_folder
 from trainer.storage.tensorflow_errors import tensorflow_writing
@@ -35,7 +35,7 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
             plain_copy(trained).save(beside / f"{name}.keras")
         template = plain_copy(templates["model"])
         if why := _not_in_h5(template, beside / "model.keras"):
-            log.warning(f"model.h5 is not written: HDF5 cannot hold {why}")
+            warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
         else:
             _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")

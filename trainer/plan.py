@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer.command import quiet_start, run_command
 from trainer.config.flags import Parser
 from trainer.config.overrides import Command, resolve
+from trainer.config.own_settings import refuse_missing_modules
 from trainer.errors import DONE
 from trainer.log import log, set_verbose
 from trainer.reporting.plan_file import kept_plan, write_plan
@@ -48,6 +49,7 @@ def _run(given: Sequence[str]) -> int:
     own, request = parse(given)
     set_verbose(request.verbose)
     config = request.config
+    refuse_missing_modules(config)
     out = local_path(own.out, "out") if own.out else kept_plan(config)
     os.environ.update(ENVIRONMENT)
     with quiet_start():

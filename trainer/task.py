@@ -10,6 +10,7 @@ from collections.abc import Sequence  # noqa: E402
 
 from trainer.command import quiet_start, run_command  # noqa: E402
 from trainer.config.overrides import resolve, to_yaml  # noqa: E402
+from trainer.config.own_settings import refuse_missing_modules  # noqa: E402
 from trainer.distribution.cluster import read_cluster  # noqa: E402
 from trainer.distribution.gpu_environment import set_gpu_environment  # noqa: E402
 from trainer.errors import DONE  # noqa: E402
@@ -32,6 +33,7 @@ def _run(given: Sequence[str]) -> int:
     if request.print_config:
         print(to_yaml(request.config), end="")
         return DONE
+    refuse_missing_modules(request.config)
     is_chief = read_cluster().is_chief  # only the chief writes
     preflight(request.config.inputs, outputs(request.config) if is_chief else {})
     job_dir = open_job_dir(request.config, make=is_chief)  # finds mistakes before TensorFlow is loaded

@@ -19,6 +19,7 @@ LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_lo
 ACCURACIES = ("val_accuracy", "accuracy")
 UNKNOWN = "unknown"  # the kind of devices that no run names
 UNKNOWN_MACHINE = f"{RUN_INFO} does not state where it ran"
+NO_IMAGES = "the run generated no images"  # as of a table: its notes leave out measures of images
 NOT_PROFILED = "the run was not profiled: use --profile_steps=100..110"
 _MIXED = "its repeats differ"
 _SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
@@ -226,6 +227,8 @@ def _no_quality(runs: Sequence[Run]) -> str:
     """Returns why a tier has no measures of its images."""
     if any(run.quality for run in runs):
         return "its features, images or formulas are others than those it would be compared with"
+    if not any(run.sample for run in runs):
+        return NO_IMAGES
     return "the run did not compute it: use --fid_every_steps"
 
 

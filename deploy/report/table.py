@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.report.collection import Collection
-from deploy.report.summary import TierSummary, in_units
+from deploy.report.summary import NO_IMAGES, TierSummary, in_units
 from deploy.report.timing import Spread
 from deploy.spec.machine_table import load_machines
 from trainer.reporting.breakdown import WORDS
@@ -142,7 +142,7 @@ def _reasons(rows: Sequence[TierSummary]) -> list[str]:
     tiers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for column in COLUMNS:
-            if column.key in row.missing:
+            if row.missing.get(column.key, NO_IMAGES) != NO_IMAGES:
                 tiers.setdefault((in_units(column.title, rows), row.missing[column.key]), []).append(row.tier)
     together: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for (title, reason), names in tiers.items():

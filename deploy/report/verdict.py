@@ -194,25 +194,47 @@ def _differing(tiers: Sequence[TierRuns], may_differ: frozenset[str] | set[str])
 
 
 def _losses(collection: Collection, done: Sequence[TierSummary]) -> Iterator[str]:
-    """Names final losses that differ by more than 5 %, and by more than the loss changes between reports."""
+    """Says how close the final losses are, and names those that differ too much from the first tier's."""
     if collection.scaling == "weak":
         return  # with another global batch, other losses are expected
     runs = {tier.name: tier.runs for tier in collection.tiers}
-    first = next((row for row in done if row.final_loss is not None), None)
-    for row in done:
-        if first is None or row is first or row.final_loss is None or first.final_loss is None:
-            continue
-        if row.loss_name != first.loss_name:
-            yield f"Final losses cannot be compared: {row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}."
-            continue
-        name = row.loss_name or ""
-        noise = max(_noise(runs[row.tier], name), _noise(runs[first.tier], name))
-        larger = max(abs(row.final_loss), abs(first.final_loss))
-        if abs(row.final_loss - first.final_loss) > max(_LOSS_TOLERANCE * larger, noise):
-            yield (
-                f"Different final losses: {name} {figures(row.final_loss)} on {row.tier}, {figures(first.final_loss)} "
-                f"on {first.tier}: the training differs, so its speeds are not comparable."
-            )
+    rows = [row for row in done if row.final_loss is not None]
+    differences = [line for row in rows[1:] if (line := _different_loss(row, rows[0], runs))]
+    yield from differences or ([_agreement(rows)] if len(rows) > 1 else [])
+
+
+def _loss(row: TierSummary) -> float:
+    assert row.final_loss is not None, "only rows that have a loss are compared"
+    return row.final_loss
+
+
+def _different_loss(row: TierSummary, first: TierSummary, runs: Mapping[str, Sequence[Run]]) -> str:
+    """Returns that two losses differ by more than 5 %, and by more than the loss changes between reports; "" if not."""
+    if row.loss_name != first.loss_name:
+        return f"Final losses cannot be compared: {row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}."
+    name = row.loss_name or ""
+    noise = max(_noise(runs[row.tier], name), _noise(runs[first.tier], name))
+    if abs(_loss(row) - _loss(first)) <= max(_LOSS_TOLERANCE * _larger(row, first), noise):
+        return ""
+    return (
+        f"Different final losses: {name} {figures(_loss(row))} on {row.tier}, {figures(_loss(first))} on {first.tier}: "
+        "the training differs, so its speeds are not comparable."
+    )
+
+
+def _larger(row: TierSummary, other: TierSummary) -> float:
+    return max(abs(_loss(row)), abs(_loss(other)))
+
+
+def _agreement(rows: Sequence[TierSummary]) -> str:
+    """Returns within what the losses of tiers that do not differ too much agree."""
+    shown = list(dict.fromkeys(figures(loss) for loss in sorted(map(_loss, rows))))
+    values = f"{rows[0].loss_name} {' to '.join([shown[0], shown[-1]][: len(shown)])}"
+    share = max(abs(_loss(row) - _loss(rows[0])) / (_larger(row, rows[0]) or 1.0) for row in rows)
+    if share == 0:
+        return f"The final losses are equal: {values}."
+    noise = ", which is less than the loss changes between reports" if share > _LOSS_TOLERANCE else ""
+    return f"The final losses agree within {figures(100 * share, 2)} %{noise}: {values}."
 
 
 def _noise(runs: Sequence[Run], name: str) -> float:

@@ -13,7 +13,7 @@ COUNT = 24
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Makes them in `folder`: random images of 10 classes, a table of six columns, and the code that README shows."""
+    """Makes them in `folder`: random images of 10 classes, a table of examples/table.py, and README's code."""
     draw = np.random.default_rng(0)
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -30,4 +30,5 @@ def make_stand_ins(folder: Path) -> None:
         (folder / program).write_text("")
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     (folder / "mine.py").write_text(code)
-    np.savetxt(folder / "table.csv", draw.uniform(0, 1, (COUNT, 6)), delimiter=",")
+    rows = [f"{','.join(map(str, draw.uniform(0, 1, 5)))},red,1" for _ in range(COUNT)]
+    (folder / "table.csv").write_text("\n".join(["a,b,c,d,e,colour,target", *rows]))

@@ -28,7 +28,7 @@ MODELS = {
     "wgan_gp": ["--model=wgan_gp", "--width=4", "--latent_dim=16", "--critic_steps=2"],
 }
 CLUSTERS = {
-    "2 workers x 2 micro-batches": (2, ["--micro_batches=2"]),
+    "2 workers x 2 micro-batches": (2, ["--micro_batches=2", "--jit_compile"]),
     "3 workers": (3, []),
     "2 workers x 2 devices": (2, ["--replicas=2"]),
 }
@@ -101,6 +101,10 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     run = read(several / "run.json")
     assert (run["cluster"]["workers"], run["strategy"]) == (count, "MultiWorkerMirroredStrategy")
     assert run["collectives"] == "ring"
+    if "--jit_compile" in flags:
+        why = run["compilation"]["why"]
+        assert (run["compilation"]["compiled"], why) == (False, "XLA cannot sum over several machines")
+        assert (tmp_path / "several.log.0").read_text().count(f"jit_compile: the steps run plain: {why}") == 1
     assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
 
 

@@ -23,6 +23,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.images import noise
 from trainer.distribution.strategy import make_replicas
 from trainer.export import export, plain_copy
+from trainer.log import warn_once
 from trainer.rehearsal import rehearse
 from trainer.storage.initial import fetch_model
 
@@ -141,6 +142,7 @@ VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
 @pytest.mark.parametrize("kind", VOCABULARIES)
 def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log, monkeypatch: Patch) -> None:
     monkeypatch.setattr("trainer.log.log.propagate", True)
+    warn_once.cache_clear()
     if kind == "tf_idf" and keras.__version__.startswith("3.12."):
         pytest.skip("Keras 3.12 cannot load a TextVectorization with tf_idf that it saved")
     layer, x = VOCABULARIES[kind](), tf.constant([3, 4] if kind == "numbers" else TEXTS)
@@ -177,12 +179,14 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monk
     }[lost]
     config = resolve([f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]).config
     setup = build_setup(config, make_replicas(config))
+    warn_once.cache_clear()
     rehearse(setup, None)
     assert ("model.keras: cannot be loaded as a model.keras: " in caplog.text) is (lost == "class")
     if lost == "vocabulary":
         monkeypatch.setattr("trainer.export._copy_assets", lambda trained, plain: None)
         with refused("its export fails, tried before training: "):
             rehearse(setup, None)
+        assert caplog.text.count("model.h5 is not written") == 1  # although it was exported twice
 
 
 @pytest.fixture(scope="module")

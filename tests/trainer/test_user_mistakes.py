@@ -60,7 +60,7 @@ def test_a_mistake_that_shows_in_our_code_is_told_as_theirs_too(small_config: Ma
 
 
 def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) -> None:
-    command = [f"{MODEL}in_build", f"--job_dir={tmp_path / 'job'}"]
+    command = [f"{MODEL}in_build", "--data=digits", f"--job_dir={tmp_path / 'job'}"]
     try:
         assert task.main(command) == 2
         assert capsys.readouterr().err.count("\n") == 1

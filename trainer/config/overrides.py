@@ -17,7 +17,7 @@ from trainer.config.fields import as_text, coerce, coerce_all, nearest, setting
 from trainer.config.flags import VERBOSE, Parser, add_setting_flags, refuse_unknown
 from trainer.config.own_settings import FUNCTIONS, OwnSettings, refuse_missing
 from trainer.config.rules import check
-from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig
+from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, MODELS, TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.errors import UserError
 
@@ -104,6 +104,11 @@ class Overrides:
         if config.steps is None and config.epochs is None:
             config = dataclasses.replace(config, epochs=1)
         check(config)
+        if config.model not in MODELS and "data" not in given:
+            raise UserError(
+                f"data is missing: model={config.model} is a function of your own: use --data=package.module:function, "
+                "a folder or a file, or --data=digits to try the model without any"
+            )
         return config
 
     def arguments(self) -> list[str]:

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
-from trainer.config.signatures import REQUIRED, Parameter, Signature, Unreadable, read_signature
+from trainer.config.signatures import (
+    REQUIRED,
+    Parameter,
+    Signature,
+    Unreadable,
+    read_signature,
+    refuse_missing_module,
+)
 from trainer.config.train_config import DATA_KINDS, MAY_CHANGE, TrainConfig
 from trainer.errors import UserError
 
@@ -115,6 +122,14 @@ def _subclass(taken: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tupl
         "TrainConfig", fields, bases=(TrainConfig,), frozen=True, kw_only=True, namespace={"__module__": __name__}
     )
     return cast(type[TrainConfig], made)
+
+
+def refuse_missing_modules(config: TrainConfig) -> None:
+    """Raises UserError, before TensorFlow is loaded, if a module that the settings name is not found here."""
+    for setting in FUNCTIONS:
+        path = getattr(config, setting)
+        if is_dotted(path) or (":" in path and setting != "data"):
+            refuse_missing_module(path.partition(":")[0], f"{setting}={path}")
 
 
 def refuse_missing(settings: type[TrainConfig], given: Mapping[str, Any]) -> None:

@@ -10,9 +10,11 @@ import dataclasses
 import gc
 import importlib.util
 import os
+import pkgutil
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -93,6 +95,30 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
     return Signature(parameters, tuple(positional[len(positional) - len(given.defaults) :]))
 
 
+def refuse_missing_module(name: str, origin: str) -> None:
+    """Raises UserError, with the nearest name, if Python does not find the module `name`. Imports nothing.
+
+    `origin`: the setting that names it, and its value. A package that changes where its modules are found passes.
+    """
+    package, sources = name.rpartition(".")[0], _Sources("", origin)
+    missing = f"{origin}: cannot import {name} (No module named {name!r})"
+    with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
+        if name in sys.modules or sources.spec(name) is not None:
+            return
+        if name.endswith(".py"):
+            right = origin.replace(f"{name}:", f"{package.replace('/', '.')}:")
+            raise UserError(f"{missing}: a module has no .py: use --{right}")
+        folders: Sequence[str] = [os.getcwd()]
+        if package:
+            refuse_missing_module(package, origin)
+            parent = sources.spec(package)
+            if parent is None or re.search(r"__path__|sys\.modules", _source(parent) or ""):
+                return
+            folders = parent.submodule_search_locations or []
+        beside = [f"{package}.{one.name}".lstrip(".") for one in pkgutil.iter_modules(folders)]
+        raise UserError(f"{missing}{nearest(name, beside)}")
+
+
 @contextmanager
 def _no_other_thread() -> Iterator[None]:
     """Keeps the garbage collector, and with it every other thread, from running while ast.parse builds a tree.
@@ -116,8 +142,8 @@ class _Sources:
 
     def module(self, name: str) -> "_Module":
         try:
-            spec = self._spec(name)
-            source = getattr(spec.loader, "get_source", lambda name: None)(name) if spec else None
+            spec = self.spec(name)
+            source = _source(spec) if spec else None
         except SyntaxError as error:  # of an encoding that the file declares
             raise UserError(f"{self._origin}: cannot import {name} ({reason(error)})") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
@@ -139,7 +165,7 @@ class _Sources:
         """Returns the error for a name that a module does not have."""
         return UserError(f"{self._origin}: {module} has no function {name}{nearest(name, known)}")
 
-    def _spec(self, name: str) -> ModuleSpec | None:
+    def spec(self, name: str) -> ModuleSpec | None:
         """Returns the spec of a module. importlib.util.find_spec alone would import the packages that contain it."""
         top, *rest = name.split(".")
         folders = [folder for folder in (self._first, os.getcwd()) if folder]
@@ -152,6 +178,12 @@ class _Sources:
             top = f"{top}.{part}"
             spec = PathFinder.find_spec(top, [*spec.submodule_search_locations])
         return spec
+
+
+def _source(spec: ModuleSpec) -> str | None:
+    """Returns the source of a module; None if it has none."""
+    get = getattr(spec.loader, "get_source", None)
+    return get(spec.name) if get else None
 
 
 class _Module:

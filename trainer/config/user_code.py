@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from trainer.config.signatures import REQUIRED, Parameter, Unreadable, read_signature
+from trainer.config.signatures import REQUIRED, Parameter, Unreadable, read_signature, refuse_missing_module
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError, reason
 from trainer.user_mistakes import register_user_module, where_raised
@@ -29,14 +29,13 @@ def load_function(
     if os.getcwd() not in sys.path:  # a console script does not import from the current folder, `python -m` does
         sys.path.insert(0, os.getcwd())
     register_user_module(module_name)
+    refuse_missing_module(module_name, f"{setting}={path}")
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, TypeError, ValueError) as error:  # TypeError: a relative name, as `.models`
         found = where_raised(error)
         place = f"{found[0]}: " if found else ""
-        file = module_name.endswith(".py")
-        hint = f": a module has no .py: use --{setting}={module_name[:-3].replace('/', '.')}:{name}" if file else ""
-        raise UserError(f"{setting}={path}: cannot import {module_name} ({place}{reason(error)}){hint}") from error
+        raise UserError(f"{setting}={path}: cannot import {module_name} ({place}{reason(error)})") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")

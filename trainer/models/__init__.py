@@ -59,7 +59,8 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): {reason(error)}"
+            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
+            f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
     if not _has_loss(model, rows):
         raise UserError(
@@ -127,8 +128,7 @@ def _refuse_unconditional(model: keras.Model, config: TrainConfig) -> None:
 def _check_labels(model: keras.Model, dataset: Dataset) -> None:
     """Raises UserError if a label in memory has no output of a classifier: Keras would train on NaN, or fail late."""
     labels = targets_in_memory(dataset.train)
-    name = model.loss if isinstance(model.loss, str) else type(model.loss).__name__
-    if labels is None or "sparse" not in name.lower() or not has_class_outputs(model):
+    if labels is None or "sparse" not in _loss_name(model) or not has_class_outputs(model):
         return
     classes, least, largest = model.output_shape[-1], int(labels.min()), int(labels.max())
     if not 0 <= least <= largest < classes:
@@ -136,3 +136,26 @@ def _check_labels(model: keras.Model, dataset: Dataset) -> None:
             f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use labels "
             f"from 0 to {classes - 1}"
         )
+
+
+def _loss_name(model: keras.Model) -> str:
+    """Returns the name of the loss of compile() in small letters alone: of a string, a function or a Loss."""
+    loss = model.loss
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    return name.replace("_", "").lower()
+
+
+def _other_loss(model: keras.Model, dataset: Dataset) -> str:
+    """Returns which loss suits the labels, if the model's takes classes as numbers and these are one-hot, or opposite.
+
+    Empty for other losses and labels.
+    """
+    name, (_, y, *_) = _loss_name(model), (*dataset.spec, None)
+    if not has_class_outputs(model) or not isinstance(y, tf.TensorSpec):
+        return ""
+    one_hot = tuple(y.shape) == (model.output_shape[-1],)
+    if name == "sparsecategoricalcrossentropy" and one_hot:
+        return 'its loss takes a number a label, and these are one-hot: use loss="categorical_crossentropy"'
+    if name == "categoricalcrossentropy" and tuple(y.shape) in ((), (1,)):
+        return 'its loss takes one-hot labels, and these are numbers: use loss="sparse_categorical_crossentropy"'
+    return ""

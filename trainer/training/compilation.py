@@ -6,6 +6,7 @@ docs/decisions/9-xla.md has the reasons and what was measured.
 import hashlib
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -165,8 +166,10 @@ def _compile(trial: Trial) -> tuple[float, str]:
         raise
     except Exception as error:
         text = message_of(error)
-        not_compilable = isinstance(error, NotCompilable)
-        return 0.0, text.removeprefix("NotCompilable: ") if not_compilable else f"XLA fails: {text}"
+        if isinstance(error, NotCompilable):
+            return 0.0, text.removeprefix("NotCompilable: ")
+        unknown = re.search(r"Detected unsupported operations[^:]* on XLA_\w+: (\w+)", str(error))
+        return 0.0, f"XLA has no kernel for {unknown[1]}" if unknown else f"XLA fails: {text}"
 
 
 def _not_tried(config: TrainConfig, trial: Trial, steps_left: int) -> str:

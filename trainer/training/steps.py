@@ -153,6 +153,7 @@ class StepRunner:
         data, around = run(rows, args=(batch, step)), tf.compat.v1.get_default_graph()
 
         def whole_step(data: Any) -> Any:
+            refuse_text(data)
             scalars = train(data, step, around)  # captures `step`, with which `around` draws
             refuse_draws(tf.compat.v1.get_default_graph())
             return scalars
@@ -224,3 +225,9 @@ def refuse_draws(graph: Any) -> None:
     """Raises NotCompilable if `graph`, or a function in it, draws random numbers by an operation of TensorFlow."""
     if found := sorted({node.op for node in nodes_of(graph) if _DRAWS.search(node.op)}):
         raise NotCompilable(f"its train_step draws random numbers by {', '.join(found)}, for which XLA has other ones")
+
+
+def refuse_text(data: Any) -> None:
+    """Raises NotCompilable if the data of a step hold text: after XLA has refused it, its next compilation aborts."""
+    if any(one.dtype == tf.string for one in tf.nest.flatten(data)):
+        raise NotCompilable("its data hold text, which XLA cannot take")

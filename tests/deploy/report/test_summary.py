@@ -16,7 +16,7 @@ from deploy.report.summary import QUALITY, TierSummary, summarize
 from deploy.report.table import COLUMNS, figures, money, notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.timing import Spread, spread
 from deploy.report.verdict import verdict
-from tests.deploy.planted import edit, noisy, plant
+from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.errors import UserError
 
 
@@ -170,9 +170,19 @@ def test_different_losses_work_and_settings_are_reported(tmp_path: Path) -> None
     falling = np.linspace(2, 0.5, 20).tolist()
     plant(tmp_path / "a", noisy(0.1), losses=falling)
     plant(tmp_path / "same", noisy(0.1), losses=[loss * 1.01 for loss in falling])
-    assert "final loss" not in words_of(tmp_path)
+    assert "The final losses agree within 0.99 %: loss 0.500 to 0.505." in words_of(tmp_path)
+    noise = [loss * factor for loss, factor in zip(falling, [1.0, 1.2] * 10, strict=True)]
+    plant(tmp_path / "noise" / "a", noisy(0.1), losses=falling)
+    plant(tmp_path / "noise" / "b", noisy(0.1), losses=noise)
+    line = "agree within 17 %, which is less than the loss changes between reports: loss 0.500 to 0.600."
+    assert f"The final losses {line}" in words_of(tmp_path / "noise")
+    plant(tmp_path / "equal" / "a", noisy(0.1), losses=falling)
+    plant(tmp_path / "equal" / "b", noisy(0.1), losses=falling)
+    assert "The final losses are equal: loss 0.500." in words_of(tmp_path / "equal")
     plant(tmp_path / "worse", noisy(0.1), losses=[loss * 1.5 for loss in falling])
-    assert "Different final losses: loss 0.750 on worse, 0.500 on a: the training differs" in words_of(tmp_path)
+    words = words_of(tmp_path)
+    assert "Different final losses: loss 0.750 on worse, 0.500 on a: the training differs" in words
+    assert "losses agree" not in words
     short = plant(tmp_path / "short", noisy(0.1, 19), losses=falling[:19])
     edit(short / "run.json", config={"model": "mlp", "global_batch_size": 100, "learning_rate": 0.2, "seed": 0})
     words = words_of(tmp_path)
@@ -327,7 +337,10 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     assert float(records[1]["profile_matrix"]) == content["tiers"][1]["profile_matrix"] == 0.5
     assert any(re.match("No profile for .*: .*--profile_steps", x) for x in remarks)
     images = ", ".join(column.title for column in COLUMNS if column.key in QUALITY)
-    assert f"No {images} for any tier: the run did not compute it: use --fid_every_steps." in remarks
+    assert "FID" not in "".join(remarks)
+    sample(tmp_path / "c")
+    line = f"No {images} for c: the run did not compute it: use --fid_every_steps."
+    assert line in notes(summarize(collect([str(tmp_path)])), collection)
     empty = [(row, column.key) for row in rows for column in COLUMNS if getattr(row, column.key) is None]
     without = {key for row, key in empty if key not in row.missing}
     assert without == set(), "give these a reason in _with_reasons of deploy/report/summary.py"

@@ -71,6 +71,7 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
     (["--data=digit"], "no such data; did you mean 'digits'?"),
     (["--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your"),
+    (["--model=mine:build"], "data is missing: model=mine:build is a function of your own: use --data=package.module"),
     (["--recipe=efficientnet_photos", "--steps=5"], "or --data=digits to try the recipe without any"),
     (["--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
     (["--replicas=8", "--global_batch_size=4"], "does not divide over 8 replicas: take 8"),
@@ -131,9 +132,9 @@ def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) 
 
 
 def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
-    own = "--model=tests.models:classifier"
-    assert resolve([own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
-    assert resolve([own, "--tuning_metric=f1"]).config
+    own = ["--model=tests.models:classifier", "--data=digits"]
+    assert resolve([*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
+    assert resolve([*own, "--tuning_metric=f1"]).config
     assert resolve(["--tuning_metric=wasserstein_distance"]).config
     assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
     assert measures.STEP_METRICS.keys() == MODELS.keys()

@@ -22,6 +22,7 @@ from deploy.cli.arguments import parse, parser
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
 from trainer.config.overrides import own_settings, resolve, to_yaml
+from trainer.config.own_settings import refuse_missing_modules
 from trainer.config.signatures import read_signature
 from trainer.config.train_config import TrainConfig
 from trainer.errors import UserError
@@ -198,6 +199,19 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
         resolve([OWN[0], "--a=3"])
 
 
+@pytest.mark.parametrize(("model", "line"), [
+    ("mine.nest:build", "cannot import mine.nest (No module named 'mine.nest'); did you mean 'mine.nets'?"),
+    ("mime.nets:build", "cannot import mime (No module named 'mime'); did you mean 'mine'?"),
+    ("mine.nets.deep:build", "cannot import mine.nets.deep (No module named 'mine.nets.deep')."),
+    ("mine/nets.py:build", "a module has no .py: use --model=mine.nets:build"),
+])  # fmt: skip
+def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path, model: str, line: str) -> None:
+    with refused(line):
+        refuse_missing_modules(TrainConfig(model=model))
+    write(mine.parent, __init__="__path__ = ['elsewhere']")  # where nobody looks without importing it
+    refuse_missing_modules(TrainConfig(model="mine.nest:build", data="mine.data:load", callbacks="mine.nets:make"))
+
+
 def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -> None:
     program = (
         "import sys\n"
@@ -205,6 +219,7 @@ def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -
         "from trainer.task import main as task\n"
         "own = sys.argv[1:]\n"
         "assert task([*own, '--print_config']) == 0\n"
+        "assert task([*own, '--model=mine.nest:build']) == 2\n"
         "assert main(['submit', 'l4x1', *own, '--dry_run', '--region=us-central1', '--bucket=gs://b-1', "
         "'--project=p-12345', '--package=mine', '--data=mine.data:load']) == 0\n"
         "assert not {'tensorflow', 'keras', 'mine'} & sys.modules.keys()\n"
@@ -212,7 +227,8 @@ def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-c", program, *OWN, "--rows=9", "--my_lambda=0.7"], capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    line = "cannot import mine.nest (No module named 'mine.nest'); did you mean 'mine.nets'?"
+    assert (done.returncode, done.stderr) == (0, f"error: model=mine.nest:build: {line}\n")
     assert "my_lambda: 0.7" in done.stdout
     assert "--my_lambda=0.7" in done.stdout.partition("l4x1")[2]
 

@@ -21,8 +21,8 @@ from trainer.models.layers import depends_on_replicas
 
 BATCH = 16
 KINDS = (
-    "named_inputs", "inputs_alone", "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches",
-    "tf_endless",
+    "arrays", "weighted", "pair", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless",
+    "named_inputs", "inputs_alone", "masks", "several_labels", "classes", "tokens",
 )  # fmt: skip
 
 
@@ -127,8 +127,9 @@ def test_a_share_can_be_held_back(data: str) -> None:
 
 MODELS = [
     ("regression", "weighted"), ("regression", "tf_batches"), ("by_weight", "weighted"),
-    ("summed", "weighted"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
-    ("multi_label", "several_labels"), ("classifier", "classes"),
+    ("summed", "weighted"), ("scalar_loss", "arrays"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    ("multi_label", "several_labels"), ("classifier", "classes"), ("masked_text", "next_tokens"),
+    ("regularized", "weighted"),
 ]  # fmt: skip
 
 
@@ -189,11 +190,12 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
     assert run_steps(settings("arrays", "penalty_alone"), 2)[1].means()["loss"] > 0
 
 
-@pytest.mark.parametrize(("data", "line"), [
-    ("masks", "its loss or metrics do not fit"),
-    ("too_large_labels", "labels from 0 to 4, but the model has 4 outputs"),
+@pytest.mark.parametrize(("model", "data", "line"), [
+    ("flat_classifier", "masks", "its loss or metrics do not fit"),
+    ("flat_classifier", "classes", 'these are numbers: use loss="sparse_categorical_crossentropy"'),
+    ("classifier", "several_labels", 'these are one-hot: use loss="categorical_crossentropy"'),
+    ("classifier", "too_large_labels", "labels from 0 to 4, but the model has 4 outputs"),
 ])  # fmt: skip
-def test_labels_that_do_not_fit_the_outputs_are_refused(data: str, line: str) -> None:
-    model = "classifier" if data == "too_large_labels" else "flat_classifier"
+def test_labels_that_do_not_fit_the_outputs_are_refused(model: str, data: str, line: str) -> None:
     with refused(line):
         run_steps(settings(data, model), 1)
