@@ -105,8 +105,10 @@ def test_the_exit_code_of_a_job_that_ended(
     cloud.end(job, state, error)
     shown, errors = watched(code)
     assert line in errors
-    goes_on = "the same command with --job_dir=gs://bucket/demo"  # not if the command itself has to change
-    assert (goes_on in shown) == (code != 2)
+    goes_on = "to go on from its last checkpoint, if it saved one: the same command with --job_dir=gs://bucket/demo"
+    assert (goes_on in shown) == (code != 2)  # then the command itself has to change
+    job["jobSpec"]["workerPoolSpecs"] = [{"containerSpec": {"args": ["--recipe=wgan_gp_digits", "--on_gpus"]}}]
+    assert "checkpoint" not in watched(code)[0]  # a check saves none
 
 
 @pytest.mark.parametrize(
