@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from deploy.planning.forecast import Forecast
 from deploy.planning.offers import STRATEGIES, Offer
-from deploy.planning.plan_table import STRATEGY, TITLES, PlanTable, Wish
+from deploy.planning.plan_table import TITLES, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
 from deploy.report.html_page import html_table, items, page
 from deploy.report.plots import scale, svg, tier_label
@@ -61,7 +61,7 @@ def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
     ]
     axes.errorbar(
         [offer.hours.middle for offer in some], [offer.usd.middle for offer in some], xerr=spans[0], yerr=spans[1],
-        fmt=_MARKS[strategy], color=_COLOURS[strategy], markersize=5, elinewidth=0.6, label=STRATEGY[strategy],
+        fmt=_MARKS[strategy], color=_COLOURS[strategy], markersize=5, elinewidth=0.6, label=STRATEGIES[strategy],
     )  # fmt: skip
 
 

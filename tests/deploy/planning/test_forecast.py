@@ -167,7 +167,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     times = [tiers[name]["step"]["middle"] for name in ("t4x1", "l4x1", "a100x1", "h100x1")]
     assert times == sorted(times, reverse=True)
     assert tiers["cpu"]["step"] is None
-    assert "cpu: the time on CPUs is not predicted: give a run on it with --from=" in shown
+    assert "\ncpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in shown
     cheapest, fastest, *worth, within, budget = content["sentences"]
     offered = {(each["tier"], offer["strategy"]): offer for each in content["tiers"] for offer in each["offers"]}
     (four,) = [line for line in worth if line.startswith("Against l4x1 (standard): ")]
@@ -206,6 +206,23 @@ def test_what_a_wish_cannot_have_is_said(tmp_path: Path, capsys: Capture) -> Non
     shown = capsys.readouterr().out
     assert "The cheapest that ends within 1.00 hours: none; the fastest takes at least " in shown
     assert "The fastest for $0.01: none; the cheapest costs at least $" in shown
+
+
+@pytest.mark.parametrize(("price", "left"), [
+    ("--prices=prices.yaml", {"STANDARD": 4.0}), ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
+])  # fmt: skip
+def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, price: str, left: dict[str, float]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prices.yaml").write_text("g2-standard-48: 4.0\n")
+    Path("both.yaml").write_text("g2-standard-48: {list: 4.0, spot: 2.0}\n")
+    assert main(planned(tmp_path, "l4x2", "l4x4", "--global_batch_size=64", price)) == 0
+    two, four = forecast(tmp_path)["tiers"]
+    assert [each["strategy"] for each in two["offers"]] == ["STANDARD", "SPOT"]
+    assert {each["strategy"]: each["usd_per_hour"] for each in four["offers"]} == left
+    said = "l4x4: your own price is for standard alone, and the table's for spot is not mixed with it: give all in --pr"
+    assert (said in capsys.readouterr().out) == (len(left) == 1)
 
 
 NO_OFFER = "No tier has both a time and a price."
