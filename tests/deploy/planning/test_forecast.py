@@ -209,7 +209,8 @@ def test_what_a_wish_cannot_have_is_said(tmp_path: Path, capsys: Capture) -> Non
 
 
 @pytest.mark.parametrize(("price", "left"), [
-    ("--prices=prices.yaml", {"STANDARD": 4.0}), ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
+    ("--prices=prices.yaml", {"STANDARD": 4.0}), ("--price_per_hour=l4x4=3", {"STANDARD": 3.0}),
+    ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
 ])  # fmt: skip
 def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, price: str, left: dict[str, float]
