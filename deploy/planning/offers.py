@@ -9,6 +9,7 @@ from deploy.spec.machine_table import Machines, Price, load_machines
 from deploy.spec.tier import Tier
 
 STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # with their names in words
+PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine
 RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of the trainer, after a preemption
 
 
