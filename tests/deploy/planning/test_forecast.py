@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.planning.forecast import forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.offers import lost_by_preemption, offers
+from deploy.planning.plan_page import chart_names
+from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import (
     all_reduce_seconds,
     arithmetic,
@@ -24,7 +27,7 @@ from deploy.planning.step_time import (
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.spec.images import BuiltImage, remember
 from deploy.spec.machine_table import load_machines
-from deploy.spec.tier import JOB_CONFIGS, load_tier
+from deploy.spec.tier import JOB_CONFIGS, load_tier, tier_names
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import plant, planted_plan
 from trainer.config.train_config import TrainConfig
@@ -186,6 +189,21 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     page = (tmp_path / "out" / "plan.html").read_text()
     assert "<script" not in page
     assert "http" not in page.split("</svg>")[-1]
+
+
+@pytest.mark.parametrize(("tiers", "gflop", "expected"), [
+    (tier_names(), 1.0, {"h100x8", "h100x4", "h100x2", "h100x1", "l4x1"}),  # two marks of an h100 touch
+    (["l4x1", "l4x4"], 10.0, {"l4x1", "l4x4 spot", "l4x4 standard"}),
+])  # fmt: skip
+def test_a_tier_that_the_chart_names_twice_has_its_strategy(
+    tmp_path: Path, tiers: list[str], gflop: float, expected: set[str]
+) -> None:
+    found = forecasts(list(map(load_tier, tiers)), plan_with(tmp_path, gflop=gflop), CONFIG, TABLE, {}, 0.05)
+    table = PlanTable(plan_with(tmp_path), found, "", [])
+    best = sorted((table.offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
+    names = [name for _, name in chart_names(best)]
+    assert len(names) == len(set(names))
+    assert set(names) == expected
 
 
 def test_a_run_on_one_card_gives_the_others_narrower_times(tmp_path: Path, capsys: Capture) -> None:
