@@ -82,7 +82,9 @@ def _forecast(
     installing = install_seconds(tier.accelerators) if plain else 0.0
     found: tuple[Offer, ...] = ()
     if step and seconds and not (fit and fit.verdict == TOO_LARGE):
-        lost = lost_by_preemption(step.middle, config.checkpoint_every_steps, seconds.middle)
+        lost = lost_by_preemption(
+            step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
+        )
         found = tuple(offers(tier, table, seconds.plus(installing), lost, preemptions_per_hour))
         if not found:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")

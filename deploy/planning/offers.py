@@ -1,6 +1,5 @@
 """Turns the time of a job into hours and USD under each of Vertex AI's scheduling strategies."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +74,9 @@ def _by_strategy(tier: Tier, table: Machines, each: Sequence[Price]) -> dict[str
     return found
 
 
-def lost_by_preemption(step_seconds: float, checkpoint_every_steps: int, job_seconds: float) -> float:
-    """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints."""
-    between = checkpoint_every_steps * step_seconds if checkpoint_every_steps else math.inf
-    return min(between, job_seconds) / 2
+def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:
+    """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints.
+
+    every_steps, every_minutes: how often one is saved; 0: not by these.
+    """
+    return min(filter(None, [every_steps * step_seconds, 60 * every_minutes, job_seconds])) / 2

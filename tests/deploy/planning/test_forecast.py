@@ -149,8 +149,8 @@ def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
     assert spot.hours.middle == pytest.approx(2 / (1 - 0.4 * 900 / 3600))
     assert [each.strategy for each in offers(tier, TABLE, job, 9_000.0, 0.4)] == ["STANDARD"]
     assert [each.strategy for each in offers(load_tier("h100x1"), TABLE, job, 300.0, 0.0)] == ["SPOT", "FLEX_START"]
-    assert lost_by_preemption(0.5, 500, 1e6) == 125
-    assert lost_by_preemption(0.5, 0, 1e6) == 5e5
+    for every, lost in (((500, 0), 125), ((0, 0), 5e5), ((0, 2), 60), ((500, 2), 60), ((100, 2), 25)):
+        assert lost_by_preemption(0.5, *every, 1e6) == lost
 
 
 def planned(tmp_path: Path, *flags: str, **numbers: float) -> list[str]:
