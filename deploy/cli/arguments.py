@@ -45,7 +45,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "project": {"metavar": "ID", "help": "Google Cloud project (default: gcloud's)"},
     "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
     "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
-    "package": {"metavar": "DIR", "help": "a Python package of yours to ship with the job"},
+    "package": {"metavar": "PATH", "help": "a Python package of yours, or one .py file, to ship with the job"},
     "max_package_mb": {
         "metavar": "MB", "help": f"largest size of --package (default: {MOST_MB})", "type": whole(1, 100_000),
         "default": MOST_MB,

@@ -5,15 +5,17 @@ a persistent resource that nobody would end: without a guard and without a job.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
-from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project
+from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region
 from deploy.vertex.api import Backend, JobStatus, unless_forbidden
 from deploy.vertex.cancellation import by_submission, cancel_doubles
 from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
+from deploy.vertex.history import find_attempt
 from deploy.vertex.live import LiveLines
 from deploy.vertex.resources import describe_left, is_left, request_deletion
 from deploy.vertex.retry import Clock, retried
@@ -27,7 +29,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_flags(cli, "project", "region")
     add_backend(cli)
     args = cli.parse_args(arguments)
-    gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), "")
+    project = read_project(args.project) or _of_last_submission("project")
+    region = read_region(args.region) or _of_last_submission("region")
+    gcp = GcpConfig(needed_project(project), needed_region(region), "")
     with exit_on_api_error(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         # First: of each the guard is then listed.
@@ -44,6 +48,13 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if not found and not resources:
         print(f"no jobs of this package in {gcp.region}")
     return DONE
+
+
+def _of_last_submission(name: str) -> str:
+    """Returns the project or region of the last submission from this folder; empty without one."""
+    with suppress(LookupError):
+        return str(getattr(find_attempt("")[1], name))
+    return ""
 
 
 def _end_if_left(resource: JobStatus, jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> None:

@@ -19,6 +19,7 @@ from deploy.localrun.workers import local_gpus
 from deploy.planning.estimation import Estimate, estimate
 from deploy.planning.forecast import forecasts, scale_by_graph
 from deploy.planning.kept import plan_of
+from deploy.planning.offers import PREEMPTIONS_PER_HOUR
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
 from deploy.report.collection import ESTIMATE, collect
@@ -92,7 +93,7 @@ def _flags() -> Parser:
     own.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
     own.add_argument("--within", type=_hours, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
     own.add_argument("--budget", type=_usd, metavar="USD", help="name the fastest that costs at most so much")
-    own.add_argument("--preemptions_per_hour", type=_rate, default=0.05, metavar="RATE",
+    own.add_argument("--preemptions_per_hour", type=_rate, default=PREEMPTIONS_PER_HOUR, metavar="RATE",
                      help="assumed of each spot machine (default: %(default)s)")  # fmt: skip
     own.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
                      "forecast.json (default: %(default)s)")  # fmt: skip

@@ -19,7 +19,7 @@ from deploy.cli.job_flags import (
 )
 from deploy.cli.target import add_backend, add_notify
 from deploy.localrun.processes import on_signals
-from deploy.planning.kept import memory_lines, with_prediction
+from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.spec.checks import NoMachines, sent_to_the_cloud
 from deploy.spec.gcp_config import needed_project, read_gcp_config
 from deploy.spec.job_spec import CHECK_S, Job, JobOptions, Program, render, request_on, training
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     of_memory = memory_lines(runs, overrides, plan=asked.plan, force=asked.force)
     if asked.dry_run:  # first: it is long, and what is said of the job must stay on the screen
         print(f"{paste(jobs[0], asked, attempt_label(record.submission))}\n")
-    for line in (*itertools.chain.from_iterable(map(describe, jobs)), *of_memory):
+    for line in (*itertools.chain.from_iterable(map(describe, jobs)), *of_memory, *cost_lines(jobs)):
         print(f"# {line}", flush=True)
     if asked.dry_run:
         return DONE

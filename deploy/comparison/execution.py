@@ -14,6 +14,7 @@ from deploy.comparison.directory import any_begun, check_folder, error_of, is_do
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.spec.job_spec import Program, Settings, training
+from deploy.spec.machine_table import Price
 from deploy.spec.spec_changes import NO_CHANGES, SpecChanges
 from deploy.spec.tier import Tier, TierFacts, check_tiers, load_tier
 from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
@@ -106,7 +107,8 @@ def read_tiers(
 ) -> list[Tier]:
     """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
 
-    `usd_by_tier`, for an hour of all machines, overrides them. Raises UserError for a price of another tier.
+    `usd_by_tier`, for an hour of all machines, replaces them: a tier in it has that price for its own strategy, and no
+    other. Raises UserError for a price of another tier.
     """
     tiers = [load_tier(name, price_file, changes) for name in names]
     twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
@@ -115,7 +117,9 @@ def read_tiers(
     check_tiers(usd_by_tier, [tier.name for tier in tiers], "price_per_hour")
     for place, tier in enumerate(tiers):
         if tier.name in usd_by_tier:
-            tiers[place] = dataclasses.replace(tier, price_per_hour=usd_by_tier[tier.name], price_inferred=False)
+            pools = tuple(dataclasses.replace(pool, price=Price()) for pool in tier.pools)
+            usd = usd_by_tier[tier.name]
+            tiers[place] = dataclasses.replace(tier, pools=pools, price_per_hour=usd, price_inferred=False)
     return tiers
 
 

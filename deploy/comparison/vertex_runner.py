@@ -19,7 +19,7 @@ from deploy.comparison.directory import SENT_JOB
 from deploy.comparison.execution import TierPlan
 from deploy.comparison.machine_kinds import Kind, describe_kinds, kinds_by_tier
 from deploy.comparison.shared_machines import Desk, Records, SharedMachines, Stopped, shared_machines
-from deploy.planning.kept import memory_lines, with_prediction
+from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.report.collection import fetched
 from deploy.spec.gcp_config import GcpConfig, read_gcp_config
 from deploy.spec.guard_job import guard_price
@@ -88,10 +88,11 @@ class VertexRunner:
 
     def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
-        most, unknown, tiers_by_warning = 0.0, 0, dict[str, list[str]]()
+        most, unknown, tiers_by_warning, all_jobs = 0.0, 0, dict[str, list[str]](), list[Job]()
         yield from (package.about for package in self._options.packages if package.about and runs)
         for run, count in runs.values():
             job, tier = self._job(run), run.tier
+            all_jobs.append(job)
             usd = job.tier.most_usd
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
@@ -102,6 +103,7 @@ class VertexRunner:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
         yield from self._memory_lines([run for run, _ in runs.values()])
+        yield from cost_lines(all_jobs)
         if self._kinds:
             kinds = [kind for kind, _ in self._needed(runs)]
             yield from describe_kinds(kinds, self._args.persistent_resource, self._gcp.region, self._args.prices)

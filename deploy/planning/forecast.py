@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from deploy.planning.estimation import Estimate
 from deploy.planning.interval import Interval
-from deploy.planning.offers import Offer, lost_by_preemption, offers, prices
+from deploy.planning.offers import Offer, lost_by_preemption, not_priced, offers, prices
 from deploy.planning.step_time import arithmetic, ratio, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.report.summary import TierSummary
@@ -82,12 +82,15 @@ def _forecast(
     installing = install_seconds(tier.accelerators) if plain else 0.0
     found: tuple[Offer, ...] = ()
     if step and seconds and not (fit and fit.verdict == TOO_LARGE):
-        lost = lost_by_preemption(step.middle, config.checkpoint_every_steps, seconds.middle)
+        lost = lost_by_preemption(
+            step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
+        )
         found = tuple(offers(tier, table, seconds.plus(installing), lost, preemptions_per_hour))
         if not found:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
         elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in found}:
             problems.append("as spot, preemptions would lose more than is done")
+        problems += filter(None, [not_priced(tier, table)])
     return Forecast(
         tier.name, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps, basis, found,
         tuple(problems),

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
-from deploy.planning.forecast import forecasts
+from deploy.planning.forecast import Forecast, forecasts
 from deploy.planning.interval import Interval
+from deploy.planning.offers import PREEMPTIONS_PER_HOUR, STRATEGIES
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on
-from deploy.spec.job_spec import JobOptions, Program, Settings, TrainingRequest
+from deploy.spec.images import Contents
+from deploy.spec.job_spec import Job, JobOptions, Program, Settings, TrainingRequest
 from deploy.spec.machine_table import load_machines
 from deploy.spec.script import Script
 from deploy.spec.tier import Tier
@@ -33,12 +35,8 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
 
 def prediction(tier: Tier, config: TrainConfig) -> str:
     """Returns what the kept plan says of a job on the tier, for `trainer.reporting.plan_file.predicted`; "" if none."""
-    path = kept_plan(config)
-    if not path.is_file():
-        return ""
-    try:
-        (known,) = forecasts([tier], read_plan(path), config, load_machines(), {}, 0.0)
-    except UserError:
+    known = _forecast(tier, config)
+    if not known:
         return ""
     found: dict[str, float] = {}
     if known.step:
@@ -47,6 +45,37 @@ def prediction(tier: Tier, config: TrainConfig) -> str:
         found |= {**_three("device_gib", known.fit.needed.times(1 / GIB)), "largest_batch": known.fit.largest_batch}
         found |= {"micro_batches": known.fit.micro_batches} if known.fit.micro_batches else {}
     return json.dumps(found)
+
+
+def _forecast(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
+    """Returns what the kept plan says of a job on the tier; None without one that can be read."""
+    path = kept_plan(config)
+    if not path.is_file():
+        return None
+    try:
+        plan = read_plan(path)
+        (known,) = forecasts([tier], plan, config, load_machines(), {}, PREEMPTIONS_PER_HOUR, own_image=own_image)
+    except UserError:
+        return None
+    return known
+
+
+def cost_lines(jobs: Iterable[Job]) -> list[str]:
+    """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
+    found = []
+    for job in jobs:
+        tier, most_usd = job.tier, job.tier.most_usd
+        if job.checks or isinstance(job.config, Script) or most_usd is None:
+            continue
+        known = _forecast(tier, job.config, own_image=job.image.contents is not Contents.PYTHON)
+        usd = next((each.usd for each in (known.offers if known else ()) if each.strategy == tier.strategy), None)
+        if usd and usd.middle > most_usd:
+            found.append(
+                f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
+                f"{STRATEGIES[tier.strategy]}, and the job is stopped at {most_usd:.2f} USD: raise --max_cost (or its "
+                "file's scheduling.timeout), or train fewer steps"
+            )
+    return list(dict.fromkeys(found))
 
 
 def _three(name: str, value: Interval) -> dict[str, float]:

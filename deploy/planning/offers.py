@@ -1,14 +1,14 @@
 """Turns the time of a job into hours and USD under each of Vertex AI's scheduling strategies."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.interval import Interval
-from deploy.spec.machine_table import Machines
+from deploy.spec.machine_table import Machines, Price, load_machines
 from deploy.spec.tier import Tier
 
-STRATEGIES = ("STANDARD", "SPOT", "FLEX_START")
+STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # with their names in words
+PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine
 RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of the trainer, after a preemption
 
 
@@ -45,20 +45,38 @@ def prices(tier: Tier, table: Machines) -> dict[str, float]:
 
     A price that the user gave for the tier is that of its own strategy.
     """
-    machine = table.machines.get(tier.machine_type)
-    allowed = (machine.strategies if machine else ()) or STRATEGIES
-    found = {}
-    for strategy in STRATEGIES:
-        each = [(pool.price.under(strategy), pool.replicas) for pool in tier.pools]
-        total = [price * count for price, count in each if price is not None]
-        if strategy in allowed and len(total) == len(each):
-            found[strategy] = sum(total)
+    found = _by_strategy(tier, table, [pool.price for pool in tier.pools])
     if tier.price_per_hour is not None:
         found[tier.strategy] = tier.price_per_hour
     return found
 
 
-def lost_by_preemption(step_seconds: float, checkpoint_every_steps: int, job_seconds: float) -> float:
-    """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints."""
-    between = checkpoint_every_steps * step_seconds if checkpoint_every_steps else math.inf
-    return min(between, job_seconds) / 2
+def not_priced(tier: Tier, table: Machines) -> str:
+    """Returns a line that names the offers which have a price in the package's table alone; empty if there are none."""
+    listed, own = load_machines(), prices(tier, table)
+    each = [listed.price(pool.machine_type, pool.accelerator_type, pool.accelerators) for pool in tier.pools]
+    missing = [STRATEGIES[strategy] for strategy in _by_strategy(tier, table, each) if strategy not in own]
+    if not missing or not own:
+        return ""
+    given = " and ".join(STRATEGIES[strategy] for strategy in own)
+    return (f"your own price is for {given} alone, and the table's for {' and '.join(missing)} is not mixed with it: "
+            "give all in --prices=FILE, as g2-standard-48: {list: 4.60, spot: 2.35}")  # fmt: skip
+
+
+def _by_strategy(tier: Tier, table: Machines, each: Sequence[Price]) -> dict[str, float]:
+    """Returns USD an hour of all machines by strategy. `each`: the price of one machine of every pool."""
+    machine, found = table.machines.get(tier.machine_type), {}
+    for strategy in (machine.strategies if machine else ()) or STRATEGIES:
+        usd = [price.under(strategy) for price in each]
+        total = [one * pool.replicas for one, pool in zip(usd, tier.pools, strict=True) if one is not None]
+        if len(total) == len(usd):
+            found[strategy] = sum(total)
+    return found
+
+
+def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:
+    """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints.
+
+    every_steps, every_minutes: how often one is saved; 0: not by these.
+    """
+    return min(filter(None, [every_steps * step_seconds, 60 * every_minutes, job_seconds])) / 2

@@ -1,16 +1,17 @@
 """Makes plan.html: hours against USD of all offers, what each GPU needs and has, the table. One file, no scripts."""
 
 import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.planning.forecast import Forecast
 from deploy.planning.offers import STRATEGIES, Offer
-from deploy.planning.plan_table import STRATEGY, TITLES, PlanTable, Wish
+from deploy.planning.plan_table import TITLES, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
 from deploy.report.html_page import html_table, items, page
-from deploy.report.plots import scale, svg, tier_label
+from deploy.report.plots import Point, name_points, scale, svg
 from deploy.report.table import figures
 
 if TYPE_CHECKING:
@@ -43,15 +44,33 @@ def _draw(axes: "Axes", table: PlanTable) -> None:
         if some:
             _points(axes, some, strategy)
     best = sorted((offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
-    axes.plot([offer.hours.middle for _, offer in best], [offer.usd.middle for _, offer in best], color="#010201",
-              linewidth=1, zorder=1)  # fmt: skip
-    for number, (each, offer) in enumerate(best):
-        axes.annotate(tier_label(each.tier), (offer.hours.middle, offer.usd.middle), textcoords="offset points",
-                      xytext=(6, 6 if number % 2 else -11), fontsize=8)  # fmt: skip
+    axes.plot(*zip(*(_place(offer) for _, offer in best), strict=True), color="#010201", linewidth=1, zorder=1)
     axes.set(xlabel="hours", ylabel="USD")
     scale(axes, "x", [value for _, offer in offers for value in (offer.hours.low, offer.hours.high)])
     scale(axes, "y", [value for _, offer in offers for value in (offer.usd.low, offer.usd.high)])
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9)
+    name_points(axes, chart_names(best), [_place(offer) for _, offer in offers])
+
+
+def chart_names(best: Sequence[tuple[Forecast, Offer]]) -> list[tuple[Point, str]]:
+    """Returns each place with its tier, and the strategy too if the tier has two places; marks that touch are one."""
+    found: list[tuple[Forecast, Offer]] = []
+    for each, offer in best:
+        if not found or found[-1][0] is not each or not _touch(found[-1][1], offer):
+            found.append((each, offer))
+    tiers = [each.tier for each, _ in found]
+    return [
+        (_place(offer), f"{each.tier} {STRATEGIES[offer.strategy]}" if tiers.count(each.tier) > 1 else each.tier)
+        for each, offer in found
+    ]
+
+
+def _touch(one: Offer, other: Offer) -> bool:
+    return all(math.isclose(*pair, rel_tol=0.05) for pair in zip(_place(one), _place(other), strict=True))
+
+
+def _place(offer: Offer) -> Point:
+    return offer.hours.middle, offer.usd.middle
 
 
 def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
@@ -61,7 +80,7 @@ def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
     ]
     axes.errorbar(
         [offer.hours.middle for offer in some], [offer.usd.middle for offer in some], xerr=spans[0], yerr=spans[1],
-        fmt=_MARKS[strategy], color=_COLOURS[strategy], markersize=5, elinewidth=0.6, label=STRATEGY[strategy],
+        fmt=_MARKS[strategy], color=_COLOURS[strategy], markersize=5, elinewidth=0.6, label=STRATEGIES[strategy],
     )  # fmt: skip
 
 

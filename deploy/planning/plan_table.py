@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, choices
 from deploy.planning.interval import Interval
-from deploy.planning.offers import RESTART_SECONDS, Offer
+from deploy.planning.offers import RESTART_SECONDS, STRATEGIES, Offer
 from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, TOO_LARGE, WORKSPACE_BYTES
 from deploy.report.plots import pareto_front
 from deploy.report.table import figures, money
@@ -16,7 +16,6 @@ from deploy.spec.machine_table import load_machines
 from trainer.reporting.plan_file import StepPlan
 
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
-STRATEGY = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,11 @@ class PlanTable:
             yield (f"Hours and USD include {minutes} minutes (a guess) in which each job installs TensorFlow before it "
                    "starts; an image of your own (python -m deploy image) saves them.")  # fmt: skip
         yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
-        yield from (f"{each.tier}: {problem}" for each in self.forecasts for problem in each.problems)
+        tiers: dict[str, list[str]] = {}
+        for each in self.forecasts:
+            for problem in each.problems:
+                tiers.setdefault(problem, []).append(each.tier)
+        yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
         near = [each.tier for each in self.forecasts if each.fit and each.fit.verdict == NEAR]
         if near:
             yield f"{', '.join(near)}: whether it fits is within the error of the prediction."
@@ -140,7 +143,7 @@ def _worth(found: Sequence[Forecast]) -> Iterator[str]:
         for offer in each.offers:
             by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
     told = set()
-    for strategy in STRATEGY:
+    for strategy in STRATEGIES:
         for (kind, offered), pairs in by_kind.items():
             if offered != strategy or kind in told or len(pairs) < 2:
                 continue
@@ -148,7 +151,7 @@ def _worth(found: Sequence[Forecast]) -> Iterator[str]:
             (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
             ratios = (f"{each.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
                       f"{offer.usd.middle / least.usd.middle:.2f} x the money" for each, offer in others)  # fmt: skip
-            yield f"Against {first.tier} ({STRATEGY[strategy]}): {', '.join(ratios)}."
+            yield f"Against {first.tier} ({STRATEGIES[strategy]}): {', '.join(ratios)}."
 
 
 def _wished(
@@ -163,7 +166,7 @@ def _wished(
 
 def _offered(each: Forecast, offer: Offer) -> str:
     hours, usd = ranged(offer.hours), ranged(offer.usd, money)
-    return f"{each.tier} as {STRATEGY[offer.strategy]}, {hours} hours, {usd}"
+    return f"{each.tier} as {STRATEGIES[offer.strategy]}, {hours} hours, {usd}"
 
 
 def ranged(value: Interval, text: Any = figures) -> str:
@@ -175,7 +178,7 @@ def _cells(each: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
     fit = each.fit
     needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
     return [
-        each.tier, STRATEGY[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
+        each.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
         f"{fit.largest_batch:,}" if fit else "", ranged(each.step.times(1e3)) if each.step else "",
         ranged(offer.hours) if offer else "", ranged(offer.usd, money) if offer else "", "*" if efficient else "",
     ]  # fmt: skip

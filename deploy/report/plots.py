@@ -17,6 +17,8 @@ from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import BboxBase
 
 _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
 LOOKS: list[dict[str, Any]] = [
@@ -44,6 +46,7 @@ class Figure:
 
 
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
+Point = tuple[float, float]
 _Looks = dict[str, dict[str, Any]]  # colour and line style by tier
 _Times = Callable[[Run], tuple[list[float], list[float]]]
 
@@ -102,6 +105,43 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
         if not front or points[index][1] < points[front[-1]][1]:
             front.append(index)
     return front
+
+
+def name_points(axes: "Axes", names: Sequence[tuple[Point, str]], points: Sequence[Point]) -> None:
+    """Writes each name beside its point, where it covers no other name and as few of `points` as possible.
+
+    A name that is not right beside its point gets a line to it. Call this last: the layout says where there is room.
+    """
+    axes.figure.canvas.figure.draw_without_rendering()
+    spots, taken = axes.transData.transform(points), list["BboxBase"]()
+    for point, name in names:
+        label = axes.annotate(tier_label(name), point, (0, 0), textcoords="offset points", fontsize=9, in_layout=False)
+
+        def cost(place: Point, label: "Annotation" = label) -> tuple[int, int]:
+            _move(label, place)
+            box = label.get_window_extent()
+            outside = not all(axes.bbox.contains(*corner) for corner in (box.min, box.max))
+            far = _PLACES.index(place) // len(_SIDES)
+            return outside + box.count_overlaps(taken), far + 2 * box.padded(6).count_contains(spots)
+
+        best = min(_PLACES, key=cost)
+        _move(label, best)
+        taken.append(label.get_window_extent())
+        if best not in _PLACES[: len(_SIDES)]:
+            axes.annotate("", point, best, textcoords="offset points", in_layout=False,
+                          arrowprops={"arrowstyle": "-", "color": _SOFT, "linewidth": 0.6, "shrinkA": 0})  # fmt: skip
+
+
+# Places of a name relative to its point, in points, the nearest first; below and left of a front there is nothing else.
+_SIDES = ((-1, -1), (1, 1), (1, -1), (-1, 1), (0, -1), (0, 1), (-1, 0), (1, 0))
+_PLACES: list[Point] = [(distance * x, distance * y) for distance in (5, 14, 24, 36, 50) for x, y in _SIDES]
+
+
+def _move(label: "Annotation", place: Point) -> None:
+    """Moves a name to a place beside its point, from which it extends away from the point."""
+    x, y = place
+    label.xyann = place
+    label.set(ha="left" if x > 0 else "right" if x else "center", va="bottom" if y > 0 else "top" if y else "center")
 
 
 def svg(title: str, plot: "Callable[[Axes], None]") -> str:
@@ -241,12 +281,9 @@ def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
     few = len(points) <= _MOST_TIERS
     named = range(len(points)) if few else front[:: 1 + len(front) // _MOST_TIERS]
-    for index, (x, y, name) in enumerate(points):
-        if index not in named:
-            continue
-        below = index % 2  # names of neighbours do not overlap
-        axes.annotate(tier_label(name), (x, y), xytext=(5, -13 if below else 7), textcoords="offset points")
     axes.set(xlabel="s per million images", ylabel="USD per million images")
     axes.margins(0.18)
     scale(axes, "x", seconds)
     scale(axes, "y", dollars)
+    places = list(zip(seconds, dollars, strict=True))
+    name_points(axes, [(places[index], names[index]) for index in named], places)

@@ -141,7 +141,8 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
         )
     if package is None and (top != "trainer" or packages):
         raise UserError(
-            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER, or an --image= with it"
+            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
+            "with it"
         )
     if package and package.files and not _modules(path, runs) & package.files.keys():
         raise UserError(

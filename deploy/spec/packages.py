@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -29,14 +28,14 @@ TRAINER = "vertex_trainer"
 _BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 _TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, the earliest ZIP date, for every file in a wheel
 
-# Packages the whole folder: data files, and subfolders without an __init__.py, which Python can import too.
+# Of a folder all goes along: data files, and subfolders without an __init__.py, which Python can import too.
 _USER_SETUP = """\
 from setuptools import setup
 
 setup(
     name={name!r},
     version="0",
-    packages=[{module!r}],
+    {kind}=[{module!r}],
     package_data={{"": ["**/*"]}},
     install_requires={requires!r},
 )
@@ -121,40 +120,35 @@ def trainer_package() -> Package:
     )
 
 
-def _how_to_make_one(given: str, path: Path) -> str:
-    """Returns the commands that make a package of a Python file, or else an example."""
-    if path.suffix != ".py" or not path.is_file():
-        return "such as my_models with an __init__.py"
-    commands = f"mkdir my_models && touch my_models/__init__.py && cp {shlex.quote(given)} my_models/"
-    return f"`{commands}`, then --package=my_models --model=my_models.{path.stem}:FUNCTION"
+def user_package(given: str, most_mb: float = MOST_MB) -> Package:
+    """Returns a folder that Python can import, with its requirements.txt, or one module.
 
-
-def user_package(folder: str, most_mb: float = MOST_MB) -> Package:
-    """Returns a folder that Python can import, with its requirements.txt; UserError if it must not or cannot be used.
-
-    `most_mb`: its largest size, in 10^6 bytes.
+    Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes.
     """
-    path = expanded(folder).resolve()
-    if not (path / "__init__.py").is_file() or not path.name.isidentifier():
+    path = expanded(given).resolve()
+    alone = path.suffix == ".py" and path.is_file()
+    name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
+    if not (path.parent / first).is_file() or not name.isidentifier():
         inside = next(
-            (f"did you mean {folder}/{found.parent.name}?" for found in sorted(path.glob("*/__init__.py"))), ""
+            (f"did you mean {given}/{found.parent.name}?" for found in sorted(path.glob("*/__init__.py"))), ""
         )
         raise UserError(
-            f"package={folder}: must be a folder that Python can import: " + (inside or _how_to_make_one(folder, path))
+            f"package={given}: must be a folder that Python can import: "
+            + (inside or "such as my_models with an __init__.py, or one module, such as mine.py")
         )
-    if path.name in ("trainer", "deploy") or _distribution(path.name) == _distribution(TRAINER):
-        raise UserError(f"package={folder}: {path.name} is a name of this project: rename your package")
+    if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
+        raise UserError(f"package={given}: {name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
     requires = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
     requires = [line for line in (re.split(r"(?:^|\s)#", line)[0].strip() for line in requires) if line]
     for line in requires:
         check_requirement(line)
     sources = user_sources(path, most_mb)
-    if f"{path.name}/__init__.py" not in sources.files:
-        raise UserError(f"package={folder}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
-    setup = _USER_SETUP.format(name=_distribution(path.name), module=path.name, requires=requires)
-    about = f"ships {path.name}: {sources}"
-    return Package(path.name, "0", {"setup.py": setup.encode(), **sources.files}, about)
+    if first not in sources.files:
+        raise UserError(f"package={given}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
+    kind = "py_modules" if alone else "packages"
+    setup = _USER_SETUP.format(name=_distribution(name), kind=kind, module=name, requires=requires)
+    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
 OLDEST = {"tensorflow": (2, 17), "keras": (3, 12)}  # of the trainer's install_requires in setup.py

@@ -45,7 +45,7 @@ class Sources:
 
 
 def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = ()) -> Sources:
-    """Returns the files of the package `folder` (an absolute path) that go along with a job.
+    """Returns the files of the package `folder` (an absolute path) that go along with a job, or itself if it is one.
 
     Leaves out caches, hidden files, notebooks, virtual environments, what .gitignore and .gcloudignore name, links that
     leave the folder, and the folders `outputs`, which this package writes.
@@ -66,11 +66,16 @@ def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Pat
         _refuse_secret(name, path)
         if path.suffix == ".py":
             _check_syntax(name, path)
+    if folder in files.values():
+        _check_alone(folder)
     return Sources(files, tuple(left_out), size)
 
 
 def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Iterator[Path]:
     """Yields the files to ship, and adds to `left_out` what a user may miss."""
+    if folder.is_file():
+        yield folder
+        return
     top, waiting = folder.resolve(), [(folder, rules_above(folder))]
     while waiting:
         current, above = waiting.pop()
@@ -113,3 +118,21 @@ def _check_syntax(name: str, path: Path) -> None:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         what = error.msg if isinstance(error, SyntaxError) else reason(error)
         raise UserError(f"package: {name}{line}: {what}: the job could not import it: fix it") from None
+
+
+def _check_alone(module: Path) -> None:
+    """Raises UserError if a module that goes along alone imports one from its folder."""
+    for node in ast.walk(ast.parse(module.read_bytes())):
+        if isinstance(node, ast.ImportFrom):
+            names, relative = [node.module or ""], node.level > 0
+        elif isinstance(node, ast.Import):
+            names, relative = [each.name for each in node.names], False
+        else:
+            continue
+        tops = {name.partition(".")[0] for name in names} - {"trainer", "deploy"}
+        beside = [module.parent / file for top in tops for file in (f"{top}.py", f"{top}/__init__.py")]
+        if relative or any(file.is_file() for file in beside):
+            raise UserError(
+                f"package: {module.name}, line {node.lineno}, imports from its folder, which does not go along: use "
+                "--package=FOLDER with both and an __init__.py"
+            )

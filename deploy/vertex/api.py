@@ -131,6 +131,7 @@ class JobStatus:
     strategy: str = ""  # of scheduling
     timeout_s: float = WEEK_S
     output: str = ""  # its job directory, gs://…
+    checks: bool = False  # the GPUs of its tier, and trains nothing
 
     @property
     def over(self) -> bool:
@@ -304,7 +305,9 @@ def _parse_job(job: Mapping[str, Any]) -> JobStatus:
         (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
         float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or WEEK_S,
         spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
-    )
+        any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
+            for task in ("containerSpec", "pythonPackageSpec")),
+    )  # fmt: skip
 
 
 def parse_resource(resource: Mapping[str, Any]) -> JobStatus:

@@ -179,6 +179,6 @@ def watch_job(
     print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
     if status.error:
         print(f"error: {describe_failure(status)}", file=sys.stderr)
-    if status.started and status.output and exit_code(status) in (INTERRUPTED, FAULT):
-        print(f"to go on from its last checkpoint: the same command with --job_dir={status.output}")
+    if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):
+        print(f"to go on from its last checkpoint, if it saved one: the same command with --job_dir={status.output}")
     return status

@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from deploy.spec.gcp_config import needed_project, needed_region
 from deploy.spec.machine_table import load_machines
 from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
 from trainer.config.metric_names import OF_IMAGES
 from trainer.config.overrides import recipe_names
 from trainer.config.train_config import DATA_KINDS
+from trainer.errors import UserError
 
 README, TIERS, RECIPES, EXAMPLES, TRAINING, QUALITY = (
     (ROOT / page).read_text(encoding="utf-8")
@@ -96,6 +101,14 @@ def test_the_readme_counts_what_there_is() -> None:
     examples = words[len([*(ROOT / "examples").glob("[!_]*.py")]) - 7].capitalize()
     for text in (f"[{tiers} of them](docs/tiers.md)", f"[{recipes} recipes](", f"[{examples} examples]("):
         assert text in README
+
+
+def test_the_readme_says_what_submit_asks_for_first(tmp_path: Path) -> None:
+    for needed in (lambda: needed_region("", {"CLOUDSDK_CONFIG": str(tmp_path)}), lambda: needed_project("")):
+        with pytest.raises(UserError) as missing:
+            needed()
+        (command,) = re.findall("`(gcloud config set [a-z/]+)", str(missing.value))
+        assert f"`{command} " in README
 
 
 def test_pictures_are_small_and_shown() -> None:

@@ -13,6 +13,7 @@ from deploy.cli.target import find_target
 from deploy.vertex.api import JobStatus, parse_time
 from deploy.vertex.costs import format_duration
 from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
+from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
@@ -105,8 +106,10 @@ def test_the_exit_code_of_a_job_that_ended(
     cloud.end(job, state, error)
     shown, errors = watched(code)
     assert line in errors
-    goes_on = "the same command with --job_dir=gs://bucket/demo"  # not if the command itself has to change
-    assert (goes_on in shown) == (code != 2)
+    goes_on = "to go on from its last checkpoint, if it saved one: the same command with --job_dir=gs://bucket/demo"
+    assert (goes_on in shown) == (code != 2)  # then the command itself has to change
+    job["jobSpec"]["workerPoolSpecs"] = [{"containerSpec": {"args": ["--recipe=wgan_gp_digits", "--on_gpus"]}}]
+    assert "checkpoint" not in watched(code)[0]  # a check saves none
 
 
 @pytest.mark.parametrize(
@@ -244,6 +247,23 @@ def test_jobs_are_listed_with_time_and_cost(cloud: Emulator, session: Session, j
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
     assert jobs.main([*SDK, "--region=us-east1"], session) == 0
     assert capsys.readouterr().out == "no jobs of this package in us-east1\n"
+
+
+def test_jobs_are_those_of_the_last_submission_here_if_nothing_names_a_region(
+    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    with pytest.raises(UserError, match="project is missing: use --project=ID"):
+        jobs.main(["--backend=sdk"], session)
+    with pytest.raises(UserError, match="region is missing: use --region=us-central1"):
+        jobs.main(SDK, session)
+    Submission("s1", [Attempt("cpu", "my-proj", "us-east1", None, "gs://bucket/demo")]).write()
+    for flags, region in (([], "us-east1"), (["--region=us-west1"], "us-west1")):
+        assert jobs.main(["--backend=sdk", *flags], session) == 0
+        assert capsys.readouterr().out == f"no jobs of this package in {region}\n"
+    monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")  # takes precedence, as for `submit`
+    assert jobs.main(["--backend=sdk"], session) == 0
+    assert capsys.readouterr().out == "no jobs of this package in us-central1\n"
 
 
 def test_a_service_that_is_down_is_no_user_error(cloud: Emulator, session: Session, capsys: Capture) -> None:

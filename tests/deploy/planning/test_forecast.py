@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.planning.forecast import forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.offers import lost_by_preemption, offers
+from deploy.planning.plan_page import chart_names
+from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import (
     all_reduce_seconds,
     arithmetic,
@@ -24,7 +27,7 @@ from deploy.planning.step_time import (
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.spec.images import BuiltImage, remember
 from deploy.spec.machine_table import load_machines
-from deploy.spec.tier import JOB_CONFIGS, load_tier
+from deploy.spec.tier import JOB_CONFIGS, load_tier, tier_names
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import plant, planted_plan
 from trainer.config.train_config import TrainConfig
@@ -146,8 +149,8 @@ def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
     assert spot.hours.middle == pytest.approx(2 / (1 - 0.4 * 900 / 3600))
     assert [each.strategy for each in offers(tier, TABLE, job, 9_000.0, 0.4)] == ["STANDARD"]
     assert [each.strategy for each in offers(load_tier("h100x1"), TABLE, job, 300.0, 0.0)] == ["SPOT", "FLEX_START"]
-    assert lost_by_preemption(0.5, 500, 1e6) == 125
-    assert lost_by_preemption(0.5, 0, 1e6) == 5e5
+    for every, lost in (((500, 0), 125), ((0, 0), 5e5), ((0, 2), 60), ((500, 2), 60), ((100, 2), 25)):
+        assert lost_by_preemption(0.5, *every, 1e6) == lost
 
 
 def planned(tmp_path: Path, *flags: str, **numbers: float) -> list[str]:
@@ -167,7 +170,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     times = [tiers[name]["step"]["middle"] for name in ("t4x1", "l4x1", "a100x1", "h100x1")]
     assert times == sorted(times, reverse=True)
     assert tiers["cpu"]["step"] is None
-    assert "cpu: the time on CPUs is not predicted: give a run on it with --from=" in shown
+    assert "\ncpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in shown
     cheapest, fastest, *worth, within, budget = content["sentences"]
     offered = {(each["tier"], offer["strategy"]): offer for each in content["tiers"] for offer in each["offers"]}
     (four,) = [line for line in worth if line.startswith("Against l4x1 (standard): ")]
@@ -188,6 +191,21 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert "http" not in page.split("</svg>")[-1]
 
 
+@pytest.mark.parametrize(("tiers", "gflop", "expected"), [
+    (tier_names(), 1.0, {"h100x8", "h100x4", "h100x2", "h100x1", "l4x1"}),  # two marks of an h100 touch
+    (["l4x1", "l4x4"], 10.0, {"l4x1", "l4x4 spot", "l4x4 standard"}),
+])  # fmt: skip
+def test_a_tier_that_the_chart_names_twice_has_its_strategy(
+    tmp_path: Path, tiers: list[str], gflop: float, expected: set[str]
+) -> None:
+    found = forecasts(list(map(load_tier, tiers)), plan_with(tmp_path, gflop=gflop), CONFIG, TABLE, {}, 0.05)
+    table = PlanTable(plan_with(tmp_path), found, "", [])
+    best = sorted((table.offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
+    names = [name for _, name in chart_names(best)]
+    assert len(names) == len(set(names))
+    assert set(names) == expected
+
+
 def test_a_run_on_one_card_gives_the_others_narrower_times(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--global_batch_size=100", "--model=mlp", "--learning_rate=0.1", "--steps=10000"]
     assert main(planned(tmp_path, *flags, "l4x1", "l4x4", "t4x1", gflop=100.0)) == 0
@@ -206,6 +224,24 @@ def test_what_a_wish_cannot_have_is_said(tmp_path: Path, capsys: Capture) -> Non
     shown = capsys.readouterr().out
     assert "The cheapest that ends within 1.00 hours: none; the fastest takes at least " in shown
     assert "The fastest for $0.01: none; the cheapest costs at least $" in shown
+
+
+@pytest.mark.parametrize(("price", "left"), [
+    ("--prices=prices.yaml", {"STANDARD": 4.0}), ("--price_per_hour=l4x4=3", {"STANDARD": 3.0}),
+    ("--prices=both.yaml", {"STANDARD": 4.0, "SPOT": 2.0}),
+])  # fmt: skip
+def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, price: str, left: dict[str, float]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prices.yaml").write_text("g2-standard-48: 4.0\n")
+    Path("both.yaml").write_text("g2-standard-48: {list: 4.0, spot: 2.0}\n")
+    assert main(planned(tmp_path, "l4x2", "l4x4", "--global_batch_size=64", price)) == 0
+    two, four = forecast(tmp_path)["tiers"]
+    assert [each["strategy"] for each in two["offers"]] == ["STANDARD", "SPOT"]
+    assert {each["strategy"]: each["usd_per_hour"] for each in four["offers"]} == left
+    said = "l4x4: your own price is for standard alone, and the table's for spot is not mixed with it: give all in --pr"
+    assert (said in capsys.readouterr().out) == (len(left) == 1)
 
 
 NO_OFFER = "No tier has both a time and a price."

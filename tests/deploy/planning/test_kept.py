@@ -62,6 +62,29 @@ def test_what_cannot_fit_is_refused_unless_it_is_forced(
     assert "# l4x1: warning: does not fit the memory: it needs 31.8 - " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("strategy", ["STANDARD", "SPOT"])
+def test_a_limit_below_the_estimate_of_the_plan_is_said_with_its_numbers(
+    strategy: str, keep: Any, cloud: Any, capsys: Capture
+) -> None:
+    keep(gflop=10.0)
+    flags = [*(flag for flag in TRAINED if "steps=4" not in flag), "--steps=10000"]
+    assert main(["plan", "l4x1", *flags, "--out=plan"]) == 0
+    (tier,) = json.loads(Path("plan/forecast.json").read_text())["tiers"]
+    usd = next(offer["usd"] for offer in tier["offers"] if offer["strategy"] == strategy)
+    low, middle, high = (f"{usd[name]:.2f}" for name in ("low", "middle", "high"))
+    sent = [*WHERE, *flags, *["--spot"] * (strategy == "SPOT"), "--dry_run"]
+    for verb in (["submit", "l4x1"], ["compare", "l4x1", "--on=vertex"]):
+        capsys.readouterr()
+        assert main([*verb, *sent, f"--max_cost={usd['middle'] - 0.02}"]) == 0
+        shown = capsys.readouterr().out
+        said = f"l4x1: warning: its plan estimates {middle} USD ({low} - {high}) as {strategy.lower()}, and the job is "
+        assert f"{said}stopped at {usd['middle'] - 0.02:.2f} USD: raise --max_cost" in shown
+        assert main([*verb, *sent, f"--max_cost={usd['middle'] + 0.02}"]) == 0
+        assert "its plan estimates" not in capsys.readouterr().out
+    assert main(["submit", "l4x1", *sent, "--max_cost=0.5", "--check"]) == 0
+    assert "its plan estimates" not in capsys.readouterr().out  # it trains nothing
+
+
 def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Capture) -> None:
     keep()
     kept_plan(Overrides.parse(TRAINED).resolve()).write_text("{")

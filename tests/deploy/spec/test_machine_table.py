@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.spec.machine_table import TABLE, accelerator_of, load_machines
+from deploy.spec.machine_table import TABLE, Price, accelerator_of, load_machines
 from deploy.spec.schema import ENUMS
 from deploy.spec.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import Capture, Command
@@ -35,11 +35,15 @@ def test_prices_are_those_of_compute_engine_times_the_factor_and_marked_so() -> 
 
 def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
-    file.write_text("g2-standard-48: {list: 5, spot: 2}\nNVIDIA_TESLA_T4: 1\nn1-standard-8: 2\nn2-standard-8: 0.5\n")
+    lines = ["g2-standard-48: {list: 5, spot: 2}", "NVIDIA_TESLA_T4: 1", "n1-standard-8: 2", "a2-highgpu-1g: 3"]
+    file.write_text("\n".join([*lines, "n2-standard-8: 0.5"]))
     table = load_machines(str(file))
     mine = table.price("g2-standard-48", "NVIDIA_L4", 4)
     assert (mine.list, mine.spot, mine.inferred) == (5, 2, False)
     assert table.price("n1-standard-8", "NVIDIA_TESLA_T4", 2).list == 4
+    assert table.price("a2-highgpu-1g", "NVIDIA_TESLA_A100", 1) == Price(
+        list=3
+    )  # the table's spot is not mixed with it
     assert table.price("n2-standard-8", None, 0).list == 0.5
     assert table.price("g2-standard-24", "NVIDIA_L4", 2) == load_machines().price("g2-standard-24", "NVIDIA_L4", 2)
 

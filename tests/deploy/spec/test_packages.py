@@ -94,6 +94,22 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
 
 
+def test_one_module_goes_along_alone_unless_it_imports_its_neighbour(tmp_path: Path, dist: Path) -> None:
+    file, code = tmp_path / "mine.py", "import os, trainer\nfrom json import loads\ndef build(config, dataset): ...\n"
+    file.write_text(code)
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").write_text("")
+    with zipfile.ZipFile(build_wheel(user_package(str(file)))) as archive:
+        assert {name for name in archive.namelist() if ".dist-info" not in name} == {"mine.py"}
+    flags = ["--model=mine:build", "--data=digits", *WHERE, "--project=p"]
+    assert main(["render", "cpu", *flags, f"--package={file}"]) == 0
+    for line in ("import os, other.part", "from other import part", "from . import other"):
+        file.write_text(code + line)
+        with pytest.raises(UserError, match=r"mine\.py, line 4, imports from its folder, which does not go along"):
+            user_package(str(file))
+
+
 def test_a_change_that_keeps_names_and_lengths_is_sent_anew(tmp_path: Path) -> None:
     before, after = (user_package(str(mine(tmp_path / code, f"X = {code}\n"))) for code in "12")
     assert before.about == after.about  # names and sizes
