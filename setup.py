@@ -73,6 +73,6 @@ setup(
         "report": ["matplotlib"],
         "tune": TUNE,  # studies on this machine
         "test": TEST,
-        "dev": [*TEST, "mypy", "ruff", "types-PyYAML"],
+        "dev": [*TEST, "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
     },
 )

@@ -1,10 +1,12 @@
 """Reads the commands that README, docs and examples show, as argument lists, each with its page."""
 
+import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.docs.sources import ROOT
 
@@ -13,7 +15,7 @@ BEGINNINGS = ("python -m ", "make ", "pip ", "gcloud ", "pre-commit ")
 
 @dataclass(frozen=True)
 class Command:
-    """Holds a command as `words`, split as a shell does, without comments and redirected output."""
+    """Holds a command as `words`, split as a shell does, without comments and what follows > or |."""
 
     place: str
     words: tuple[str, ...]
@@ -40,15 +42,18 @@ def documented() -> list[Command]:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages += [ROOT / "examples" / "README.md"]
     pages += [page for folder in ("docs", "examples") for page in sorted((ROOT / folder).rglob("*.py"))]
+    pages += sorted((ROOT / "docs").glob("*.ipynb"))
     found = [command for page in pages for command in commands(page)]
     return list({command.words: command for command in reversed(found)}.values())[::-1]
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Yields the commands in fenced blocks (in Python files, in the module docstring) and in inline code."""
+    """Yields the commands in fenced blocks (in Python files, in the module docstring; in notebooks, after a !) and inline."""
     text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
     if page.suffix == ".py":
         text = f"```\n{text.split(chr(34) * 3)[1]}\n```"
+    if page.suffix == ".ipynb":
+        text = "\n".join(map(markdown, json.loads(text)["cells"]))
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     for block in fenced:
         for line in block.replace("\\\n", " ").splitlines():
@@ -59,8 +64,17 @@ def commands(page: Path) -> Iterator[Command]:
             yield from parsed(name, code)
 
 
+def markdown(cell: Mapping[str, Any]) -> str:
+    """Returns a cell of a notebook: commands of the shell as a fenced block, text as it is, Python left out."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "code":
+        return f"```\n{source[1:]}\n```" if source.startswith("!") else ""
+    return source
+
+
 def parsed(place: str, line: str) -> Iterator[Command]:
     """Yields the line as a command if it begins like one."""
     if line.startswith(BEGINNINGS):
         words = shlex.split(line, comments=True)
-        yield Command(place, tuple(words[: words.index(">")] if ">" in words else words))
+        ends = (words.index(sign) for sign in (">", "|") if sign in words)
+        yield Command(place, tuple(words[: min(ends, default=None)]))

@@ -1,5 +1,6 @@
-"""Makes what the pages name: FOLDER (idx files), photos, table.csv, mine.py, and programs that do nothing."""
+"""Makes what the pages name: FOLDER (idx files), photos, table.csv, mine.py, my_models, and programs that do nothing."""
 
+import json
 import re
 import struct
 from pathlib import Path
@@ -13,7 +14,7 @@ COUNT = 24
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Makes them in `folder`: random images of 10 classes, a table of examples/table.py, and README's code."""
+    """Makes them in `folder`: random images of 10 classes, a table of examples/table.py, the code of README and notebook."""
     draw = np.random.default_rng(0)
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -30,5 +31,12 @@ def make_stand_ins(folder: Path) -> None:
         (folder / program).write_text("")
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     (folder / "mine.py").write_text(code)
+    (folder / "my_models").mkdir()
+    (folder / "my_models" / "__init__.py").touch()
+    cells = json.loads((ROOT / "docs" / "from_fit_to_four_gpus.ipynb").read_text(encoding="utf-8"))["cells"]
+    (code,) = (
+        text for cell in cells if (text := "".join(cell["source"])).startswith("%%writefile my_models/digits.py\n")
+    )
+    (folder / "my_models" / "digits.py").write_text(code.partition("\n")[2])
     rows = [f"{','.join(map(str, draw.uniform(0, 1, 5)))},red,1" for _ in range(COUNT)]
     (folder / "table.csv").write_text("\n".join(["a,b,c,d,e,colour,target", *rows]))

@@ -182,7 +182,7 @@ RULES: Mapping[str, Rule] = {
     "deploy submit": dry_run, "deploy image": dry_run, "deploy tune": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
-    "docs.pictures": module_exists,
+    "docs.pictures": module_exists, "docs.run_notebook": module_exists,
 }  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def end_all(google: Emulator) -> None:
 def test_all_pages_are_read() -> None:
     places = {command.place for command in COMMANDS}
     docs = {f"docs/{name}.md" for name in ("compare", "permissions", "training", "tune", "vertex")}
-    assert {"README.md", "CONTRIBUTING.md", *docs} <= places
+    assert {"README.md", "CONTRIBUTING.md", "docs/from_fit_to_four_gpus.ipynb", *docs} <= places
     assert len(COMMANDS) > 50
     assert {beginning.split()[0] for beginning in BEGINNINGS} >= {"python", "make", "pip", "gcloud"}
 
