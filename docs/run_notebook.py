@@ -75,7 +75,8 @@ def cleaned(outputs: list[Any], folder: str) -> Iterator[Any]:
     """Yields the outputs of a cell as they are stored; `folder`: where it ran."""
     for output in outputs:
         if output.output_type == "stream":
-            output.text = stable(output.text.replace(folder, "~").replace(str(ROOT), "~"))
+            text = output.text.replace("\r\n", "\n")  # as a terminal ends lines
+            output.text = stable(text.replace(folder, "~").replace(str(ROOT), "~"))
             if not output.text.strip():
                 continue
         yield output

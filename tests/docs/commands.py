@@ -48,7 +48,10 @@ def documented() -> list[Command]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Yields the commands in fenced blocks (in Python files, in the module docstring; in notebooks, after a !) and inline."""
+    """Yields the commands in fenced blocks and in inline code.
+
+    Of Python files the module docstring is read, of notebooks the text and the cells that begin with !.
+    """
     text, name = page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix()
     if page.suffix == ".py":
         text = f"```\n{text.split(chr(34) * 3)[1]}\n```"

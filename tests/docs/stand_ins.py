@@ -1,4 +1,4 @@
-"""Makes what the pages name: FOLDER (idx files), photos, table.csv, mine.py, my_models, and programs that do nothing."""
+"""Makes what the pages name: FOLDER (idx files), photos, table.csv, mine.py, my_models, empty programs."""
 
 import json
 import re
@@ -14,7 +14,7 @@ COUNT = 24
 
 
 def make_stand_ins(folder: Path) -> None:
-    """Makes them in `folder`: random images of 10 classes, a table of examples/table.py, the code of README and notebook."""
+    """Makes them in `folder`: random images of 10 classes, a table of examples/table.py, and the pages' code."""
     draw = np.random.default_rng(0)
     (folder / "FOLDER").mkdir(parents=True)
     for part in ("train", "t10k"):

@@ -28,9 +28,9 @@ def code_cells(path: Path) -> Cells:
     return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
 
-def printed(cells: Cells, command: str) -> str:
-    """Returns what the cell printed whose source contains `command`."""
-    (cell,) = [cell for cell in cells if command in "".join(cell["source"])]
+def printed(cells: Cells, beginning: str) -> str:
+    """Returns what the cell printed that begins so."""
+    (cell,) = [cell for cell in cells if "".join(cell["source"]).startswith(beginning)]
     return "".join("".join(output["text"]) for output in cell["outputs"])
 
 
@@ -50,22 +50,20 @@ def check_outputs(cells: Cells) -> None:
 
 def check_story(cells: Cells) -> None:
     """Asserts that the cells showed what the text around them says."""
-    (recognised,) = re.findall(r"fit: ([\d.]+)% of the 297 digits", printed(cells, "import keras\nfrom my_models"))
-    accuracies = re.findall(r"^step \d+ .* val_accuracy ([\d.]+)", printed(cells, "trainer.task"), re.MULTILINE)
-    assert min(float(recognised) / 100, float(accuracies[-1])) > 0.9
-    assert "5 steps on 1 and on 2 replicas give the same weights and losses" in printed(cells, "trainer.check")
-    plan = printed(cells, "deploy plan")
-    assert {*re.findall(r"^(\S+) +(?:standard|spot) +fits ", plan, re.MULTILINE)} == {*PLANNED}
-    assert re.search(
-        r"^Against l4x1 \(standard\): l4x2 .* l4x4 [\d.]+ x as fast for [\d.]+ x the money", plan, re.MULTILINE
+    task, check, plan, comparison, job = (
+        printed(cells, f"!python -m {command} ")
+        for command in ("trainer.task", "trainer.check", "deploy plan", "deploy compare", "deploy submit")
     )
-    comparison = printed(cells, "deploy compare")
-    one, four = map(float, re.findall(r"^final loss +([\d.]+) +([\d.]+)$", comparison, re.MULTILINE)[0])
-    assert one == pytest.approx(four, rel=0.006)  # three digits are shown
+    (recognised,) = re.findall(r"fit: ([\d.]+)% of the 297 digits", printed(cells, "import keras\n"))
+    accuracies = re.findall(r"(?m)^step \d+ .* val_accuracy ([\d.]+)", task)
+    assert min(float(recognised) / 100, float(accuracies[-1])) > 0.9
+    assert "5 steps on 1 and on 2 replicas give the same weights and losses" in check
+    assert {*re.findall(r"(?m)^(\S+) +(?:standard|spot) +fits ", plan)} == {*PLANNED}
+    assert re.search(r"(?m)^Against l4x1 \(standard\): .*, l4x4 [\d.]+ x as fast for [\d.]+ x the money", plan)
+    ((one, four),) = re.findall(r"(?m)^final loss +([\d.]+) +([\d.]+)$", comparison)
+    assert float(one) == pytest.approx(float(four), rel=0.011)  # three digits are shown
     assert "Simulated devices: l4x1 and l4x4: their speeds do not apply to real machines" in comparison
-    assert "Different final losses" not in comparison
-    job = printed(cells, "deploy submit")
-    assert re.search(r"^gcloud ai custom-jobs create --project=my-project ", job, re.MULTILINE)
+    assert re.search(r"(?m)^gcloud ai custom-jobs create --project=my-project ", job)
     assert ": g2-standard-48 + 4 x NVIDIA_L4 in us-central1, STANDARD" in job
     assert "l4x4: fits the memory" in job  # the plan above was found
 
@@ -103,7 +101,7 @@ def test_a_cell_that_went_wrong_is_noticed(happens: Callable[[Cells], None]) -> 
 
 
 @pytest.mark.parametrize(("shown", "instead"), [
-    ("give the same weights", "give other weights"), ("a100x4  standard  fits", "a100x4  standard  tight"),
+    ("give the same weights", "give other weights"), ("a100x4  s", "a100x2  s"),
     ("Simulated devices", "Devices"), ("4 x NVIDIA_L4 in us-central1", "1 x NVIDIA_L4 in us-central1"),
 ])  # fmt: skip
 def test_another_story_is_noticed(shown: str, instead: str) -> None:
