@@ -3,8 +3,8 @@
     python -m docs.run_notebook                    # stores it anew: look at its outputs and figures before you commit
     python -m docs.run_notebook --out=copy.ipynb   # stores a copy
 
-The kernel is a process of this Python, reached by local sockets, not by a port. Folders of this machine, times and
-what else is different in each run are replaced.
+The kernel is a process of this Python, which listens on sockets of a temporary folder and on 127.0.0.1. Folders of this
+machine, times, and what else differs in each run are replaced.
 """
 
 import argparse
@@ -27,10 +27,11 @@ CELL_TIMEOUT_S = 300
 # What differs from run to run, and what is stored instead.
 UNSTABLE = {
     r"(?m)^(WARNING: All log messages before absl|To enable the following|[IWE]0000 ).*\n": "",  # TensorFlow's start
+    r"(?m)^Matplotlib is building the font cache.*\n": "",  # on a slow machine
     r"(?m)^Start-up is a large part of the total .*\n": "",
     r"/plans/[0-9a-f]+\.json": "/plans/….json",
     r"\d{8}-\d{6}-[0-9a-f]{4}": "20261231-235959-abcd",  # a submission
-    r"[\d,.]+ examples/s ": "… examples/s ",
+    r"━+ (\d+/\d+) [\d,.]+ examples/s ": r"━━━━━━━━━━ \1 … examples/s ",  # the bar has the rest of the line's width
     r"done \([\d.]+ s\)": "done (… s)",
 }
 # Rows of a comparison's table.
