@@ -26,7 +26,7 @@ NOTEBOOK = Path(__file__).with_name("from_fit_to_four_gpus.ipynb")
 CELL_TIMEOUT_S = 300
 # What differs from run to run, and what is stored instead.
 UNSTABLE = {
-    r"(?m)^(WARNING: All log messages before absl|To enable the following|[IWE]0000 ).*\n": "",  # TensorFlow's start
+    r"(?m)^(WARNING: All log messages before absl|To enable the following|[IWE]0000 ).*\n?": "",  # TensorFlow's start
     r"(?m)^Matplotlib is building the font cache.*\n": "",  # on a slow machine
     r"(?m)^Start-up is a large part of the total .*\n": "",
     r"/plans/[0-9a-f]+\.json": "/plans/….json",

@@ -43,7 +43,7 @@ def check_outputs(cells: Cells) -> None:
     figures = [output["data"].pop("image/png") for output in outputs if "data" in output]
     for figure in figures:
         with Image.open(io.BytesIO(base64.b64decode("".join(figure)))) as picture:
-            assert len(picture.convert("RGB").getcolors(2**16) or ()) > 10, "the figure shows nothing"
+            assert len(picture.convert("RGB").getcolors(2**24) or ()) > 10, "the figure shows nothing"
     assert len(figures) == 2
     assert HERE.findall(json.dumps(outputs).replace(str(ROOT), "/home/")) == []
 
