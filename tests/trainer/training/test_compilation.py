@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import pkgutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +124,51 @@ def test_what_xla_cannot_or_must_not_compile_runs_plain(
     trial.runner(False)(setup.rows_from(0), 0, 1)
 
 
+def converted(function: Any) -> str:
+    """Returns the HLO that XLA makes of a traced function: of its arguments only the shapes matter."""
+    captured = function.captured_inputs
+    given = [*function.inputs[: -len(captured)], *captured]
+    values = [one if one.dtype == tf.resource else tf.zeros(one.shape, one.dtype) for one in given]
+
+    def call(*numbers: Any) -> Any:
+        left = iter(numbers)
+        flat = [one if one.dtype == tf.resource else next(left) for one in values]
+        return function._inference_function.call_flat(*flat)
+
+    compiled = tf.function(call, jit_compile=True, autograph=False)
+    hlo = compiled.experimental_get_compiler_ir(*(one for one in values if one.dtype != tf.resource))(stage="hlo")
+    return str(hlo)
+
+
 @pytest.mark.parametrize("name", ["mlp", pytest.param("wgan_gp", marks=pytest.mark.slow)])
-def test_on_gpus_sums_are_inside_what_xla_compiles(name: str) -> None:
-    """A trace test: two CPUs that TensorFlow takes for GPUs. The step can be traced; whether it runs is not proved."""
+def test_on_gpus_sums_are_inside_what_xla_compiles(name: str, monkeypatch: Patch) -> None:
+    """A trace test: two CPUs that TensorFlow takes for GPUs, which sum by NCCL. XLA converts the step; nothing runs it.
+
+    Whether it runs is not proved.
+    """
     setup = setup_of("--data=digits", *FAMILIES[name], "--replicas=2")
     arguments = setup.rows_from(0), tf.constant(0, tf.int64), tf.constant(1)
-    with cpus_taken_for_gpus():
+    with cpus_taken_for_gpus(), monkeypatch.context() as patch:
+        sums_of = pkgutil.resolve_name("tensorflow.python.ops.collective_ops")
+        by_nccl = partial(sums_of.all_reduce_v2, communication_hint="NCCL")
+        patch.setattr(sums_of, "all_reduce_v2", lambda *given, communication_hint, **named: by_nccl(*given, **named))
+        made, function = list[Any](), tf.function
+
+        def noting(of: Any = None, **options: Any) -> Any:
+            made.append(function(of, **options))
+            return made[-1]
+
+        patch.setattr(tf, "function", noting)
         graph = setup.step_runner(compiled=True)._run.get_concrete_function(*arguments).graph.as_graph_def()
-    sums = [
-        Counter(node.op for node in function.node_def)["CollectiveReduceV2"]
-        for function in graph.library.function
-        if function.attr["_XlaMustCompile"].b
-    ]
+    steps = [step for each in made if each.__name__ == "whole_step" for step in each._list_all_concrete_functions()]
+    sums = [Counter(op.type for op in each.graph.get_operations())["CollectiveReduceV2"] for each in steps]
     outside = Counter(node.op for function in graph.library.function for node in function.node_def)
     plain = setup.step_runner()._run.get_concrete_function(*arguments).graph.as_graph_def()
     expected = Counter(node.op for function in plain.library.function for node in function.node_def)
     assert len(sums) == 2
     assert sums[0] == sums[1] > 0
     assert sum(sums) == outside["CollectiveReduceV2"] == expected["CollectiveReduceV2"]
+    assert converted(steps[0]).count(" all-reduce(") == sums[0]
 
 
 class Clock:
