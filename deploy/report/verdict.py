@@ -218,7 +218,8 @@ def _different_loss(row: TierSummary, first: TierSummary, runs: Mapping[str, Seq
         return ""
     return (
         f"Different final losses: {name} {figures(_loss(row))} on {row.tier}, {figures(_loss(first))} on {first.tier}: "
-        "the training differs, so its speeds are not comparable."
+        "rounding alone can do that in a short run; if the training differs, which `python -m trainer.check` tells, "
+        "the speeds are not comparable."
     )
 
 
