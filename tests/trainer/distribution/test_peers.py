@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -28,8 +28,8 @@ LOST: list[tuple[str, int]] = []
 
 
 @pytest.fixture
-def met(monkeypatch: Patch) -> tuple[Peers, Peers]:
-    """Returns a chief and a worker. The chief stops watching where it would end its process."""
+def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
+    """Yields a chief and a worker. The chief stops watching where it would end its process."""
     monkeypatch.setattr(os, "_exit", lambda code: None)
     monkeypatch.setattr(peers, "LEAVE_SECONDS", 0.0)
     LOST.clear()
@@ -42,7 +42,10 @@ def met(monkeypatch: Patch) -> tuple[Peers, Peers]:
     with ThreadPoolExecutor() as pool:
         worker = pool.submit(meet, Cluster(addresses, 1), {}, 10.0)
         chief = meet(Cluster(addresses), {}, 10.0, on_loss)
-    return chief, worker.result()
+    yield chief, worker.result()
+    for one in (chief, worker.result()):  # one that sees the loss of the other later would end the tests' process
+        one._over.set()
+        one._thread.join(10)
 
 
 @pytest.mark.parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
