@@ -36,7 +36,7 @@ CASES = {
 }  # fmt: skip
 MARGIN = 0.07  # of a limit: within it of what is predicted, either outcome is right
 ROWS = 32
-_EXHAUSTED = "OOM when allocating"
+_EXHAUSTED = ("OOM when allocating", "Current allocation summary follows")  # a kernel may end the process instead
 PARSER = make_parser(__doc__)
 PARSER.add_argument("--only", choices=("predict", "measure"), help="one step of the flags that follow, in this process")
 PARSER.add_argument("--rows", type=count, default=ROWS)
@@ -55,7 +55,7 @@ def child(only: str, rows: int, flags: Sequence[str], limit_mb: int = 0) -> dict
     if limit_mb:
         environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(limit_mb)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if _EXHAUSTED in done.stderr:
+    if any(line in done.stderr for line in _EXHAUSTED):
         return {"exhausted": True}
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
@@ -167,8 +167,8 @@ def main() -> None:
     for number, name in enumerate(options.cases):
         few = options.limits * (number + 1) // len(options.cases) - options.limits * number // len(options.cases)
         raw[name] = tried(name, [draw.uniform(0.6, 1.5) for _ in range(few)], largest=bool(few))
+        save("plan_memory", cases=raw)
     lines = ["| | a GPU would hold: predicted, measured (MB) | a CPU | limits: right, too near to say, wrong | "
              "largest batch |", "|---|--:|--:|--:|---|"]  # fmt: skip
     lines += [_row(name, case) for name, case in raw.items()]
     print_table(f"A step of {2 * ROWS} rows, predicted from {ROWS // 2} and {ROWS}", lines)
-    save("plan_memory", cases=raw)
