@@ -36,7 +36,7 @@ from trainer.user_mistakes import message_of
 
 FEWEST_STEPS = 100  # a shorter run is not worth the three steps of a measurement
 EARNED = 10  # a run is tried if its plain steps take this many times as long as compiling is expected to
-TURNS, TURN_SECONDS = 3, 1.0
+TURNS, TURN_SECONDS = 3, 0.5
 _SECONDS_AN_OPERATION, _LEAST_SECONDS = 0.01, 2.0  # of compiling; docs/decisions/9-xla.md
 
 
