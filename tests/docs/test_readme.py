@@ -113,7 +113,8 @@ def test_the_readme_says_what_submit_asks_for_first(tmp_path: Path) -> None:
 
 def test_pictures_are_small_and_shown() -> None:
     pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
-    assert [picture.name for picture in pictures] == ["clothes.png", "digits.png", "tiers.png"]
+    assert [picture.name for picture in pictures] == ["clothes.png", "digits.png", "quality.png", "tiers.png"]
+    quality = (ROOT / "docs" / "quality.md").read_text("utf-8")
     for picture in pictures:
         assert picture.stat().st_size < 150_000
-        assert f"docs/images/{picture.name}" in README
+        assert f"docs/images/{picture.name}" in README or f"](images/{picture.name})" in quality
