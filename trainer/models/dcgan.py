@@ -26,6 +26,8 @@ def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
 class DCGAN(GAN):
     """Trains by the cross-entropy between real and generated images."""
 
+    joined_passes = False  # Joined, two passes save 3 all-reduces of 19, but a step takes 1.4 times the memory.
+
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
         super().__init__(config, dataset, batches_per_step=1, betas=betas, critic_batch_norm=True, initializer=normal)

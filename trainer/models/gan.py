@@ -136,6 +136,8 @@ class GAN(keras.Model):
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
+    # One pass of the generator for all updates of a step, so fewer operations; what it computed is held until the last.
+    joined_passes = True
 
     def __init__(
         self,
@@ -218,7 +220,7 @@ class GAN(keras.Model):
         if labels is not None:
             each_labels = [*tf.unstack(labels), labels[-1]]
             noise = with_class(noise, tf.stack(each_labels, axis=1), self.generated_classes)
-        if step.micro_batches > 1:
+        if step.micro_batches > 1 or not self.joined_passes:
             each_noise = zip(tf.unstack(noise, axis=1), each_labels, strict=True)
             *others, last = (Generated(noise=one, labels=own) for one, own in each_noise)
             return others, last
@@ -268,6 +270,10 @@ class GAN(keras.Model):
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
+        if generated.images is None:
+            # Not before the critic's update, which ends with its first weights: both need memory for what they compute.
+            with tf.control_dependencies([self.critic_variables[0].read_value()]):
+                generated = generated._replace(noise=tf.identity(generated.noise))
         loss, gradients = step.accumulate(gradients_of, generated)
         self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss

@@ -129,35 +129,39 @@ def test_a_step_has_the_numbers_of_a_plain_one(
     assert logs.means() == pytest.approx(plain_logs.means(), rel=1e-10)
 
 
-# The peak of TensorFlow's own allocator, as on a GPU, on one thread, so that the order of operations is the same.
+# The peaks of TensorFlow's own allocator, as on a GPU, with one operation after another: threads add to them by chance.
 _PEAKS = """
 import sys
 import tensorflow as tf
 from tests.support import build_setup, make_replicas, small
 from tests.trainer.models.test_one_pass import DCGAN, WGANGP, plain_dcgan_step, plain_wgan_gp_step
-for joined in (True, False):
-    if not joined:
-        DCGAN.train_step, WGANGP.train_step = plain_dcgan_step, plain_wgan_gp_step
-    config = small(*sys.argv[1:])
-    setup = build_setup(config, make_replicas(config))
-    runner, rows = setup.step_runner(), setup.rows_from(0)
-    runner(rows, 0, 1)
+if sys.argv.pop(1) == "plain":
+    DCGAN.train_step, WGANGP.train_step = plain_dcgan_step, plain_wgan_gp_step
+config = small(*sys.argv[1:])
+setup = build_setup(config, make_replicas(config))
+runner, rows = setup.step_runner(), setup.rows_from(0)
+runner(rows, 0, 1)
+for step in range(5):
     tf.config.experimental.reset_memory_stats("CPU:0")
     runner(rows, 0, 1)
     print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"])
-    del setup, runner, rows
 """
+
+
+def smallest_peak(passes: str, model: str) -> int:
+    """Returns bytes, of a process that makes "joined" or "plain" steps: free threads can only add to them."""
+    environment = {
+        **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "PYTHONPATH": str(ROOT)
+    }  # fmt: skip
+    flags = (f"--model={model}", "--image_size=32", "--width=32", "--global_batch_size=128")
+    command = [sys.executable, "-c", _PEAKS, passes, *flags]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    return min(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["dcgan", "wgan_gp"])
 def test_joined_passes_need_little_more_memory_than_plain_ones(model: str) -> None:
-    """Found: 1.04 and 1.09 for dcgan, which depends on which operation a free thread takes first, 0.89 for wgan_gp."""
-    environment = {
-        **os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "PYTHONPATH": str(ROOT)
-    }  # fmt: skip
-    flags = (f"--model={model}", "--image_size=32", "--width=32", "--global_batch_size=128")
-    command = [sys.executable, "-c", _PEAKS, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    joined, plain = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
-    assert joined < 1.15 * plain, (joined, plain, done.stderr)
+    """Found: 0.98 to 1.08 (dcgan), 0.93 to 1.06 (wgan_gp); with the generator's passes joined, dcgan has 1.4."""
+    joined, plain = (smallest_peak(passes, model) for passes in ("joined", "plain"))
+    assert joined < 1.2 * plain, (joined, plain)
