@@ -81,18 +81,17 @@ class LocalJob:
         self._stopping.set()
 
     def _start(self, worker: LocalWorker) -> _RunningWorker:
-        process = subprocess.Popen(
-            [sys.executable, "-m", worker.module, *worker.arguments],
-            env={**os.environ, **worker.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # so that Ctrl-C reaches only this process, which sends one signal
-        )
-        with contextlib.suppress(AttributeError, OSError):  # no such system call or core, or the process has ended
-            os.sched_setaffinity(process.pid, worker.cores)
+        with _on_cores(worker.cores):
+            process = subprocess.Popen(
+                [sys.executable, "-m", worker.module, *worker.arguments],
+                env={**os.environ, **worker.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # so that Ctrl-C reaches only this process, which sends one signal
+            )
         assert process.stdout is not None
         reader = threading.Thread(target=self._forward_output, args=(worker.name, process.stdout), daemon=True)
         reader.start()
@@ -181,6 +180,24 @@ def _send(process: "subprocess.Popen[str]", number: int) -> None:
             os.killpg(process.pid, number)
     else:
         process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _on_cores(cores: frozenset[int]) -> Iterator[None]:
+    """Lets this thread, and a process that it starts, run on these cores only, if the system can do that.
+
+    A process that is moved after its start may have looked at its cores before.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # no such core
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager
