@@ -192,9 +192,9 @@ def _on_cores(cores: frozenset[int]) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):  # no such core
-        os.sched_setaffinity(0, cores)
     try:
+        with contextlib.suppress(OSError):  # no such core
+            os.sched_setaffinity(0, cores)
         yield
     finally:
         os.sched_setaffinity(0, before)

@@ -155,7 +155,8 @@ def smallest_peak(passes: str, model: str) -> int:
     }  # fmt: skip
     flags = (f"--model={model}", "--image_size=32", "--width=32", "--global_batch_size=128")
     command = [sys.executable, "-c", _PEAKS, passes, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
     return min(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
 
 
@@ -164,4 +165,4 @@ def smallest_peak(passes: str, model: str) -> int:
 def test_joined_passes_need_little_more_memory_than_plain_ones(model: str) -> None:
     """Found: 0.98 to 1.08 (dcgan), 0.93 to 1.06 (wgan_gp); with the generator's passes joined, dcgan has 1.4."""
     joined, plain = (smallest_peak(passes, model) for passes in ("joined", "plain"))
-    assert joined < 1.2 * plain, (joined, plain)
+    assert joined < 1.15 * plain, (joined, plain)
