@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
@@ -27,6 +27,7 @@ from trainer.storage.transport import Cancelled
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
+_MOMENT_SECONDS = 2.0
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
@@ -166,7 +167,8 @@ class Staged:
             transfers: list[Future[None]] = []
             try:
                 transfers += (pool.submit(one, number, *item) for number, item in enumerate(missing.items()))
-                wait(transfers, return_when=FIRST_EXCEPTION)
+                while not _over(transfers):
+                    pass
             finally:  # after the first failure or Ctrl-C, no other transfer starts
                 for transfer in transfers:
                     transfer.cancel()
@@ -187,6 +189,15 @@ class Staged:
                 parts.mkdir()
                 self.local.parent.mkdir(exist_ok=True)
             yield
+
+
+def _over(transfers: Sequence[Future[None]]) -> bool:
+    """Waits for a moment, and returns whether all transfers are done or one has failed.
+
+    Python notices a Ctrl-C that came just before it began to wait only after that wait.
+    """
+    ended = wait(transfers, timeout=_MOMENT_SECONDS, return_when=FIRST_EXCEPTION)
+    return not ended.not_done or any(transfer.exception() for transfer in ended.done)
 
 
 def _is_placeholder(remote: Remote) -> bool:
