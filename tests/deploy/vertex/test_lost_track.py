@@ -49,6 +49,14 @@ def test_what_gcloud_prints_is_a_refusal_or_a_lost_answer(text: str, code: int, 
     assert "report this issue" not in str(error)
 
 
+def test_an_exit_status_of_gcloud_tells_a_wrong_argument_and_a_signal() -> None:
+    refused = error_of(2, "ERROR: (gcloud.ai.custom-jobs.create) unknown words")
+    assert (refused.code, refused.transient, refused.may_have_succeeded) == (400, False, False)
+    killed = error_of(-9, "ERROR: (gcloud.ai.custom-jobs.create) INVALID_ARG")
+    assert (killed.code, killed.transient, killed.may_have_succeeded) == (0, True, True)
+    assert "killed by signal 9" in str(killed)
+
+
 @pytest.mark.parametrize(
     ("code", "transient", "unclear"), [(409, False, False), (501, False, False), (502, True, True)]
 )

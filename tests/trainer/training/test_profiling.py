@@ -193,6 +193,11 @@ def test_a_run_that_ends_within_the_steps_has_a_profile_of_those_before(tmp_path
     assert result_of(trained(tmp_path, "--profile_steps=4..50", "--epochs=1"))["profile"]["last_step"] == BATCHES
 
 
+def test_a_profile_of_one_step_is_reported(tmp_path: Path) -> None:
+    profile = result_of(trained(tmp_path, "--profile_steps=3..3", "--steps=4"))["profile"]
+    assert (profile["first_step"], profile["last_step"]) == (3, 3)
+
+
 def test_without_it_no_profiler_is_started(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.delattr(tf.profiler.experimental, "start")
     folder = trained(tmp_path, "--steps=5")
