@@ -150,6 +150,19 @@ def test_a_wrong_secret_is_told_on_both_sides_and_the_right_one_gets_in(tmp_path
     assert "a connection from 127.0.0.1 was refused: it does not know this job's secret" in caplog.text
 
 
+def test_many_strangers_are_warned_of_five_times(caplog: Log) -> None:
+    addresses = free_addresses(2)
+    with awaiting(addresses) as chief:
+        for _ in range(8):
+            with call(addresses[0]) as stranger, suppress(ConnectionResetError):
+                stranger.sendall(HELLOS["wrong proof"])
+                while stranger.recv(1000):
+                    pass
+        worker = meet(Cluster(tuple(addresses), 1), RUNS, 60.0)
+        ended(chief.result(30), worker)
+    assert caplog.text.count("it does not know this job's secret") == 5
+
+
 def test_the_secret_comes_from_the_file_the_variable_or_the_job(tmp_path: Path) -> None:
     cluster, file = Cluster(("a:1", "b:1")), tmp_path / "secret"
     file.write_text("0123456789abcdef\n")
