@@ -11,10 +11,11 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from queue import Empty, SimpleQueue
 
 from trainer.errors import PlatformFault, UserError
 from trainer.log import log
@@ -27,7 +28,7 @@ from trainer.storage.transport import Cancelled
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
-_MOMENT_SECONDS = 2.0
+_TURN_SECONDS = 2.0
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
@@ -165,10 +166,14 @@ class Staged:
                 os.replace(part, whole)
 
             transfers: list[Future[None]] = []
+            finished: SimpleQueue[Future[None]] = SimpleQueue()
             try:
                 transfers += (pool.submit(one, number, *item) for number, item in enumerate(missing.items()))
-                while not _over(transfers):
-                    pass
+                for transfer in transfers:
+                    transfer.add_done_callback(finished.put)
+                for _ in transfers:
+                    if _next(finished).exception():
+                        break
             finally:  # after the first failure or Ctrl-C, no other transfer starts
                 for transfer in transfers:
                     transfer.cancel()
@@ -191,13 +196,14 @@ class Staged:
             yield
 
 
-def _over(transfers: Sequence[Future[None]]) -> bool:
-    """Waits for a moment, and returns whether all transfers are done or one has failed.
+def _next(finished: SimpleQueue[Future[None]]) -> Future[None]:
+    """Returns the next finished transfer, and waits for it in short turns.
 
     Python notices a Ctrl-C that came just before it began to wait only after that wait.
     """
-    ended = wait(transfers, timeout=_MOMENT_SECONDS, return_when=FIRST_EXCEPTION)
-    return not ended.not_done or any(transfer.exception() for transfer in ended.done)
+    while True:
+        with suppress(Empty):
+            return finished.get(timeout=_TURN_SECONDS)
 
 
 def _is_placeholder(remote: Remote) -> bool:
