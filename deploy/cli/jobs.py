@@ -1,4 +1,4 @@
-"""Lists the jobs and persistent resources in one region that this package created, from any machine.
+"""Lists the jobs and persistent resources in a region that this package created, from any machine.
 
 `python -m deploy jobs` cancels doubles: jobs of one submission, of which a lost response created the second. It deletes
 a persistent resource that nobody would end: without a guard and without a job.
@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 
 from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
-from deploy.spec.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region
+from deploy.spec.gcp_config import GcpConfig, checked_region, needed_project, needed_region, read_project, read_region
 from deploy.vertex.api import Backend, JobStatus, unless_forbidden
 from deploy.vertex.cancellation import by_submission, cancel_doubles
 from deploy.vertex.costs import describe_run
@@ -20,20 +20,31 @@ from deploy.vertex.live import LiveLines
 from deploy.vertex.resources import describe_left, is_left, request_deletion
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
-from trainer.errors import DONE
+from trainer.errors import DONE, UserError
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints one line for each job, newest first, then for each persistent resource."""
-    cli = parser("jobs", "Lists the jobs that this package submitted, in one region.", "[--region=NAME]")
+    """Prints, for each region, one line for each job, newest first, then for each persistent resource."""
+    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--regions=NAME,NAME]")
     add_flags(cli, "project", "region")
+    cli.add_argument("--regions", default="", metavar="A,B", help="several regions, instead of --region")
     add_backend(cli)
     args = cli.parse_args(arguments)
-    project = read_project(args.project) or _of_last_submission("project")
-    region = read_region(args.region) or _of_last_submission("region")
-    gcp = GcpConfig(needed_project(project), needed_region(region), "")
+    if args.region and args.regions:
+        raise UserError("--region contradicts --regions: drop one of them")
+    project = needed_project(read_project(args.project) or _of_last_submission("project"))
+    if args.regions:
+        regions = [checked_region(name) for name in args.regions.split(",")]
+    else:
+        regions = [needed_region(read_region(args.region) or _of_last_submission("region"))]
+    for region in regions:
+        _list_region(GcpConfig(project, region, ""), args.backend, session)
+    return DONE
+
+
+def _list_region(gcp: GcpConfig, backend_name: str, session: Session) -> None:
     with exit_on_api_error(gcp):
-        backend = session.open(args.backend, gcp.project, gcp.region)
+        backend = session.open(backend_name, gcp.project, gcp.region)
         # First: of each the guard is then listed.
         resources: Sequence[JobStatus] = unless_forbidden(lambda: [*retried(backend.resources, session.clock)], [])
         found = retried(backend.jobs, session.clock)
@@ -47,7 +58,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             _end_if_left(resource, found, backend, session.clock)
     if not found and not resources:
         print(f"no jobs of this package in {gcp.region}")
-    return DONE
 
 
 def _of_last_submission(name: str) -> str:

@@ -143,8 +143,8 @@ def test_another_comparison_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_command_that_came_to_nothing_may_be_mended_in_its_folder(tmp_path: Path) -> None:
     compare(planned((ONE, TWO), FLAGS), tmp_path, Planting(lambda tier, job_dir: 1))
-    mended = planned((ONE, FOUR), (*FLAGS, "--seed=1"))
-    assert compare(mended, tmp_path, Planting(), parallel=2) == 0
+    fixed = planned((ONE, FOUR), (*FLAGS, "--seed=1"))
+    assert compare(fixed, tmp_path, Planting(), parallel=2) == 0
     assert [row.tier for row in summarize(collect([str(tmp_path)]))] == ["one", "four"]
 
 

@@ -17,6 +17,7 @@ from tests.deploy.cli.test_watch import EXITED, SDK
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.vertex.test_backends import PARENT, SPEC
+from tests.support import refused
 from trainer.errors import UserError
 
 JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
@@ -106,6 +107,30 @@ def test_jobs_are_listed_with_progress_and_idle_accelerators(
     assert more[0].endswith("; 1.80 USD so far, 36.00 at most")
     line = "  GPU 1 of the chief: below 10 % for 10 minutes, and paid for: docs/gpus.md"
     assert more[1:] == ([line] if warned else [])
+
+
+def test_jobs_of_several_regions_are_listed_in_the_order_given(
+    cloud: Emulator, priced: Job, session: Session, capsys: Capture
+) -> None:
+    elsewhere = PARENT.replace("us-central1", "europe-west4")
+    other = cloud.create(elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "t"}})
+    assert jobs.main([*SDK, "--regions=us-east4,europe-west4,us-central1"], session) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
+    assert lines[0] == "no jobs of this package in us-east4"
+    assert [line.split()[-1] for line in lines[1:]] == [other["name"], priced["name"]]
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--regions=us-central1,us-central1-a"], "this is a zone: use --region=us-central1"),
+    (["--regions=us-central1,"], "regions look like us-central1"),
+    (["--regions=us-central1", "--region=us-east4"], "--region contradicts --regions: drop one of them"),
+])  # fmt: skip
+def test_regions_that_cannot_be_listed_are_refused_before_any_request(
+    flags: list[str], line: str, cloud: Emulator, session: Session
+) -> None:
+    with refused(line):
+        jobs.main([*SDK, *flags], session)
+    assert cloud.requests == []
 
 
 def test_progress_that_cannot_be_read_ends_no_watch(
