@@ -65,7 +65,7 @@ class Evaluation:
             # A few batches a call: between calls workers synchronise, and a signal can interrupt.
             count, began = self._call_size(rounds - done), time.monotonic()
             if mine:
-                states = self._ran(iterators, states, [max(0, min(done + count, share) - done) for share in shares])
+                states = self._ran(iterators, states, [min(done + count, share) - done for share in shares])
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             done += count

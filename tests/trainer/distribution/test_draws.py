@@ -159,19 +159,26 @@ def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> No
         assert 0.3 < (one == other).mean() < 0.7
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_parts_of_a_row_are_drawn_by_row_and_part(together: bool) -> None:
+@pytest.mark.parametrize(("split", "joined"), [
+    (lambda rows: tf.reshape(rows, (-1, 5)), lambda parts: tf.reshape(parts, (-1, 6, 5))),
+    (lambda rows: tf.concat([rows[:, 0], rows[:, 1]], axis=0), lambda parts: tf.stack(tf.split(parts, 2), axis=1)),
+    (lambda rows: tf.tile(rows[:, 0], [2, 1]), lambda parts: tf.stack(tf.split(parts, 2), axis=1)),
+])  # fmt: skip
+def test_parts_of_a_row_are_drawn_by_row_and_part(
+    split: Function, joined: Function, monkeypatch: Patch, caplog: Log
+) -> None:
+    monkeypatch.setattr("trainer.log.log.propagate", True)
+    warn_once.cache_clear()
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
 
     def parts(rows: Any) -> Any:
-        views = tf.reshape(rows, (-1, 5)) if together else tf.concat([rows[:, 0], rows[:, 1]], axis=0)
-        dropped = layer(tf.nn.relu(views), training=True)
-        return tf.reshape(dropped, (-1, 6, 5)) if together else tf.stack(tf.split(dropped, 2), axis=1)
+        return joined(layer(tf.nn.relu(split(rows)), training=True))
 
     whole = on_replica(parts, WORDS)
     for rows, replica in ((4, 1), (1, 6)):
         np.testing.assert_array_equal(on_replica(parts, WORDS, rows, replica), whole[replica * rows :][:rows])
     assert not np.array_equal(whole[:, 0] == 0, whole[:, 1] == 0)
+    assert "depends on the number" not in caplog.text
 
 
 def test_without_a_layer_keras_random_draws_by_row_too() -> None:
