@@ -17,16 +17,17 @@ PARSER = make_parser(__doc__, repeats=5)
 # Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or reports.
 ALONE = """
 import numpy as np, tensorflow as tf
+from trainer.build import set_precision_and_seed, setup_with
 from trainer.config.overrides import resolve
 from trainer.data.dataset import Arrays, Dataset
 from trainer.distribution.strategy import make_replicas
-from trainer.models import build_model
-from trainer.training.steps import StepRunner
 config = resolve(["--recipe=%s"]).config
-size, rows = config.image_size, config.global_batch_size
-model = build_model(config, Dataset("none", Arrays(np.zeros((1, size, size, 1), np.uint8))))
-images = tf.zeros((1, config.critic_steps, rows, size, size, 1), tf.uint8)
-StepRunner(model, make_replicas(config), 0)(iter(tf.data.Dataset.from_tensors((images,)).repeat()), 0, 1)
+set_precision_and_seed(config)
+size, rows, classes = config.image_size, (1, config.critic_steps, config.global_batch_size), tuple("0123456789")
+data = Dataset("none", Arrays(np.zeros((10, size, size, 1), np.uint8), np.arange(10)), class_names=classes)
+setup = setup_with(config, make_replicas(config), data)
+batch = tf.zeros((*rows, size, size, 1), tf.uint8), tf.zeros(rows, tf.int32)
+setup.step_runner()(iter(tf.data.Dataset.from_tensors(batch).repeat()), 0, 1)
 print("stepped", flush=True)
 """
 
@@ -38,6 +39,11 @@ def job(*data: str) -> float:
         return seconds_until("step 1/1", [sys.executable, "-m", "trainer.task", *flags])
 
 
+def alone() -> float:
+    """Measures TensorFlow's import and the recipe's first step, without a job."""
+    return seconds_until("stepped", [sys.executable, "-c", ALONE % RECIPE])
+
+
 @program
 def main() -> None:
     """Prints the table and saves the raw numbers."""
@@ -47,7 +53,7 @@ def main() -> None:
         data, warm = f"--data=gs://{bucket}/digits.npz", f"--cache_dir={folder / 'warm'}"
         candidates: dict[str, Callable[[], float]] = {
             "trainer.task": job,
-            "import + trace alone": lambda: seconds_until("stepped", [sys.executable, "-c", ALONE % RECIPE]),
+            "import + trace alone": alone,
             "data on gs://, fetched": lambda: job(data, f"--cache_dir={folder / uuid.uuid4().hex}"),
             "data on gs://, in the cache": lambda: job(data, warm),
         }

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks import input_pipeline
+from benchmarks import input_pipeline, startup
 from benchmarks.processes import Candidate, ProcessError, digits_file, seconds_until, started
 from benchmarks.runner import program, quartiles, table
 from trainer.errors import UserError
@@ -30,6 +30,10 @@ def test_ours_must_not_fail() -> None:
 def test_a_process_without_the_expected_line_is_an_error_with_its_last_line(program: str, reason: str) -> None:
     with pytest.raises(ProcessError, match=f"^{reason}$"):
         seconds_until("step 1", [sys.executable, "-c", program])
+
+
+def test_a_step_is_traced_without_a_job() -> None:
+    assert startup.alone() > 0
 
 
 def test_an_error_that_the_user_can_fix_is_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
