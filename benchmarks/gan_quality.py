@@ -197,6 +197,7 @@ def main() -> None:
             runs[case].append(run(case, seed, options))
     curves = {case: [each["curve"] for each in made] for case, made in runs.items()}
     measured_by = {case: made[0]["measured_by"] for case, made in runs.items()}
-    save("gan_quality", minutes=options.minutes, seeds=options.seeds, measured_by=measured_by, curves=curves)
+    name = f"gan_quality_{options.minutes:g}min"
+    save(name, minutes=options.minutes, seeds=options.seeds, measured_by=measured_by, curves=curves)
     for metric in ("fid", "coverage"):
         print_table(f"{metric}, median (lowest - highest) of {len(options.seeds)} seeds", table(curves, metric))

@@ -1,4 +1,7 @@
-"""Draws the figure of quality.md from benchmarks/results/gan_quality.json: `python -m docs.quality_figure`."""
+"""Draws the figure of quality.md: `python -m docs.quality_figure`.
+
+Each data set is shown with its longest runs in benchmarks/results/gan_quality_*.json.
+"""
 
 import json
 import statistics
@@ -11,7 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.gan_quality import AUGMENTED
 from deploy.report import plots
 
-RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "gan_quality.json"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 IMAGE = Path(__file__).parent / "images" / "quality.png"
 COLOURS = {"wgan_gp": "#3b6fb6", "dcgan": "#c2571a", "r3gan": "#3a8a4d"}
 DATA = {"fashion": "Fashion-MNIST", "photos": "grocery photos"}
@@ -32,13 +35,14 @@ def draw(axes: Any, curves: dict[str, list[list[dict[str, float]]]], data: str, 
 
 def main() -> None:
     """Writes the picture."""
-    curves = {
-        case: runs for case, runs in json.loads(RESULT.read_text("utf-8"))["curves"].items() if AUGMENTED not in case
-    }
+    results = [json.loads(file.read_text("utf-8")) for file in RESULTS.glob("gan_quality_*.json")]
+    curves: dict[str, Any] = {}
+    for result in sorted(results, key=lambda result: float(result["minutes"])):
+        curves |= {case: runs for case, runs in result["curves"].items() if AUGMENTED not in case}
     shown = [data for data in DATA if f"{data}/dcgan" in curves]
     with matplotlib.rc_context({**plots.STYLE, "figure.facecolor": "white"}):
         canvas = Figure(figsize=(4.5 * len(shown), 5.6), layout="constrained")
-        grid = canvas.subplots(2, len(shown), squeeze=False, sharex=True)
+        grid = canvas.subplots(2, len(shown), squeeze=False, sharex="col")
         for row, metric in zip(grid, ("fid", "coverage"), strict=True):
             for axes, data in zip(row, shown, strict=True):
                 draw(axes, curves, data, metric)
