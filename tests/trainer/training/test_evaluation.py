@@ -19,7 +19,7 @@ CASES = [
     ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("summed", "weighted_pair"),
     ("regression", "tf_batches"), ("segmenter", "masks"),
     ("multi_label", "several_labels"), ("classifier", "classes"), ("two_outputs", "named_pair"),
-    ("regularized", "weighted_pair"),
+    ("regularized", "weighted_pair"), ("smoothed", "pair"),
 ]  # fmt: skip
 
 
