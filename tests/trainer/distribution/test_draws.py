@@ -228,6 +228,7 @@ def looped(values: Any, layer: Any) -> Any:
     (lambda x, layer: layer(tf.gather(x, [0, 1, 2, 3] * 4), training=True), "dropout draws for several parts of"),
     (lambda x, _: keras.random.shuffle(x), "keras.random mixes the rows of one replica"),
     (lambda x, _: keras.random.categorical(x[:, 0], 1), "keras.random draws by keras.random.categorical"),
+    (lambda x, _: keras.random.gamma(x.shape[:1], x[:, 0, 0]), "keras.random draws by keras.random.gamma with"),
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [4, ROWS])
 def test_what_cannot_be_drawn_by_row_is_named(
