@@ -56,6 +56,16 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     assert np.abs(logs.values - others.values).max() < 1e-10
 
 
+def test_a_choice_is_for_steps_on_the_same_shapes_whatever_their_seed() -> None:
+    def digest(*flags: str) -> str:
+        setup = setup_of("--data=digits", "--model=mlp", "--image_size=16", *flags)
+        return setup.step_runner().work(setup.rows_from(0)).digest
+
+    first = digest("--global_batch_size=8")
+    assert digest("--global_batch_size=8", "--seed=5") == first
+    assert digest("--global_batch_size=9") != first
+
+
 def test_in_float32_it_differs_by_rounding_alone(monkeypatch: Patch) -> None:
     flags = [flag for flag in FAMILIES["mlp"] if not flag.startswith("--augment")]
     (plain, _), (compiled, _) = (trained(way, *flags, steps=20) for way in (False, True))

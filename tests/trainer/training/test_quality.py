@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
-from tests.support import Signals, fresh_collectives, run_job, run_steps, small
+from tests.support import Signals, fresh_collectives, refused, run_job, run_steps, small
 from trainer import job
 from trainer.build import set_precision_and_seed
 from trainer.config.overrides import resolve
@@ -292,6 +292,15 @@ def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
     found = Extractor("inception", str(tmp_path / "i.weights.h5"))(images)
     resized = tf.image.resize(tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True)
     np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 16, 1), (8, 8, 2), (64,)])
+def test_features_come_from_a_classifier_of_square_images(shape: tuple[int, ...], tmp_path: Path) -> None:
+    layers = [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dense(10)]
+    keras.Sequential(layers).save(file := tmp_path / "model.keras")
+    line = f"its input is {(None, *shape)}: a classifier of square images is required"
+    with refused(f"fid_features={file}: {line}"):
+        Extractor(str(file), "")
 
 
 def fid_config(features: Path, folder: Path) -> TrainConfig:
