@@ -9,7 +9,6 @@ import json
 import math
 import os
 import platform
-import re
 import statistics
 import sys
 import time
@@ -144,16 +143,21 @@ def print_table(title: str, lines: Sequence[str]) -> None:
 
 def save(name: str, **content: Any) -> None:
     """Writes results/NAME.json: the raw numbers with date, machine, command (paths shortened) and package versions."""
-    arguments = [re.sub(r"[^=]*/(?=.)", "", argument) for argument in sys.argv[1:]]
     processor = _cpu("model name") or platform.processor()
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"cores": os.cpu_count(), "processor": processor, "python": platform.python_version()},
-        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *arguments]),
+        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *map(_without_folders, sys.argv[1:])]),
         "packages": {name: version(name) for name in PACKAGES if importlib.util.find_spec(name)},
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({**record, **content}, indent=1) + "\n")
+
+
+def _without_folders(argument: str) -> str:
+    """Returns an argument, or --flag=VALUE, with the name alone of a path that exists."""
+    flag, equals, value = argument.rpartition("=")
+    return flag + equals + Path(value).name if Path(value).exists() else argument
 
 
 def _cpu(field: str) -> str:

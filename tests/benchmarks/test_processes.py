@@ -1,13 +1,15 @@
 """Tests candidates that start and that fail, and what is printed about them."""
 
+import json
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from benchmarks import input_pipeline, startup
+from benchmarks import input_pipeline, runner, startup
 from benchmarks.processes import Candidate, ProcessError, digits_file, seconds_until, started
-from benchmarks.runner import program, quartiles, table
+from benchmarks.runner import program, quartiles, save, table
 from trainer.errors import UserError
 
 
@@ -50,6 +52,16 @@ def test_the_table_has_ratios_to_its_first_row() -> None:
     lines = table({"plain": [2.0, 2.0, 4.0], "saved": [4.0, 1.0, 16.0]}, "seconds")
     assert lines[0] == "| | seconds (median) | lowest to highest | plain is |"
     assert lines[2:] == ["| plain | 2 | 2 - 4 |  |", "| saved | 4 | 1 - 16 | 0.50 x |"]
+
+
+def test_the_stored_command_names_no_folders_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.setattr(runner, "RESULTS", tmp_path)
+    photos, cases = tmp_path / "photos", "--cases=fashion/dcgan,photos/dcgan"
+    monkeypatch.setattr("sys.argv", ["/x/benchmarks/data.py", str(photos), f"--mnist={photos}", cases])
+    save("data", seconds={})
+    command = json.loads((tmp_path / "data.json").read_text())["command"]
+    assert command == "python -m benchmarks.data photos --mnist=photos --cases=fashion/dcgan,photos/dcgan"
 
 
 def test_quartiles_need_one_value_only() -> None:
