@@ -3,9 +3,8 @@
 
 Predicts one number from each row of a table, and evaluates it on a fifth of the rows after each epoch. The table is a
 CSV file, with a header or without, what to predict in the last column: add --csv=FILE. Columns may be numbers, or text,
-which is a category. Without it, 2,000 rows are generated, and val_mae becomes 0.10, of which the noise in them is 0.08.
-The model scales the numbers and knows the categories, so that new rows are read as they are. --csv and --units are
-settings of this file's own: keyword-only parameters.
+which is a category. Without it, 2,000 rows are generated, and val_mae becomes 0.10 (0.08 of it is noise). New rows are
+read as they are, for the model scales and encodes them. --csv and --units are this file's own: keyword-only parameters.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ import numpy as np
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.errors import UserError
 
 
 def data(config: TrainConfig, *, csv: str = "") -> Any:
     """Returns (x, y); x has `numbers`, and `categories` as `colour=red`, (rows, columns) each, if there are any."""
-    lines = Path(csv).read_text(encoding="utf-8-sig").splitlines() if csv else generated()
-    rows = [row for row in reader(lines) if row]
+    rows = rows_of(csv)
     has_header = column(rows[0][-1:]).dtype.kind == "U"
     names = rows.pop(0) if has_header else [f"column {number}" for number in range(len(rows[0]))]
     *columns, y = (column(cells) for cells in zip(*rows, strict=True))
@@ -34,10 +33,21 @@ def data(config: TrainConfig, *, csv: str = "") -> Any:
     return {name: np.stack(part, axis=1) for name, part in parts.items() if part}, y
 
 
+def rows_of(csv: str) -> list[list[str]]:
+    """Returns the cells of each line. Raises UserError unless there are two lines or more, with as many cells each."""
+    lines = Path(csv).read_text(encoding="utf-8-sig").splitlines() if csv else generated()
+    rows = [[cell.strip() for cell in row] for row in reader(lines) if row]
+    for row in rows if len(rows) > 1 else [[]]:
+        if not 2 <= len(row) == len(rows[0]):
+            rule = "two lines or more, with as many cells each, and commas between them, are required"
+            raise UserError(f"csv={csv}: {len(row)} cells in {','.join(row)[:40]!r}: {rule}")
+    return rows
+
+
 def column(cells: Sequence[str]) -> Any:
-    """Returns the cells as numbers, an empty one as NaN, if all are; else as text."""
+    """Returns the cells as numbers, a missing one as NaN, if all are; else as text."""
     try:
-        return np.array([cell or "nan" for cell in cells], float)
+        return np.array(["nan" if cell in ("", "NA", "?") else cell for cell in cells], float)
     except ValueError:
         return np.array(cells)
 

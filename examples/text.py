@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.errors import UserError
 
 WORDS, LENGTH = 5000, 40  # size of the vocabulary, and words of a message that are read
 COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize cash now claim text urgent"
@@ -22,8 +23,11 @@ COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize 
 
 def data(config: TrainConfig, *, messages: str = "") -> Any:
     """Returns (x, y): the texts (messages,), and 1 for spam (messages,)."""
-    lines = Path(messages).read_text(encoding="utf-8").split("\n") if messages else generated()
-    labels, texts = zip(*(line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))), strict=True)
+    lines = Path(messages).read_text(encoding="utf-8-sig").split("\n") if messages else generated()
+    found = [line.split("\t", 1) for line in lines if line.startswith(("ham\t", "spam\t"))]
+    if not found:
+        raise UserError(f"messages={messages}: it has no line that begins with ham or spam and a tab")
+    labels, texts = zip(*found, strict=True)
     return np.array(texts), np.array([label == "spam" for label in labels], "int32")
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from examples import table
+from examples import table, text
 from tests.own_runs import EXAMPLES, arguments_of
-from tests.support import largest_difference, real_data, run_job, run_steps, weights
+from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.sources import load_dataset
@@ -76,10 +76,33 @@ def test_an_example_reads_a_real_file(name: str, flag: str, file: str, rows: int
     assert all(map(len, x.numpy())) if x.dtype == tf.string else np.isfinite(x).all()
 
 
-@pytest.mark.parametrize(("header", "name"), [("n,colour,y\n", "colour"), ("", "column 1")])
-def test_a_table_may_have_a_header_empty_cells_and_text(header: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text(f'{header}1,red,2\r\n,"light, blue",3\r\n', encoding="utf-8-sig")
+@pytest.mark.parametrize(("header", "name", "missing"), [("n,colour,y\n", "colour", ""), ("", "column 1", " NA")])
+def test_a_table_may_have_a_header_missing_cells_and_text(header: str, name: str, missing: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(f'{header}1,red,2\r\n{missing},"light, blue",3\r\n', "utf-8-sig")
     x, y = table.data(TrainConfig(), csv=str(tmp_path / "table.csv"))
     np.testing.assert_array_equal(x["numbers"], [[1], [np.nan]])
     assert x["categories"].tolist() == [[f"{name}=red"], [f"{name}=light, blue"]]
     assert y.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("", "0 cells in '': two lines or more"),
+    ("a,b\n", "0 cells in '': two lines or more"),
+    ("a,b\n1,2\n3\n", "1 cells in '3'"),
+    ("a;b\n1;2\n", "1 cells in 'a;b'"),
+], ids=["empty", "header", "short", "semicolons"])  # fmt: skip
+def test_a_table_that_is_none_is_refused(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text(text)
+    with refused(f"csv={file}: {line}"):
+        load_dataset(settings("table", f"--csv={file}"))
+
+
+def test_messages_are_read_after_a_byte_order_mark_and_others_refused(tmp_path: Path) -> None:
+    file = tmp_path / "messages"
+    file.write_text("ham\thello\nspam\tcash\n", "utf-8-sig")
+    texts, spam = text.data(TrainConfig(), messages=str(file))
+    assert (texts.tolist(), spam.tolist()) == (["hello", "cash"], [0, 1])
+    file.write_text("hello\n")
+    with refused("has no line that begins with ham or spam and a tab"):
+        load_dataset(settings("text", f"--messages={file}"))

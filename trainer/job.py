@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.build import TrainingSetup, build_setup
 from trainer.config.own_settings import fixed_settings
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import closed_on_failure, failures_of_reading, nan_in_inputs
+from trainer.data.dataset import closed_on_failure, failures_of_reading, first_unfit_input
 from trainer.distribution.arithmetic import arithmetic
 from trainer.distribution.averaging import use_averages
 from trainer.distribution.cluster import Cluster, read_cluster
@@ -258,8 +258,9 @@ def _train_and_export(job: TrainingRun) -> int:
             job.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
             raise out_of_memory(job.config, job.setup.replicas) from error
-        if isinstance(error, NotFinite) and (row := nan_in_inputs(job.setup.dataset.train)) is not None:
-            raise NotFinite(f"x holds NaN, first in row {row:,}: fill or remove such rows first; {error}") from error
+        if isinstance(error, NotFinite) and (row := first_unfit_input(job.setup.dataset.train)) is not None:
+            found = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
+            raise NotFinite(f"{found}; {error}") from error
         raise
     finally:
         reporter.close()

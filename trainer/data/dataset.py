@@ -134,8 +134,8 @@ class NestedArrays:
         if y is None and sample_weight is not None:
             raise UserError("sample_weight without y: what has no targets has no loss to weight")
         for name, part in arrays.items():
-            if name != "x" and (row := _first_nan(part)) is not None:
-                raise UserError(f"{name} holds NaN, first in row {row:,}: remove or fill these rows")
+            if name != "x" and (row := _first_not_finite(part)) is not None:
+                raise UserError(f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows")
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with on_host():
@@ -188,17 +188,17 @@ def targets_in_memory(examples: "Examples | InSequence") -> Array | None:
     return y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
 
 
-def nan_in_inputs(examples: "Examples | InSequence") -> int | None:
-    """Returns the first row of x in memory that holds NaN, else None. A model may mask NaN, so it is not refused."""
+def first_unfit_input(examples: "Examples | InSequence") -> int | None:
+    """Returns the first row of x in memory with NaN or infinity, else None. A model may mask them: no refusal."""
     examples = examples.examples if isinstance(examples, Subset) else examples
-    return _first_nan(examples.parts[0]) if isinstance(examples, NestedArrays) else None
+    return _first_not_finite(examples.parts[0]) if isinstance(examples, NestedArrays) else None
 
 
-def _first_nan(part: Nest) -> int | None:
-    """Returns the first row with NaN in an array of a nest, else None."""
+def _first_not_finite(part: Nest) -> int | None:
+    """Returns the first row with NaN or infinity in an array of a nest, else None."""
     for leaf in tf.nest.flatten(part):
-        if leaf.dtype.kind == "f" and np.isnan(leaf).any():
-            return int(np.flatnonzero(np.isnan(leaf).reshape(len(leaf), -1).any(axis=1))[0])
+        if leaf.dtype.kind == "f" and not (finite := np.isfinite(leaf)).all():
+            return int(np.flatnonzero(~finite.reshape(len(leaf), -1).all(axis=1))[0])
     return None
 
 

@@ -42,6 +42,8 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
 
     Text is kept in x alone, as an array of objects.
     """
+    if np.ma.is_masked(value):
+        raise UserError(f"{name} is a masked array, whose masked values would be trained on: fill them by .filled(…)")
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths

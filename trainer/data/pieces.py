@@ -15,6 +15,7 @@ from trainer.config.train_config import TrainConfig, split_kind
 from trainer.data import image_folder, sources, tfrecord
 from trainer.data.bad_images import Bad
 from trainer.data.dataset import Arrays, Examples
+from trainer.data.fingerprint import content_of
 from trainer.storage import parse
 from trainer.storage.staging import Staged, naming
 
@@ -50,6 +51,9 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
     # Before reading: files may change meanwhile.
     fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
     dataset = sources.load_dataset(config)
+    if not kind:  # a function's data change without a file
+        rows = json.dumps(content_of(dataset, rows=True), sort_keys=True)
+        fingerprint = hashlib.sha256((fingerprint + rows).encode()).hexdigest()
     names = ["train", *(["evaluation"] if dataset.evaluation else [])]
     splits = {name: list(_slices(dataset.images(name), per_shard)) for name in names}
     return Source(splits, dataset.class_names, fingerprint)

@@ -54,6 +54,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             "model.compile(optimizer, loss=…) before you return it"
         )
     _check_labels(model, dataset)
+    _check_evaluation(model, dataset)
     rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, first_rows(dataset.train, 1)))
     try:
         build_compiled(model, rows)
@@ -127,14 +128,25 @@ def _refuse_unconditional(model: keras.Model, config: TrainConfig) -> None:
 
 def _check_labels(model: keras.Model, dataset: Dataset) -> None:
     """Raises UserError if a label in memory has no output of a classifier: Keras would train on NaN, or fail late."""
-    labels = targets_in_memory(dataset.train)
-    if labels is None or "sparse" not in _loss_name(model) or not has_class_outputs(model):
+    if "sparse" not in _loss_name(model) or not has_class_outputs(model):
         return
-    classes, least, largest = model.output_shape[-1], int(labels.min()), int(labels.max())
-    if not 0 <= least <= largest < classes:
+    for part in (dataset.train, dataset.evaluation):
+        if part is None or (labels := targets_in_memory(part)) is None:
+            continue
+        classes, least, largest = model.output_shape[-1], int(labels.min()), int(labels.max())
+        if not 0 <= least <= largest < classes:
+            raise UserError(
+                f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use "
+                f"labels from 0 to {classes - 1}"
+            )
+
+
+def _check_evaluation(model: keras.Model, dataset: Dataset) -> None:
+    """Raises UserError if only the training images have labels, and the loss needs them: Keras would fail late."""
+    if model.loss is not None and dataset.labelled and not getattr(dataset.evaluation, "labelled", True):
         raise UserError(
-            f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use labels "
-            f"from 0 to {classes - 1}"
+            f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
+            "theirs, or leave these images out and hold back a part by --evaluation_fraction"
         )
 
 

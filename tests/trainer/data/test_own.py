@@ -12,7 +12,7 @@ from trainer.build import build_setup, set_precision_and_seed
 from trainer.config.overrides import resolve
 from trainer.config.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Dataset, failures_of_reading
+from trainer.data.dataset import Dataset, NestedArrays, failures_of_reading
 from trainer.data.sources import load_dataset
 from trainer.distribution.cluster import Cluster
 from trainer.distribution.strategy import Replicas, make_replicas
@@ -86,7 +86,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
 @pytest.mark.parametrize(("data", "line"), [
     ("uneven", "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
     ("ragged_list", "x holds Python objects, or rows of several lengths"),
-    ("nan_targets", "y holds NaN, first in row 5"),
+    ("nan_targets", "y holds NaN or infinity, first in row 5"),
     ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
     ("numbers_in_text", "y holds text, first '0.5', not numbers: they are numbers in text: use .astype("),
     ("generator", "it returned a generator, which can be read only once"),
@@ -100,6 +100,15 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
 def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
     with refused(line):
         loaded(settings(data))
+
+
+@pytest.mark.parametrize(("x", "y", "line"), [
+    ([1.0, 2.0], np.ma.masked_equal([1.0, -9999.0], -9999.0), "y is a masked array, whose masked values would be"),
+    ([1.0, 2.0], [1.0, np.inf], "y holds NaN or infinity, first in row 1"),
+])  # fmt: skip
+def test_values_that_are_none_are_refused(x: Any, y: Any, line: str) -> None:
+    with refused(line):
+        NestedArrays(np.array(x), np.asanyarray(y))
 
 
 def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
@@ -182,7 +191,7 @@ def test_a_model_without_a_loss_is_refused_before_training(model: str, line: str
 
 
 def test_nan_in_x_is_named_when_the_loss_is_nan(tmp_path: Path) -> None:
-    with refused("x holds NaN, first in row 5: fill or remove such rows first; step "):
+    with refused("x holds NaN or infinity, first in row 5: fill or remove such rows first; step "):
         run_job(settings("nan_inputs", "regression", f"--job_dir={tmp_path}"))
 
 
@@ -199,3 +208,10 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 def test_labels_that_do_not_fit_the_outputs_are_refused(model: str, data: str, line: str) -> None:
     with refused(line):
         run_steps(settings(data, model), 1)
+
+
+def test_labels_to_evaluate_with_fit_the_outputs_too() -> None:
+    x = np.zeros((BATCH, 3))
+    dataset = Dataset("made", NestedArrays(x, np.arange(BATCH) % 4), NestedArrays(x, np.arange(BATCH) % 5))
+    with refused("labels from 0 to 4, but the model has 4 outputs"):
+        build_model(settings("arrays", "classifier"), dataset)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import refused
 from tests.trainer.data.test_sources import png, write_idx, write_tfrecord
 from tests.workers import ROOT
 from trainer.config.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
-from trainer.data.dataset import Arrays, failures_of_reading
+from trainer.data.dataset import Arrays, Dataset, failures_of_reading
 from trainer.data.pieces import source_of
 from trainer.data.prepare import JOURNAL, main, prepare
 from trainer.data.shards import ShardRows
@@ -199,6 +200,23 @@ def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, 
         assert (found.train.labelled, found.evaluation.labelled) == (True, False)
         assert levels_of(found.evaluation) == [7]
     assert prepared.train.gather(np.array([49], np.int32))[1].numpy().tolist() == [1]
+
+
+LEVELS = [1, 2]
+
+
+def of_a_function(config: TrainConfig) -> Dataset:
+    return Dataset("made", Arrays(np.full((2, SIZE, SIZE, 1), np.array(LEVELS).reshape(2, 1, 1, 1), np.uint8)))
+
+
+def test_shards_of_a_function_are_made_again_only_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = config(Path(f"{__name__}:of_a_function"))
+    assert prepare(named, tmp_path / "shards", 64, quiet) == prepare(named, tmp_path / "shards", 64, quiet)
+    monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
+    with refused("contains shards of other data or settings"):
+        prepare(named, tmp_path / "shards", 64, quiet)
 
 
 def test_files_with_and_without_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

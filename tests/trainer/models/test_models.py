@@ -215,6 +215,15 @@ def test_a_classifier_needs_labels_of_two_classes(dataset: Dataset, line: str) -
         build_model(TrainConfig(model="mlp", channels=3), dataset)
 
 
+def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
+    parts = labelled(2).train, Arrays(np.zeros((4, 32, 32, 3), np.uint8))
+    dataset = Dataset("made", *parts, class_names=("one", "other"))
+    with refused("data=made: the images for training have labels, but those for evaluation have none"):
+        build_model(TrainConfig(model="mlp", channels=3), dataset)
+    gan = ["--model=dcgan", "--image_size=32", "--channels=3", "--width=4"]
+    assert build_model(resolve(gan).config, dataset).generator.built
+
+
 def test_a_model_of_the_users_without_a_critic_refuses_changes_before_it() -> None:
     with refused("diff_augment=color: tests.models:classifier sets no diff_augment"):
         build_model(TrainConfig(model="tests.models:classifier", diff_augment="color", channels=3), labelled(2))
