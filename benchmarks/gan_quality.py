@@ -188,6 +188,8 @@ def main() -> None:
     """Makes the runs that are missing, seed by seed; then prints two tables and saves all curves."""
     options = PARSER.parse_args()
     cases = [case for case in options.cases if source_of(case.partition("/")[0], options)]
+    if not cases:
+        PARSER.error(f"no data for {','.join(options.cases)}: add --fashion=FOLDER or --photos=FOLDER")
     options.out.mkdir(parents=True, exist_ok=True)
     if any(case.startswith(TENTH) for case in cases):
         write_tenth(options)

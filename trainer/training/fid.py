@@ -34,7 +34,7 @@ from trainer.training.modes import mode_metrics
 from trainer.training.neighbours import Features, memorisation, neighbour_metrics
 
 LEAST_OF_A_CLASS = 100  # images, for values of a class of a conditional model
-FORMULAS = 1  # counts the changes of what is computed from the same images
+FORMULAS = 2  # counts the changes of what is computed from the same images
 _INCEPTION_SIZE = 299
 _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB with 50,000 images
 

@@ -21,9 +21,9 @@ _ROWS = 256  # of the distances in memory at a time: 20 MB
 def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOURS) -> dict[str, float]:
     """Returns precision, recall, density and coverage of generated images; {} of too few.
 
-    The first MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
+    At most MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
     """
-    real, fake = real[:MOST_IMAGES], fake[:MOST_IMAGES]
+    real, fake = _some(real), _some(fake)
     if min(len(real), len(fake)) <= neighbours:
         return {}
     real_radii, fake_radii = _radii(real, neighbours), _radii(fake, neighbours)
@@ -48,9 +48,16 @@ def memorisation(real: Features, fake: Features, unseen: Features) -> float:
     distances to the nearest training image, which Meehan et al. test, divided by the number of pairs, with all images
     in one cell. 0.5: generated images are as near as unseen ones; towards 1: copies; below 0.5: far from real images.
     """
-    near, others = _nearest(fake[:MOST_IMAGES], real), np.sort(_nearest(unseen[:MOST_IMAGES], real))
+    near, others = _nearest(_some(fake), real), np.sort(_nearest(_some(unseen), real))
     nearer = 2 * len(others) - np.searchsorted(others, near, "left") - np.searchsorted(others, near, "right")
     return float(nearer.mean() / (2 * len(others)))  # both sides: equal distances count half
+
+
+def _some(features: Features) -> Features:
+    """Returns all rows if they are few, else MOST_IMAGES, evenly spread: they may be sorted by class."""
+    if len(features) <= MOST_IMAGES:
+        return features
+    return features[np.linspace(0, len(features) - 1, MOST_IMAGES).astype(np.int64)]
 
 
 def _nearest(images: Features, real: Features) -> Features:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from trainer.training import neighbours
 from trainer.training.neighbours import NEIGHBOURS, memorisation, neighbour_metrics
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -68,6 +69,15 @@ def test_memorisation_shows_copies(fake: str, low: float, high: float) -> None:
         "far": other + 10,
     }[fake]
     assert low <= memorisation(real, generated, unseen) <= high
+
+
+def test_images_of_all_classes_are_compared_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "MOST_IMAGES", 100)
+    centres = np.repeat([0.0, 100.0], 100)[:, None]
+    real, fake, unseen = (centres + np.random.default_rng(seed).normal(size=(200, 2)) for seed in range(3))
+    found = neighbour_metrics(real, fake[::-1])
+    assert min(found["precision"], found["recall"], found["coverage"]) > 0.7
+    assert memorisation(real[:100], fake, unseen) == pytest.approx(0.5, abs=0.1)
 
 
 def test_memorisation_counts_equal_distances_half() -> None:
