@@ -51,7 +51,7 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
     # Before reading: files may change meanwhile.
     fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
     dataset = sources.load_dataset(config)
-    if not kind:  # a function's data change without a file
+    if not kind:  # data of a name or a function change without a file
         rows = json.dumps(content_of(dataset, rows=True), sort_keys=True)
         fingerprint = hashlib.sha256((fingerprint + rows).encode()).hexdigest()
     names = ["train", *(["evaluation"] if dataset.evaluation else [])]

@@ -130,10 +130,11 @@ def _check_labels(model: keras.Model, dataset: Dataset) -> None:
     """Raises UserError if a label in memory has no output of a classifier: Keras would train on NaN, or fail late."""
     if "sparse" not in _loss_name(model) or not has_class_outputs(model):
         return
+    classes = model.output_shape[-1]
     for part in (dataset.train, dataset.evaluation):
         if part is None or (labels := targets_in_memory(part)) is None:
             continue
-        classes, least, largest = model.output_shape[-1], int(labels.min()), int(labels.max())
+        least, largest = int(labels.min()), int(labels.max())
         if not 0 <= least <= largest < classes:
             raise UserError(
                 f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use "
