@@ -53,7 +53,6 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.plan_time
 	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
-	$(RUN) -m benchmarks.streaming
 	$(RUN) -m benchmarks.desk
 	$(RUN) -m benchmarks.own_rows
 	$(RUN) -m benchmarks.gan_quality --minutes=2

@@ -49,8 +49,8 @@ setup(
             "py.typed",
             "cloudbuild.yaml",
             "Dockerfile",
-            "spec/machines.yaml",
-            "spec/schema.yaml",
+            "tiers/machines.yaml",
+            "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",
             "planning/plan.html",
@@ -71,7 +71,7 @@ setup(
         "local": ["tensorboard"],  # to look at logs/
         "deploy": DEPLOY,
         "report": ["matplotlib"],
-        "tune": TUNE,  # studies on this machine
+        "tune": TUNE,  # studies of settings
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
     },

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from benchmarks.runner import make_parser, print_table, program, ratios, save, some_of
 from benchmarks.trainer_loop import TrainingLoop, setup_of
-from trainer.config.overrides import recipe_names
-from trainer.reporting.breakdown import KINDS, WORDS
+from trainer.base.run_files.breakdown import TIME_SHARES, WORDS
+from trainer.base.settings.resolution import recipe_names
+from trainer.measures.profiling import OPTIONS
 from trainer.reporting.trace import PROFILES, shares_of
-from trainer.training.profiling import OPTIONS
 
 PARSER = make_parser(__doc__, repeats=5, seconds=1.5)
 PARSER.add_argument("--recipes", type=some_of(recipe_names()), default="cnn_mnist,wgan_gp_mnist,dcgan_mnist,mlp_mnist")
@@ -53,10 +53,10 @@ def measure(recipe: str, repeats: int, seconds: float) -> dict[str, list[Any]]:
 def main() -> None:
     """Prints the table and saves the raw numbers; the package's digits replace each recipe's data."""
     options, raw = PARSER.parse_args(), {}
-    lines = [f"| | {' | '.join(WORDS.values())} | profiled | timestamps |", "|---|" + (len(KINDS) + 2) * "--:|"]
+    lines = [f"| | {' | '.join(WORDS.values())} | profiled | timestamps |", "|---|" + (len(TIME_SHARES) + 2) * "--:|"]
     for recipe in options.recipes:
         raw[recipe] = found = measure(recipe, options.repeats, options.seconds)
-        cells = [f"{100 * statistics.median(each[kind] for each in found['shares']):.0f} %" for kind in KINDS]
+        cells = [f"{100 * statistics.median(each[kind] for each in found['shares']):.0f} %" for kind in TIME_SHARES]
         cells += [
             f"{statistics.median(ratios(found, *pair)):.3f} x" for pair in (("profiled", "plain"), ("plain", "bare"))
         ]

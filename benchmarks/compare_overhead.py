@@ -15,9 +15,9 @@ from pathlib import Path
 from benchmarks.runner import compare, count, elapsed, make_parser, program, quartiles, ratios, save
 from deploy.comparison import execution
 from deploy.comparison.local_runner import LocalRunner
-from deploy.spec.tier import load_tier
-from trainer.config.overrides import Overrides
-from trainer.errors import DONE
+from deploy.tiers.tier import load_tier
+from trainer.base.errors import DONE
+from trainer.base.settings.resolution import Overrides
 
 COMPARED, ALONE = "a run of deploy compare", "trainer.task alone"
 PARSER = make_parser(__doc__, repeats=9)
@@ -28,7 +28,7 @@ def compared(flags: Sequence[str]) -> float:
     """Measures a comparison of one tier with one run on all cores of this machine, without the report."""
     tier = load_tier("cpu")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        plan, runner = execution.Plan((tier.facts,), Overrides.parse(flags)), LocalRunner([tier])
+        plan, runner = execution.ComparisonRequest((tier.facts,), Overrides.parse(flags)), LocalRunner([tier])
         began = time.perf_counter()
         assert execution.compare(plan, plan.resolve(runner), Path(folder), runner) == DONE
         return time.perf_counter() - began

@@ -11,8 +11,8 @@ from PIL import Image, ImageOps
 
 from benchmarks import input_pipeline
 from benchmarks.runner import compare, elapsed, make_parser, print_table, program, save
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data import image_folder
 from trainer.data.prepare import prepare
 

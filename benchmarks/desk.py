@@ -49,10 +49,7 @@ def requests_of_submit(backend: str) -> Counter[str]:
     with Emulator() as google, tempfile.TemporaryDirectory() as folder:
 
         def opened(kind: str, project: str, region: str) -> Backend:
-            sdk = kind == "sdk"
-            return (
-                Sdk(project, region, google.url, google.url, AnonymousCredentials()) if sdk else Gcloud(project, region)
-            )
+            return (Sdk if kind == "sdk" else Gcloud)(project, region, AnonymousCredentials())
 
         os.chdir(folder)
         Path("token").write_text("any")

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.storage.emulator import fake_gcs
-from trainer.storage.gcs import connect
+from tests.trainer.base.storage.emulator import fake_gcs
+from trainer.base.storage.gcs import connect
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def emulated_bucket() -> Iterator[tuple[str, Any, Path]]:
     """Yields the name of a new bucket, the SDK's client and an empty local folder."""
     with fake_gcs() as url, tempfile.TemporaryDirectory() as folder:
         os.environ["STORAGE_EMULATOR_HOST"] = url
-        client: Any = connect()._client
+        client: Any = connect().client
         bucket = f"b-{uuid.uuid4().hex}"
         client.create_bucket(bucket)
         yield bucket, client, Path(folder)

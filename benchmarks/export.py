@@ -11,7 +11,7 @@ import keras
 
 from benchmarks.runner import compare, elapsed, make_parser, program, save
 from benchmarks.trainer_loop import setup_of
-from trainer.export import export, plain_copy
+from trainer.run.export import export, plain_copy
 
 CASES = {"cnn_mnist": 1, "wgan_gp_mnist": 3}  # by recipe: the number of networks that are written
 PARSER = make_parser(__doc__, repeats=5)

@@ -22,16 +22,16 @@ import tensorflow as tf
 
 from benchmarks.runner import count, make_parser, positive, print_table, program, save, some_of
 from benchmarks.trainer_loop import TrainingLoop, setup_of
-from trainer.config.overrides import resolve
-from trainer.config.train_config import DIFF_AUGMENTATIONS
+from trainer.base.errors import PlatformFault
+from trainer.base.run_files.records import read_json, write_json
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import DIFF_AUGMENTATIONS
+from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples
 from trainer.data.images import encode_png, grid, noise
 from trainer.data.order import shuffled
 from trainer.data.sources import load_dataset
-from trainer.errors import PlatformFault
-from trainer.reporting.run_files import read_json, write_json
-from trainer.storage import write_whole
-from trainer.training.fid import make_fid
+from trainer.measures.fid import make_fid
 
 SIZES = {
     "digits": ["--image_size=16", "--channels=1"],

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, Work, images_per_step, started, timed
 from benchmarks.runner import alternate, quartiles, ratios
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset
-from trainer.distribution.strategy import make_replicas
 
 MODEL = "the model"
 

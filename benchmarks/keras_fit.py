@@ -9,10 +9,10 @@ import tensorflow as tf
 from benchmarks.processes import Run, Work
 from benchmarks.trainer_loop import networks, new_optimizers, peer_batches, work_of
 from benchmarks.tutorial import GAN
-from trainer.build import TrainingSetup, build_setup
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
-from trainer.export import plain_copy
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.run.build import TrainingSetup, build_setup
+from trainer.run.export import plain_copy
 
 
 def make_candidate(config: TrainConfig, option: str = "1") -> tuple[Run, Work]:

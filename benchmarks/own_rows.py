@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.runner import compare, make_parser, program, save
 from benchmarks.trainer_loop import TrainingLoop, setup_of
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 STEPS = 200

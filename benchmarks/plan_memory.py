@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 from benchmarks.runner import count, make_parser, print_table, program, save, some_of
@@ -68,11 +67,11 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
     `limits`: bytes, at the first of which it cannot run, at the second it does; `largest`: the most rows that do then.
     """
-    from trainer.planning.peaks import Prediction
-    from trainer.reporting.plan_file import peak_of
+    from trainer.base.run_files.plan_file import peak_of
+    from trainer.planning.peaks import PeakMemory
 
     (small, _), (large, state) = _trace(rows // 2, flags), _trace(rows, flags)
-    prediction = Prediction(small, large, state)
+    prediction = PeakMemory(small, large, state)
     limits = prediction.limits(2 * rows, temporaries=True)
     lines = {"device": prediction.device_lines(), "cpu": prediction.cpu_lines()}
     found = {name: peak_of(each, 2 * rows) for name, each in lines.items()}
@@ -104,22 +103,23 @@ def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _trace(rows: int, flags: Sequence[str]) -> Any:
-    from trainer.build import set_precision_and_seed
-    from trainer.config.overrides import resolve
+    from trainer.base.settings.resolution import resolve
     from trainer.data.sources import load_dataset
     from trainer.planning.allocations import traced
     from trainer.planning.measured_step import MeasuredStep
+    from trainer.run.build import set_precision_and_seed
 
     config = resolve(flags).config
     set_precision_and_seed(config)
     built = []
-    with closing(load_dataset(config)) as dataset:
 
-        def build() -> MeasuredStep:
-            built.append(MeasuredStep(config, dataset, rows))
-            return built[0]
+    dataset = load_dataset(config)
 
-        return traced(rows, build), built[0].state_bytes
+    def build() -> MeasuredStep:
+        built.append(MeasuredStep(config, dataset, rows))
+        return built[0]
+
+    return traced(rows, build), built[0].state_bytes
 
 
 def agrees(limit: float, limits: Sequence[float], exhausted: bool) -> bool | None:

@@ -23,8 +23,8 @@ from PIL import Image
 
 from benchmarks.runner import elapsed
 from deploy.localrun.workers import free_addresses
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
 
 Run = Callable[[int], float]  # steps -> seconds
 Work = Mapping[str, Any]  # the work of a step: trainable numbers of the networks, settings of the optimizers

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.processes import Run, Work, timed
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.cluster import read_cluster
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import read_cluster
 
 _batch_norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.1)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer.errors import PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError
 
 Item = TypeVar("Item")
 

@@ -25,13 +25,12 @@ from benchmarks.runner import counts, elapsed, make_parser, print_table, program
 from deploy.localrun.workers import free_addresses
 from deploy.report.html_page import write_report
 from tests.deploy.planted import noisy, plant
+from trainer.base.storage.address import Address
+from trainer.base.storage.staging import Staged
+from trainer.cluster import meeting as meeting_module
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.meeting import Peers, meet
 from trainer.data.order import shuffled
-from trainer.distribution import peers
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.meeting import meet
-from trainer.distribution.peers import Peers
-from trainer.storage.address import Address
-from trainer.storage.staging import Staged
 
 RUNS = {"seed": 0, "settings": {f"setting_{number}": "value" for number in range(100)}}  # a few kilobytes, as a run's
 BATCH, BATCHES = 4096, 50  # rows of a batch, and batches of a measurement
@@ -60,7 +59,7 @@ def met(workers: int) -> Iterator[tuple[list[Peers], list[str]]]:
 
         return meet(Cluster(addresses, index), RUNS, 600.0, on_loss)
 
-    quiet = patch.multiple(peers, log=Mock(), LEAVE_SECONDS=0.0)
+    quiet = patch.multiple(meeting_module, log=Mock(), LEAVE_SECONDS=0.0)
     with quiet, patch.object(os, "_exit"), ThreadPoolExecutor(workers) as pool:
         found += pool.map(join, range(workers))
         yield found, lines

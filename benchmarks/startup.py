@@ -8,8 +8,8 @@ from collections.abc import Callable
 from benchmarks.emulated_bucket import emulated_bucket
 from benchmarks.processes import DIGITS, seconds_until
 from benchmarks.runner import compare, make_parser, program, save
-from trainer.storage import Address
-from trainer.storage.gcs import connect
+from trainer.base.storage import Address
+from trainer.base.storage.gcs import connect
 
 RECIPE = "wgan_gp_digits"
 PARSER = make_parser(__doc__, repeats=5)
@@ -17,10 +17,10 @@ PARSER = make_parser(__doc__, repeats=5)
 # Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or reports.
 ALONE = """
 import numpy as np, tensorflow as tf
-from trainer.build import set_precision_and_seed, setup_with
-from trainer.config.overrides import resolve
+from trainer.run.build import set_precision_and_seed, setup_with
+from trainer.base.settings.resolution import resolve
 from trainer.data.dataset import Arrays, Dataset
-from trainer.distribution.strategy import make_replicas
+from trainer.cluster.strategy import make_replicas
 config = resolve(["--recipe=%s"]).config
 set_precision_and_seed(config)
 size, rows, classes = config.image_size, (1, config.critic_steps, config.global_batch_size), tuple("0123456789")

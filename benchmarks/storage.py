@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.emulated_bucket import emulated_bucket
 from benchmarks.runner import compare, elapsed, make_parser, program, quartiles, save
 from benchmarks.trainer_loop import TrainingLoop, setup_of
-from trainer.storage import Address
-from trainer.storage.checksum import crc32c_of
-from trainer.storage.gcs import connect
-from trainer.storage.staging import stage
+from trainer.base.storage import Address
+from trainer.base.storage.checksum import crc32c_of
+from trainer.base.storage.gcs import connect
+from trainer.base.storage.staging import stage
 
 OBJECTS, SIZE = 64, 4 * 2**20
 # The steps of a measurement take longer than the uploads beside them, and are short enough that other load on the

@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.processes import Run, Work
-from trainer.build import TrainingSetup, build_setup
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import read_cluster
+from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import Schedule, batches
-from trainer.distribution.cluster import read_cluster
-from trainer.distribution.strategy import make_replicas
 from trainer.models.optimizers import FusedAdam
-from trainer.training.compilation import Trial, choose
+from trainer.run.build import TrainingSetup, build_setup
+from trainer.training.compilation import TimedSteps, choose
 from trainer.training.steps import StepRunner
 
 STEPS_OF_A_RUN = 100_000  # for which "auto" chooses
@@ -53,7 +53,7 @@ def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
 
 
 def _runner(setup: TrainingSetup, option: str) -> StepRunner:
-    trial = Trial(
+    trial = TimedSteps(
         setup.model,
         setup.replicas,
         lambda compiled: setup.step_runner(compiled=compiled),

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from benchmarks.processes import Run, Work, timed
 from benchmarks.trainer_loop import networks, new_optimizers, peer_batches, work_of
-from trainer.build import TrainingSetup, build_setup
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
-from trainer.export import plain_copy
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.run.build import TrainingSetup, build_setup
+from trainer.run.export import plain_copy
 
 
 def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:

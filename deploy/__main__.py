@@ -5,8 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trainer.config.fields import nearest
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.settings.fields import nearest
 
 # verb -> its help. Only the requested verb's module, deploy.cli.VERB, is imported; its `main` returns the exit code.
 VERBS = {
@@ -65,8 +65,9 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"{verb}: unknown verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
-    from deploy.cli.arguments import refuse_empty  # imported late, because it would slow down --help
+    from deploy.cli.arguments import refuse_empty, refuse_removed  # imported late, because it would slow down --help
 
+    refuse_removed(arguments)
     refuse_empty(arguments)
     code: int = module.main(arguments)
     return code

@@ -20,7 +20,7 @@ from PIL import Image
 
 from deploy.report import plots
 from deploy.report.collection import collect
-from deploy.report.run_reader import read_run
+from deploy.report.run_reader import RunRecord
 from deploy.report.summary import summarize
 
 IMAGES = Path(__file__).parent / "images"
@@ -29,7 +29,7 @@ SHOWN = ("Loss", "Speed-up")
 
 def samples(job_dir: Path, out: Path, *, rows: float = 1.0) -> None:
     """Writes the newest sample grid, or its upper rows: a share of them."""
-    newest = read_run(job_dir).sample
+    newest = RunRecord(job_dir).sample
     assert newest, f"{job_dir} has no samples/"
     with Image.open(newest) as grid:
         grid.crop((0, 0, grid.width, min(grid.height, round(grid.height * rows) + 1))).save(out, optimize=True)

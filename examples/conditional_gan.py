@@ -2,7 +2,7 @@
     --learning_rate=1e-3 --steps=2000 --job_dir=runs/conditional_gan
 
 Draws handwritten digits of a given class, with a train_step of its own: see runs/conditional_gan/samples. The saved
-model takes noise and classes. What a train_step has to do stands in trainer/interface.py.
+model takes noise and classes. What a train_step has to do stands in trainer/user_code/interface.py.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.distribution.gradients import sum_and_build
-from trainer.distribution.step import current_step
+from trainer.invariance.gradients import sum_and_build
+from trainer.invariance.step import current_step
 
 
 class ConditionalGAN(keras.Model):

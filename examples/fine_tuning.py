@@ -9,7 +9,7 @@ runs: it starts from random weights, on the digits in the package. `--weights=im
 import keras
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 

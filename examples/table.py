@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
 
 
 def data(config: TrainConfig, *, csv: str = "") -> Any:

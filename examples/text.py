@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
 
 WORDS, LENGTH = 5000, 40  # size of the vocabulary, and words of a message that are read
 COMMON, SUSPECT = "you the to at home tomorrow see call it me", "win free prize cash now claim text urgent"

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from deploy.spec import packages
+from deploy.tiers import packages
 from tests import fuzz
-from tests.trainer.storage.emulator import fake_gcs, find_binary
-from trainer import check
-from trainer.command import quiet_start
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.errors import UserError
+from tests.trainer.base.storage.emulator import fake_gcs, find_binary
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.user_code.command import quiet_start
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
     import keras
@@ -86,16 +85,17 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def separate_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `trainer.check.compare` run on one and on two replicas in a process that had others."""
+    """Lets `trainer.run.replica_check.compare` run on one and on two replicas in a process that had others."""
     from tests.support import fresh_collectives  # imports TensorFlow, not quietly
+    from trainer.run import replica_check
 
-    steps = check._steps
+    steps = replica_check._steps
 
     def afresh(*given: Any) -> Any:
         fresh_collectives()
         return steps(*given)
 
-    monkeypatch.setattr(check, "_steps", afresh)
+    monkeypatch.setattr(replica_check, "_steps", afresh)
 
 
 @pytest.fixture

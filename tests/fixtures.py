@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 
 Make = Callable[..., TrainConfig]  # of small_config
 Patch = pytest.MonkeyPatch

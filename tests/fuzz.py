@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from trainer.errors import PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError
 
 MANY = int(os.environ.get("TRAINER_FUZZ_EXAMPLES", "0"))
 Result = TypeVar("Result")

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import models
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 

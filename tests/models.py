@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import read_cluster
 from trainer.data.dataset import Arrays, Dataset
-from trainer.distribution.cluster import read_cluster
-from trainer.distribution.gradients import sum_and_build
+from trainer.invariance.gradients import sum_and_build
 from trainer.models.optimizers import FusedAdam
 from trainer.training.state import variables_of
 
@@ -226,8 +226,8 @@ class Stock(keras.Model):
         windows = tf.reshape(self.embed(pixels), (-1, 3, 3 * 4))
         windows = self.attend(windows, windows, training=training)
         towers = [self.shared(tower(windows, training=training), training=training) for tower in self.towers]
-        both = self.noise(tf.concat(towers, axis=0), training=training)  # two parts of each row, one after the other
-        normed = self.norm(both, training=training)
+        noisy = [self.noise(tower, training=training) for tower in towers]
+        normed = self.norm(tf.concat(noisy, axis=0), training=training)  # two parts of each row, one after the other
         return self.out(tf.concat(tf.split(normed, 2), axis=1))
 
 

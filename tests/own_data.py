@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 ROWS = 50  # of which 48 are whole batches of 16

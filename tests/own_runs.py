@@ -6,7 +6,6 @@ With --restart each run ends after half of its steps, and a new model goes on fr
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,11 @@ from benchmarks.trainer_loop import fresh_collectives
 from tests.docs.commands import commands
 from tests.docs.sources import ROOT
 from tests.support import weights
-from trainer.build import build_setup
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.cluster import read_cluster
-from trainer.distribution.strategy import Replicas, make_replicas
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import read_cluster
+from trainer.cluster.strategy import Replicas, make_replicas
+from trainer.run.build import build_setup
 from trainer.training.checkpoint import Checkpoints
 
 STEPS, MIDDLE, BATCH = 30, 14, 16
@@ -72,9 +71,8 @@ def _trained(
     setup = build_setup(config, replicas)
     checkpoints = Checkpoints(setup.model, replicas, folder, keep=1)
     assert checkpoints.restore().get("step", 0) == calls[0][0]
-    with closing(setup.dataset):
-        run, rows = setup.step_runner(), setup.rows_from(calls[0][0])
-        logs = [run(rows, first, last - first) for first, last in calls][-1]
+    run, rows = setup.step_runner(), setup.rows_from(calls[0][0])
+    logs = [run(rows, first, last - first) for first, last in calls][-1]
     if calls[-1][1] < STEPS:
         checkpoints.save(calls[-1][1], {})
         checkpoints.wait()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.breakdown import profiled
 from benchmarks.trainer_loop import TrainingLoop
-from trainer.build import build_setup
-from trainer.config.overrides import resolve
-from trainer.distribution.cluster import read_cluster
-from trainer.distribution.strategy import make_replicas
+from trainer.base.settings.resolution import resolve
+from trainer.cluster.cluster_spec import read_cluster
+from trainer.cluster.strategy import make_replicas
+from trainer.run.build import build_setup
 
 if __name__ == "__main__":
     config = resolve(sys.argv[2:]).config

@@ -14,19 +14,19 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.trainer_loop import fresh_collectives
-from trainer import job
-from trainer.build import build_setup
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.step import StepContext
-from trainer.distribution.strategy import make_replicas
-from trainer.errors import DONE, UserError
-from trainer.reporting.job_directory import open_job_dir
+from trainer.base.errors import DONE, UserError
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.invariance.step import StepContext
 from trainer.reporting.progress import StepLogs
 from trainer.reporting.result import RunResult
+from trainer.run import job
+from trainer.run.build import build_setup
+from trainer.run.training_run import TrainingRun
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
-from trainer.training_run import TrainingRun
 
 
 @contextmanager

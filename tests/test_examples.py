@@ -10,11 +10,11 @@ import tensorflow as tf
 from examples import table, text
 from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.run_files.records import read_stats
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset
-from trainer.interface import ModelInterface
-from trainer.reporting.run_files import read_stats
+from trainer.user_code.interface import ModelInterface
 
 MOST_LINES = 80
 STEPS = 4

@@ -9,10 +9,10 @@ import pytest
 from tests.docs.sources import ROOT
 from tests.fixtures import Patch
 from tests.support import run_job
-from trainer import check
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.reporting.run_files import read_stats
+from trainer.base.run_files.records import read_stats
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.run import replica_check
 
 FILES = {path.stem: path for path in sorted(Path(__file__).with_name("keras_io").glob("[!_]*.py"))}
 MOST_GLUE = 15
@@ -51,8 +51,8 @@ def test_there_are_twelve_with_little_glue_and_the_page_says_how_much() -> None:
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(
     name: str, monkeypatch: Patch, separate_steps: None
 ) -> None:
-    monkeypatch.setattr(check, "STEPS", 1 if name in DEPENDENT else 2)
-    problems = check.compare(settings(name))
+    monkeypatch.setattr(replica_check, "COMPARED_STEPS", 1 if name in DEPENDENT else 2)
+    problems = replica_check.compare(settings(name))
     assert bool(problems) is (name in DEPENDENT)
     assert all("twice as large" not in line for line in problems)
     if problems:

@@ -19,7 +19,7 @@ TENSORFLOW = {FLOOR: "tensorflow==2.17.*", "3.11": "tensorflow", "3.12": "tensor
 
 # A whole job, resumed and on more replicas; models, layers and callbacks of a user's.
 JOBS = tuple(
-    f"trainer/test_job.py::test_{name}"
+    f"trainer/run/test_job.py::test_{name}"
     for name in (
         "a_run_leaves_what_the_contract_says", "the_same_command_resumes_until_the_run_is_done",
         "more_replicas_resume_with_the_same_numbers", "a_subclassed_model_is_saved_as_far_as_keras_can",
@@ -28,13 +28,13 @@ JOBS = tuple(
 )  # fmt: skip
 # Of the Pythons that have the newest TensorFlow, as the default one: syntax, imports, jobs, the wheel, Google's SDK.
 ON_EVERY_PYTHON = (
-    "trainer/test_compat.py", *JOBS, "trainer/config/test_overrides.py", "deploy/test_main.py",
-    "deploy/spec/test_packages.py", "deploy/vertex/test_backends.py",
+    "trainer/invariance/test_compat.py", *JOBS, "trainer/base/settings/test_resolution.py", "deploy/test_main.py",
+    "deploy/tiers/test_packages.py", "deploy/vertex/test_backends.py",
 )  # fmt: skip
 # Training on 1, 2 and 4 replicas, in float64 and in 16 bits; several workers; layers that draw; data of users; saving,
 # resuming and exporting; every data format; gs:// with the real client; the command lines.
 ON_THE_FLOOR = (
-    *(f"trainer/distribution/test_replicas.py::test_{name}" for name in (
+    *(f"trainer/invariance/test_replicas.py::test_{name}" for name in (
         "in_float64_replicas_agree_to_1e_10", "mixed_precision_stays_near_float32", "jit_compile_compiles",
     )),
     *(f"trainer/models/test_models.py::test_{name}" for name in (
@@ -52,10 +52,10 @@ ON_THE_FLOOR = (
             "rows", "batches", "tf_examples", "tf_batches", "tf_endless",
         )),
     )),
-    "trainer/distribution/test_draws.py", "trainer/distribution/test_cluster.py", "trainer/data/test_sources.py",
-    "trainer/training/test_checkpoint.py", "trainer/test_export.py", "trainer/reporting/test_reporter.py",
-    "trainer/storage/test_staging.py", "deploy/spec/test_tier.py",
-    "trainer/storage/test_job_dir.py::test_trained_gone_on_with_and_exported",
+    "trainer/invariance/test_draws.py", "trainer/cluster/test_cluster.py", "trainer/data/test_sources.py",
+    "trainer/training/test_checkpoint.py", "trainer/run/test_export.py", "trainer/reporting/test_reporter.py",
+    "trainer/base/storage/test_staging.py", "deploy/tiers/test_tier.py",
+    "trainer/base/storage/test_job_dir.py::test_trained_gone_on_with_and_exported",
 )  # fmt: skip
 
 

@@ -1,79 +1,8 @@
-"""Defines the exit codes of a job and the exceptions that are reported in one line."""
+"""Leads to trainer.base.errors: files of users written for version 0.1 import it under this name."""
 
-import re
-
-DONE = 0
-FAULT = 1  # a fault of this program or of the platform
-USER_MUST_CHANGE = 2  # config, data or machine
-INTERRUPTED = 75  # state saved: the same command resumes
-
-FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([\w<>.]+))?')
-IN_USER_CODE = "in user code:"  # begins the text of an error in code that AutoGraph rewrote
-_LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
+from importlib import import_module
+from typing import Any
 
 
-def without_colours(text: str) -> str:
-    """Returns the text without the escape codes by which Keras prints in bold."""
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-def shortened(text: str, most: int = 300) -> str:
-    """Returns the text on one line; cut after `most` characters it ends with "…"."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most].rstrip()} …"
-
-
-def without_frames(text: str) -> str:
-    """Returns what follows the last frame of a traceback in an error's text: the cause; all of it without frames."""
-    frames = [*FRAME.finditer(text)]
-    return text[frames[-1].end() :].partition("\n\n")[2] or text if frames else text
-
-
-def reason(error: BaseException) -> str:
-    """Returns the error's text on one line, shortened, or its type if it has no text.
-
-    Of an error in code that AutoGraph rewrote it returns the cause, without the frames that TensorFlow quotes.
-    """
-    text = without_colours(str(error))
-    return shortened(without_frames(text) if text.startswith(IN_USER_CODE) else text) or type(error).__name__
-
-
-class _OneLine(Exception):
-    """Makes the text of an error one line, whatever names and values are in it."""
-
-    def __str__(self) -> str:
-        text = super().__str__()
-        shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[:_LONGEST])
-        return shown + " …" * (len(text) > _LONGEST)
-
-
-class UserError(_OneLine):
-    """Reports in one line what the user must change: what was given, the rule, what to do."""
-
-    exit_code = USER_MUST_CHANGE
-
-
-class UnknownData(UserError):
-    """Reports that `data` is neither the name of a source nor an existing path."""
-
-    def __init__(self, text: str, data: str) -> None:
-        super().__init__(text)
-        self.data = data
-
-
-class PlatformFault(_OneLine):
-    """Reports in one line a fault of the platform that a retry of the same command may not meet."""
-
-    exit_code = FAULT
-
-
-class NotFinite(UserError):
-    """Reports that a loss or a weight is NaN or infinite."""
-
-    @classmethod
-    def at(cls, step: int, names: str) -> "NotFinite":
-        """Returns the error for these values, after `step` steps."""
-        return cls(
-            f"step {step}: {names} is NaN or infinite: lower learning_rate or try --precision=float32, with another "
-            "--job_dir; earlier files are kept"
-        )
+def __getattr__(name: str) -> Any:
+    return getattr(import_module("trainer.base.errors"), name)

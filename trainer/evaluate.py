@@ -7,14 +7,14 @@ number of replicas of this machine, and of a classifier with integer labels what
 import sys
 from collections.abc import Sequence
 
-from trainer.command import quiet_start, run_command
-from trainer.config.flags import Parser
-from trainer.errors import DONE, UserError
-from trainer.log import log, set_verbose
+from trainer.base.errors import DONE, UserError
+from trainer.base.log import log, set_verbose
+from trainer.base.run_files.records import write_json
+from trainer.base.settings.flags import Parser
+from trainer.base.storage import local_path, make_writable
 from trainer.reporting.class_picture import write_classes
-from trainer.reporting.run_files import write_json
-from trainer.requested_run import make_parser, read_request
-from trainer.storage import local_path, make_writable
+from trainer.run.requested_run import make_parser, read_request
+from trainer.user_code.command import quiet_start, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def _evaluate(given: Sequence[str]) -> int:
         make_writable(out.parent, "out")
     data = run.config.data  # finds mistakes before TensorFlow is loaded
     with quiet_start():
-        from trainer import saved_run  # imports TensorFlow
+        from trainer.run import saved_run  # imports TensorFlow
     with run.naming():
         values, count, classes = saved_run.evaluate(run)
     values |= classes.scalars() if classes else {}

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.command import quiet_start, run_command
-from trainer.config.flags import Parser
-from trainer.config.overrides import Command, resolve
-from trainer.config.own_settings import refuse_missing_modules
-from trainer.errors import DONE
-from trainer.log import log, set_verbose
-from trainer.reporting.plan_file import kept_plan, write_plan
-from trainer.storage import local_path
+from trainer.base.errors import DONE
+from trainer.base.log import log, set_verbose
+from trainer.base.run_files.plan_file import kept_plan, write_plan
+from trainer.base.settings.flags import Parser
+from trainer.base.settings.own_settings import refuse_missing_modules
+from trainer.base.settings.resolution import Command, resolve
+from trainer.base.storage import local_path
+from trainer.user_code.command import quiet_start, run_command
 
 _USAGE = "%(prog)s --recipe=NAME [--out=FILE] [--setting=value …]"
 _EPILOG = """\

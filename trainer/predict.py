@@ -6,12 +6,12 @@ These are the numbers of Keras's `model.predict`, on any number of replicas of t
 import sys
 from collections.abc import Sequence
 
-from trainer.command import quiet_start, run_command
-from trainer.config.flags import Parser
-from trainer.errors import DONE, UserError
-from trainer.log import log, set_verbose
-from trainer.requested_run import make_parser, read_request
-from trainer.storage import local_path, make_writable, write_whole
+from trainer.base.errors import DONE, UserError
+from trainer.base.log import log, set_verbose
+from trainer.base.settings.flags import Parser
+from trainer.base.storage import local_path, make_writable, write_whole
+from trainer.run.requested_run import make_parser, read_request
+from trainer.user_code.command import quiet_start, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def _predict(given: Sequence[str]) -> int:
     make_writable(out.parent, "out")
     data = run.config.data  # finds mistakes before TensorFlow is loaded
     with quiet_start():
-        from trainer import saved_run  # imports TensorFlow
+        from trainer.run import saved_run  # imports TensorFlow
     with run.naming():
         arrays, count = saved_run.predict(run)
     write_whole(out, lambda path: saved_run.write_npz(path, arrays))

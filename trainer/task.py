@@ -8,16 +8,16 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 
-from trainer.command import quiet_start, run_command  # noqa: E402
-from trainer.config.overrides import resolve, to_yaml  # noqa: E402
-from trainer.config.own_settings import refuse_missing_modules  # noqa: E402
-from trainer.distribution.cluster import read_cluster  # noqa: E402
-from trainer.distribution.gpu_environment import set_gpu_environment  # noqa: E402
-from trainer.errors import DONE  # noqa: E402
-from trainer.log import set_verbose  # noqa: E402
-from trainer.reporting.job_directory import open_job_dir, outputs  # noqa: E402
-from trainer.storage.preflight import preflight  # noqa: E402
-from trainer.storage.staging import cache_home  # noqa: E402
+from trainer.base.errors import DONE  # noqa: E402
+from trainer.base.log import set_verbose  # noqa: E402
+from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
+from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
+from trainer.base.settings.resolution import resolve, to_yaml  # noqa: E402
+from trainer.base.storage.preflight import preflight  # noqa: E402
+from trainer.base.storage.staging import cache_home  # noqa: E402
+from trainer.cluster.cluster_spec import read_cluster  # noqa: E402
+from trainer.cluster.gpu_environment import set_gpu_environment  # noqa: E402
+from trainer.user_code.command import quiet_start, run_command  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def _run(given: Sequence[str]) -> int:
     job_dir = open_job_dir(request.config, make=is_chief)  # finds mistakes before TensorFlow is loaded
     set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
     with quiet_start():
-        from trainer import job  # imports TensorFlow
+        from trainer.run import job  # imports TensorFlow
     return job.run(request.config, [sys.executable, "-m", "trainer.task", *given], _BEGAN, job_dir)
 
 

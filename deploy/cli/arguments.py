@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deploy.spec.script import Script, read_script
-from deploy.spec.sources import MOST_MB
-from trainer.config import TrainConfig
-from trainer.config.fields import nearest
-from trainer.config.flags import Parser, add_setting_flags, refuse_unknown, underscored, whole
-from trainer.config.overrides import Overrides, flags_of, own_settings
-from trainer.errors import UserError
-from trainer.storage import expanded
+from deploy.tiers.script import Script, read_script
+from deploy.tiers.sources import MOST_MB
+from trainer.base.errors import UserError
+from trainer.base.settings import TrainConfig
+from trainer.base.settings.fields import nearest
+from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
+from trainer.base.settings.resolution import Overrides, flags_of, own_settings
+from trainer.base.storage import expanded
 
 
 class VerbParser(Parser):
@@ -69,28 +69,40 @@ def add_table_flags(own: argparse.ArgumentParser) -> None:
     add_flags(own, "price_per_hour")
 
 
-def read_prices(given: Sequence[str]) -> dict[str, float]:
+def read_prices(values: Sequence[str]) -> dict[str, float]:
     """Returns `["l4x1=0.71"]` as {"l4x1": 0.71}, in USD an hour. Raises UserError for anything else."""
-    return numbers_by_tier("price_per_hour", given)
-
-
-def numbers_by_tier(flag: str, given: Sequence[str]) -> dict[str, float]:
-    """Returns the values TIER=NUMBER of a flag by tier. Raises UserError unless each is a number above 0."""
-    found = {}
-    for text in given:
+    prices = {}
+    for text in values:
         name, _, number = text.rpartition("=")
         try:
-            found[name] = float(number)
+            prices[name] = float(number)
         except ValueError:
-            found[name] = math.nan
-        if not name or not 0 < found[name] < math.inf:
-            raise UserError(f"{flag}={text}: write --{flag}=TIER=NUMBER with a number above 0, as l4x1=0.71")
-    return found
+            prices[name] = math.nan
+        if not name or not 0 < prices[name] < math.inf:
+            raise UserError(f"price_per_hour={text}: write --price_per_hour=TIER=NUMBER, above 0, as l4x1=0.71")
+    return prices
 
 
 def command_line(verb: str, arguments: Sequence[str]) -> str:
     """Returns the shell command for a verb."""
     return shlex.join(["python", "-m", "deploy", verb, *arguments])
+
+
+# Flags that version 0.1 had -> what to do instead.
+_REMOVED = {
+    "notify": "use the exit code: `python -m deploy watch JOB && COMMAND`",
+    "persistent_resource": "each run has machines of its own; a tier file may name a persistentResourceId of yours",
+    "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",
+    "relative_speed": "measure a tier by a short run, `compare TIER --steps=50`, and give it with --from=",
+}
+
+
+def refuse_removed(arguments: Sequence[str]) -> None:
+    """Raises UserError for a flag that is gone."""
+    for argument in split_words(arguments)[0]:
+        name = underscored(argument).partition("=")[0].removeprefix("--")
+        if argument.startswith("--") and name in _REMOVED:
+            raise UserError(f"--{name} is gone: {_REMOVED[name]}")
 
 
 # Settings that may be empty: an empty one overrides what a recipe names.
@@ -121,10 +133,8 @@ def add_script_flags(own: Parser) -> None:
 def parse_program(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides | Script]:
     """Returns what `parse` does or, with --script or --module, the verb's own arguments and the script."""
     flags, words = split_words(arguments)
-    alone = Parser(prog=own.prog, add_help=False)
-    add_script_flags(alone)
-    named = alone.parse_known_args(flags)[0]
-    if not named.script and not named.module:
+    named = flag_values(flags, ("script", "module"))
+    if not any(named.values()):
         if len(flags) < len(arguments):
             raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
         return parse(own, arguments)
@@ -136,7 +146,7 @@ def parse_program(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     if found.job_dir and own.prog.endswith("compare"):
         raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
     package = getattr(found, "package", "")
-    return found, read_script(named.script, named.module, package, words, found.job_dir)
+    return found, read_script(found.script, found.module, package, words, found.job_dir)
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -145,34 +155,22 @@ def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:end]), list(arguments[end + 1 :])
 
 
-_PREFIX = "setting "  # no flag has a blank in its name
-
-
 def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
     """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
-    first, of_verb = _folder_of_package(own, arguments), own.names
+    package = flag_values(arguments, ["package"]).get("package", "") if "package" in own.names else ""
+    first, of_verb = str(expanded(package).resolve().parent) if package else "", own.names
     settings = own_settings(arguments, first)
     flags = flags_of(settings.settings)
     if both := [field.name for field in flags if field.name in of_verb]:
         raise UserError(f"--{both[0]} is a flag of `{own.prog}` and a setting of your own: rename the setting")
-    add_setting_flags(own, flags, prefix=_PREFIX, hidden=True)
+    add_setting_flags(own, flags, hidden=True)
     found, unknown = own.parse_known_args(arguments)
     listed = "those of this verb, `python -m trainer.task --help` those of the training"
     refuse_unknown(unknown, [*of_verb, *(field.name for field in flags)], settings.hint, listed)
-    texts = {key.removeprefix(_PREFIX): value for key, value in vars(found).items() if key.startswith(_PREFIX)}
+    names = {field.name for field in flags}
+    texts = {name: value for name, value in vars(found).items() if name in names}
     if texts.pop("print_config", "false") != "false":
         raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")
     if texts.pop("verbose", "false") != "false":
         raise UserError("--verbose is a flag of one run on this machine: use it with `python -m trainer.task`")
-    given = {key: value for key, value in vars(found).items() if not key.startswith(_PREFIX)}
-    return argparse.Namespace(**given), Overrides.read(texts, first)
-
-
-def _folder_of_package(own: Parser, arguments: Sequence[str]) -> str:
-    """Returns the folder that contains --package, where the job's functions are; empty without that flag."""
-    if "package" not in own.names:
-        return ""
-    alone = Parser(prog=own.prog, add_help=False)
-    add_flags(alone, "package")
-    package = alone.parse_known_args(arguments)[0].package
-    return str(expanded(package).resolve().parent) if package else ""
+    return found, Overrides.read(texts, first)

@@ -7,9 +7,8 @@ interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 from deploy.cli.arguments import add_script_flags, add_table_flags, command_line, parse_program, parser, read_prices
 from deploy.cli.job_flags import (
@@ -18,26 +17,29 @@ from deploy.cli.job_flags import (
     read_changes,
     read_options,
     refuse_flags_of_vertex,
-    seconds,
 )
-from deploy.cli.target import add_notify
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import Plan, Runner, TierPlan, announce, compare, missing_runs, read_tiers
+from deploy.comparison.execution import (
+    ComparisonRequest,
+    Runner,
+    announce,
+    compare,
+    missing_runs,
+    read_tiers,
+)
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
-from deploy.spec.checks import sent_to_the_cloud
-from deploy.spec.job_spec import Program
-from deploy.spec.script import Script
-from deploy.spec.tier import Tier
-from deploy.vertex.notification import Notification, read_notify
+from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.job_spec import Program
+from deploy.tiers.script import Script
+from deploy.tiers.tier import Tier
 from deploy.vertex.session import SESSION, Session
-from trainer.config.flags import Parser, whole
-from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
-from trainer.storage import local_path
+from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.settings.flags import Parser, whole
+from trainer.base.storage import local_path
 
 SCALINGS = ("strong", "weak")
-LEAST_S = 1800.0  # of a persistent resource
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -51,8 +53,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
     scaling = "script" if isinstance(overrides, Script) else found.scaling  # its batch is not known
     asked = command_line("compare", arguments)
-    notification = Notification(read_notify(found.notify), session.clock)
-    plan = Plan(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
+    plan = ComparisonRequest(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
     out = local_path(found.out, "out")
     runner = _runner(specs, found, overrides, session)
     with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
@@ -64,26 +65,12 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return DONE
     parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
     try:
-        with notification.deferred():
-            code = _compared(notification, plan, runs, out, runner, parallel)
-            if any_begun(out):
-                write_report([found.out], found.out, found.baseline, usd_by_tier)
+        code = compare(plan, runs, out, runner, parallel)
+        if any_begun(out):
+            write_report([found.out], found.out, found.baseline, usd_by_tier)
     except KeyboardInterrupt:
         print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
-    return code
-
-
-def _compared(
-    notification: Notification, plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int
-) -> int:  # fmt: skip
-    """Returns what `compare` returns, and gives it to the notification."""
-    try:
-        code = compare(plan, runs, out, runner, parallel)
-    except UserError as error:
-        notification.compared(USER_MUST_CHANGE, out, str(error))
-        raise
-    notification.compared(code, out)
     return code
 
 
@@ -101,26 +88,14 @@ def _flags() -> Parser:
     )
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
     add_place_flags(own, jobs, dry_run, disable_retries=True)
-    own.add_argument("--persistent_resource", type=seconds, metavar="TIME", help="one set of machines for all runs "
-                     "on equal ones, which starts once and exists so long at most, as 3h: docs/compare.md")  # fmt: skip
     add_plan_flags(own)
-    add_notify(own)
     add_table_flags(own)
     add_script_flags(own)
     return own
 
 
-def _check_persistent(found: Namespace) -> None:
-    """Raises UserError for flags that do not fit --persistent_resource."""
-    if found.persistent_resource and found.parallel:
-        raise UserError("--parallel contradicts --persistent_resource, which runs one job at a time on equal machines")
-    if found.persistent_resource and found.persistent_resource < LEAST_S:
-        raise UserError("--persistent_resource needs 30m at least: its guard and its machines take minutes to start")
-
-
 def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Program, session: Session) -> Runner:
     if found.on == "vertex":
-        _check_persistent(found)
         return VertexRunner(tiers, found, read_options(found, overrides), session)
-    refuse_flags_of_vertex(found, "dry_run", "plan", "force", "persistent_resource")
+    refuse_flags_of_vertex(found, "dry_run", "plan", "force")
     return LocalRunner(tiers)

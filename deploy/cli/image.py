@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.cli.arguments import add_flags, parser
-from deploy.spec.gcp_config import read_project
-from deploy.spec.images import BuiltImage, remember
-from deploy.spec.packages import DIST, Package, packages_with, write_copy
+from deploy.tiers.gcp_config import read_project
+from deploy.tiers.images import BuiltImage, remember
+from deploy.tiers.packages import DIST, Package, packages_with, write_copy
 from deploy.vertex.gcloud import not_installed
-from trainer.errors import DONE, FAULT, UserError
-from trainer.storage.login import gcloud_environment
+from trainer.base.errors import DONE, FAULT, UserError
+from trainer.base.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
 _URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")

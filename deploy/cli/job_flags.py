@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from deploy.cli.arguments import add_flags, add_script_flags, command_line
 from deploy.cli.target import add_backend
-from deploy.spec.images import INSTALL, PLAIN_IMAGE, PREBUILT, check_asked_image, installs, remembered
-from deploy.spec.job_spec import Job, JobOptions, Program
-from deploy.spec.packages import Package, packages_with
-from deploy.spec.script import Script
-from deploy.spec.sources import MOST_MB
-from deploy.spec.spec_changes import SpecChanges, read_labels
-from trainer.config.flags import Parser
-from trainer.errors import UserError
+from deploy.tiers.images import INSTALL, PLAIN_IMAGE, check_asked_image, installs, remembered
+from deploy.tiers.job_spec import Job, JobOptions, Program
+from deploy.tiers.packages import Package, packages_with
+from deploy.tiers.script import Script
+from deploy.tiers.sources import MOST_MB
+from deploy.tiers.spec_changes import SpecChanges, read_labels
+from trainer.base.errors import UserError
+from trainer.base.settings.flags import Parser
 
 
 def add_job_flags(own: Parser) -> None:
@@ -32,7 +32,7 @@ def add_submission_flags(own: Parser) -> None:
     add_flags(own, "project", "region", "bucket", "package", "max_package_mb", "prices")
     own.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
                      f"{INSTALL}: a public Python image ({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the "
-                     f"packages are installed at each start; {PREBUILT}: Google's last for TensorFlow (default: the "
+                     f"packages are installed at each start (default: the "
                      f"tier's, else the one that `image` built in this folder, else {INSTALL})")  # fmt: skip
     add_tier_flags(own)
     own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
@@ -94,7 +94,7 @@ def read_options(asked: argparse.Namespace, overrides: Program) -> JobOptions:
     check_asked_image(asked.image)
     if isinstance(overrides, Script):
         return _options(asked, overrides.subject, [overrides.package(asked.max_package_mb)])
-    own_image = asked.image not in ("", PREBUILT) and not installs(asked.image)
+    own_image = asked.image != "" and not installs(asked.image)
     if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
     packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)

@@ -1,7 +1,6 @@
-"""Lists the jobs and persistent resources in a region that this package created, from any machine.
+"""Lists the jobs in a region that this package created, from any machine.
 
-`python -m deploy jobs` cancels doubles: jobs of one submission, of which a lost response created the second. It deletes
-a persistent resource that nobody would end: without a guard and without a job.
+`python -m deploy jobs` cancels doubles: jobs of one submission, of which a lost response created the second.
 """
 
 from collections.abc import Sequence
@@ -10,21 +9,20 @@ from datetime import datetime, timezone
 
 from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
-from deploy.spec.gcp_config import GcpConfig, checked_region, needed_project, needed_region, read_project, read_region
-from deploy.vertex.api import Backend, JobStatus, unless_forbidden
+from deploy.tiers.gcp_config import GcpConfig, checked_region, needed_project, needed_region, read_project, read_region
+from deploy.vertex.api import JobStatus
 from deploy.vertex.cancellation import by_submission, cancel_doubles
-from deploy.vertex.costs import describe_run
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.history import find_attempt
 from deploy.vertex.live import LiveLines
-from deploy.vertex.resources import describe_left, is_left, request_deletion
-from deploy.vertex.retry import Clock, retried
+from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
-from trainer.errors import DONE, UserError
+from deploy.vertex.spending import describe_run
+from trainer.base.errors import DONE, UserError
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints, for each region, one line for each job, newest first, then for each persistent resource."""
+    """Prints, for each region, one line for each job, newest first."""
     cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--regions=NAME,NAME]")
     add_flags(cli, "project", "region")
     cli.add_argument("--regions", default="", metavar="A,B", help="several regions, instead of --region")
@@ -45,8 +43,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 def _list_region(gcp: GcpConfig, backend_name: str, session: Session) -> None:
     with exit_on_api_error(gcp):
         backend = session.open(backend_name, gcp.project, gcp.region)
-        # First: of each the guard is then listed.
-        resources: Sequence[JobStatus] = unless_forbidden(lambda: [*retried(backend.resources, session.clock)], [])
         found = retried(backend.jobs, session.clock)
         for jobs in by_submission(found):
             cancel_doubles(jobs, backend, session.clock)
@@ -54,9 +50,7 @@ def _list_region(gcp: GcpConfig, backend_name: str, session: Session) -> None:
             print(_line(status, session.clock.now()))
             for line in LiveLines(status, session.clock).lines(status):
                 print(f"  {line}")
-        for resource in resources:
-            _end_if_left(resource, found, backend, session.clock)
-    if not found and not resources:
+    if not found:
         print(f"no jobs of this package in {gcp.region}")
 
 
@@ -65,14 +59,6 @@ def _of_last_submission(name: str) -> str:
     with suppress(LookupError):
         return str(getattr(find_attempt("")[1], name))
     return ""
-
-
-def _end_if_left(resource: JobStatus, jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> None:
-    print(f"persistent resource {resource.display_name}: {describe_left(resource, jobs, clock.now())}")
-    if resource.state != "STOPPING" and is_left(resource.display_name, jobs):
-        done = request_deletion(backend, resource.display_name, clock)
-        what = "its deletion is requested" if done else "it cannot be deleted yet: run this command again"
-        print(f"  {what}: it has neither a guard nor a job")
 
 
 def _line(status: JobStatus, now: float) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 from deploy.cli.arguments import add_script_flags, command_line, parse_program, parser
 from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers, program_here
-from deploy.spec.job_spec import request_on
-from deploy.spec.script import Script, check_script_folder, refuse_rendered_script
-from deploy.spec.tier import Tier, load_tier
-from trainer.config.flags import whole
-from trainer.errors import DONE, UserError
-from trainer.reporting.job_directory import open_job_dir
-from trainer.storage import local_path
+from deploy.tiers.job_spec import request_on
+from deploy.tiers.script import Script, check_script_folder, refuse_rendered_script
+from deploy.tiers.tier import Tier, load_tier
+from trainer.base.errors import DONE, UserError
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.settings.flags import whole
+from trainer.base.storage import local_path
 
 
 def main(arguments: Sequence[str]) -> int:

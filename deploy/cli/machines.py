@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from deploy.cli.arguments import add_flags, parser
-from deploy.spec.machine_table import MachineOption, Machines, load_machines
-from trainer.config.fields import nearest
-from trainer.config.flags import whole
-from trainer.errors import DONE, UserError
+from deploy.tiers.machine_table import MachineOption, Machines, load_machines
+from trainer.base.errors import DONE, UserError
+from trainer.base.settings.fields import nearest
+from trainer.base.settings.flags import whole
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from deploy.cli.arguments import add_flags, add_script_flags, parser
 from deploy.cli.target import add_backend
-from deploy.spec.gcp_config import GcpConfig, checked_address, needed_project, read_project
-from deploy.spec.packages import Package, built, packages_with
-from deploy.spec.script import read_script
+from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
+from deploy.tiers.packages import Package, built, packages_with
+from deploy.tiers.script import read_script
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.submission import upload_packages
-from trainer.errors import DONE
+from trainer.base.errors import DONE
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:

@@ -7,56 +7,50 @@ hand (--from) from these, which is much narrower. No machine is started.
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from deploy.cli.arguments import add_flags, numbers_by_tier, parse, parser, read_prices
-from deploy.comparison.execution import Plan, compare, read_tiers
+from deploy.cli.arguments import add_flags, parse, parser, read_prices
+from deploy.comparison.execution import ComparisonRequest, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
-from deploy.planning.estimation import Estimate, estimate
+from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import forecasts, scale_by_graph
 from deploy.planning.kept import plan_of
-from deploy.planning.offers import PREEMPTIONS_PER_HOUR
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
 from deploy.report.collection import ESTIMATE, collect
-from deploy.spec.images import remembered
-from deploy.spec.machine_table import load_machines
-from deploy.spec.tier import Tier, check_tiers, tier_names
-from trainer.config.flags import Parser, whole
-from trainer.config.overrides import Overrides
-from trainer.config.train_config import TrainConfig
-from trainer.errors import DONE, UserError
-from trainer.reporting.plan_file import StepPlan, read_plan
-from trainer.storage import expanded, local_path, make_writable, write_whole
+from deploy.tiers.images import remembered
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.tier import Tier, tier_names
+from trainer.base.errors import DONE, UserError
+from trainer.base.run_files.plan_file import StepPlan, read_plan
+from trainer.base.settings.flags import Parser, whole
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import expanded, local_path, make_writable, write_whole
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `python -m deploy plan [TIER …] --recipe=… [its own flags and the trainer's]`."""
     found, overrides = parse(_flags(), arguments)
     specs = read_tiers(found.tiers or tier_names(), found.prices, read_prices(found.price_per_hour))
-    speeds = numbers_by_tier("relative_speed", found.relative_speed)
-    check_tiers(speeds, [tier.name for tier in specs], "relative_speed")
-    if speeds and not getattr(found, "from") and not found.short_steps:
-        raise UserError("relative_speed: it is relative to a run: give one with --from= or --short_steps=")
     config, out = overrides.resolve(), local_path(found.out, "out")
     make_writable(out, "out")
     plan = read_plan(expanded(found.plan)) if found.plan else plan_of(config, overrides)
     sources = list(getattr(found, "from"))
     if found.short_steps:
-        sources.append(str(_short_run(_first_known(specs, speeds), overrides, out / "short-run", found.short_steps)))
+        sources.append(str(_short_run(_first_known(specs), overrides, out / "short-run", found.short_steps)))
     machines = load_machines(found.prices)
-    estimates: list[Estimate] = []
+    estimates: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
         scale = partial(scale_by_graph, plan, config, machines)
-        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, speeds, scale)
+        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, scale)
     by_name = {each.tier: each for each in estimates}
-    found_by_tier = forecasts(specs, plan, config, machines, by_name, found.preemptions_per_hour,
-                              own_image=remembered() is not None)  # fmt: skip
+    found_by_tier = forecasts(specs, plan, config, machines, by_name, own_image=remembered() is not None)
     kept = {each.tier: {"seconds": asdict(each.seconds) if each.seconds else None, "steps": each.steps}
             for each in found_by_tier}  # fmt: skip
     content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
@@ -93,29 +87,22 @@ def _flags() -> Parser:
     own.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
     own.add_argument("--within", type=_hours, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
     own.add_argument("--budget", type=_usd, metavar="USD", help="name the fastest that costs at most so much")
-    own.add_argument("--preemptions_per_hour", type=_rate, default=PREEMPTIONS_PER_HOUR, metavar="RATE",
-                     help="assumed of each spot machine (default: %(default)s)")  # fmt: skip
     own.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
                      "forecast.json (default: %(default)s)")  # fmt: skip
-    own.add_argument("--relative_speed", action="append", default=[], metavar="TIER=FACTOR",
-                     help="speed of one device of a tier relative to one of the run of --from")  # fmt: skip
     add_flags(own, "prices", "price_per_hour")
     return own
 
 
-def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
+def _first_known(tiers: Sequence[Tier]) -> Tier:
     """Returns the first tier that a short run here can measure, and prints which tiers it cannot.
 
     Without GPUs it has one device: several on one CPU would share it. Raises UserError if no tier can be measured.
     """
     gpus = bool(local_gpus())
-    known = [tier for tier in tiers if gpus or not tier.accelerators or tier.name in speeds]
+    known = [tier for tier in tiers if gpus or not tier.accelerators]
     lacking = [tier.name for tier in tiers if tier not in known]
     if not known:
-        raise UserError(
-            "this machine has no GPU, and none of these tiers is a CPU: leave out --short_steps, or give "
-            "--relative_speed=TIER=FACTOR"
-        )
+        raise UserError("this machine has no GPU, and none of these tiers is a CPU: leave out --short_steps")
     if lacking:
         print(f"{', '.join(lacking)}: this machine has no GPU: the short run does not measure it", flush=True)
     first = known[0]
@@ -128,7 +115,7 @@ def _first_known(tiers: Sequence[Tier], speeds: Mapping[str, float]) -> Tier:
 def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
     """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
     shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10, profile_steps="")
-    plan, runner = Plan((tier.facts,), shortened), LocalRunner([tier])
+    plan, runner = ComparisonRequest((tier.facts,), shortened), LocalRunner([tier])
     code = compare(plan, plan.resolve(runner), out, runner)
     if code != DONE:
         raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
@@ -143,10 +130,6 @@ def _hours(text: str) -> float:
 
 def _usd(text: str) -> float:
     return _number(text, 0.0, 1e6, "must be a number above 0, in USD")
-
-
-def _rate(text: str) -> float:
-    return _number(text, -1e-9, 60.0, "must be a number of preemptions an hour, from 0 to 60")
 
 
 def _number(text: str, above: float, most: float, rule: str) -> float:

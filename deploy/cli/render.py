@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from deploy.cli.arguments import parse_program, parser
 from deploy.cli.job_flags import add_job_flags, package_command, read_changes, read_options
-from deploy.spec.checks import sent_to_the_cloud
-from deploy.spec.gcp_config import read_gcp_config
-from deploy.spec.job_spec import render, request_on, to_yaml
-from deploy.spec.tier import load_tier
-from trainer.errors import DONE
+from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.gcp_config import read_gcp_config
+from deploy.tiers.job_spec import render, request_on, to_yaml
+from deploy.tiers.tier import load_tier
+from trainer.base.errors import DONE
 
 
 def main(arguments: Sequence[str]) -> int:

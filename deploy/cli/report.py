@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from deploy.cli.arguments import add_table_flags, parser, read_prices
 from deploy.report.html_page import write_report
-from trainer.errors import DONE
-from trainer.storage import is_remote
+from trainer.base.errors import DONE
+from trainer.base.storage import is_remote
 
 
 def main(arguments: Sequence[str]) -> int:

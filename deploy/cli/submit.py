@@ -17,25 +17,24 @@ from deploy.cli.job_flags import (
     read_options,
     seconds,
 )
-from deploy.cli.target import add_backend, add_notify
+from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
 from deploy.planning.kept import cost_lines, memory_lines, with_prediction
-from deploy.spec.checks import NoMachines, sent_to_the_cloud
-from deploy.spec.gcp_config import needed_project, read_gcp_config
-from deploy.spec.job_spec import CHECK_S, Job, JobOptions, Program, render, request_on, training
-from deploy.spec.script import Script
-from deploy.spec.tier import load_tier, one_machine
+from deploy.tiers.checks import NoMachines, sent_to_the_cloud
+from deploy.tiers.gcp_config import needed_project, read_gcp_config
+from deploy.tiers.job_spec import CHECK_S, Job, JobOptions, Program, render, request_on, training
+from deploy.tiers.script import Script
+from deploy.tiers.tier import load_tier, one_machine
 from deploy.vertex.api import ApiError
-from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, record_status
 from deploy.vertex.logs import watch_job
-from deploy.vertex.notification import Notification, read_notify
 from deploy.vertex.session import SESSION, Session, tell_accounts
+from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
-from trainer.errors import DONE, INTERRUPTED, UserError
-from trainer.storage.run_layout import GPU_CHECK
+from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.run_files.run_layout import GPU_CHECK
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 
@@ -50,7 +49,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_job_flags(own)
     add_plan_flags(own)
     add_backend(own)
-    add_notify(own)
     own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
     own.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
     own.add_boolean("detach", "do not follow the job once it is submitted")
@@ -62,7 +60,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if asked.check:
         overrides = _settings_of_check(overrides)
     options = read_options(asked, overrides)
-    notification = Notification(read_notify(asked.notify), session.clock)
     if asked.check:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
@@ -75,11 +72,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         print(f"# {line}", flush=True)
     if asked.dry_run:
         return DONE
-    with (
-        exit_on_api_error(jobs[0].gcp), notification.deferred(),
-        on_signals(signal.default_int_handler, signal.SIGTERM),  # as Ctrl-C
-    ):  # fmt: skip
-        return _submit(jobs, record, asked, session, notification)
+    with exit_on_api_error(jobs[0].gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
+        return _submit(jobs, record, asked, session)
 
 
 def _settings_of_check(overrides: Program) -> Program:
@@ -92,8 +86,6 @@ def _settings_of_check(overrides: Program) -> Program:
 
 def _candidates(asked: argparse.Namespace, overrides: Program, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
-    if asked.detach and asked.notify:
-        raise UserError("--detach contradicts --notify: nobody would see the end of the job: drop one of them")
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: whether there are machines is known only later")
     options = dataclasses.replace(options, max_wait_s=asked.max_wait)
@@ -145,9 +137,7 @@ def paste(job: Job, asked: argparse.Namespace, label: str) -> str:
     return "\n".join(filter(None, [package_command(job, asked), gcloud.shell_command(custom_job(job, label))]))
 
 
-def _submit(
-    jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session, notification: Notification
-) -> int:  # fmt: skip
+def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
     """Uploads the packages, then tries the jobs in order, the next if there are no machines for the one before."""
     first = jobs[0]
     tell_accounts(asked.backend)
@@ -157,7 +147,7 @@ def _submit(
     packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
     upload_packages(list(packages.values()), first.gcp.bucket, backend, session.clock)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):
-        code = _attempt(job, record, asked, session, notification, bool(more))
+        code = _attempt(job, record, asked, session, bool(more))
         if code is not None:
             return code
         print(f"{job.name}: {record.attempts[-1].error}\ntrying the next", flush=True)
@@ -165,7 +155,7 @@ def _submit(
 
 
 def _attempt(
-    job: Job, record: Submission, asked: argparse.Namespace, session: Session, notification: Notification, more: bool
+    job: Job, record: Submission, asked: argparse.Namespace, session: Session, more: bool
 ) -> int | None:  # fmt: skip
     """Returns the exit code, or None if there are no machines for this job and `more` can be tried."""
     open_backend = functools.partial(session.open, asked.backend)
@@ -183,9 +173,7 @@ def _attempt(
         max_wait_s += FLEX_START_SLACK_S
     status = watch_job(backend, name, job.gcp, session.clock, created=True, max_wait_s=max_wait_s)
     if status is None:
-        notification.stopped()
         return INTERRUPTED
-    notification.ended(status)
     record.attempts[-1].job = status.name
     record_status(record, record.attempts[-1], status, session.clock.now())
     return None if more and stocked_out(status) else exit_code(status)

@@ -5,13 +5,11 @@ import dataclasses
 import re
 
 from deploy.cli.arguments import add_flags
-from deploy.spec.gcp_config import GcpConfig, checked_region, read_project, read_region
+from deploy.tiers.gcp_config import GcpConfig, checked_region, read_project, read_region
 from deploy.vertex.api import CUSTOM, TUNING, Backend, JobStatus
 from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
 from deploy.vertex.session import BACKENDS, Session
-from trainer.errors import UserError
-
-RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/persistentResources/([a-z][a-z0-9-]{0,62})")
+from trainer.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +34,6 @@ class Target:
 def add_backend(cli: argparse.ArgumentParser) -> None:
     """Adds the flag --backend."""
     cli.add_argument("--backend", choices=BACKENDS, default="gcloud", help="gcloud (default), or Google's Python SDK")
-
-
-def add_notify(cli: argparse.ArgumentParser) -> None:
-    """Adds the flag --notify."""
-    cli.add_argument("--notify", default="", metavar="COMMAND", help="run at the end, without a shell, with "
-                     "DEPLOY_STATE, _EXIT_CODE, _JOB, _NAME, _OUTPUT, _USD and _ERROR in its environment")  # fmt: skip
 
 
 def add_target(cli: argparse.ArgumentParser) -> None:
@@ -79,14 +71,6 @@ def find_target(args: argparse.Namespace) -> Target:
         raise UserError(f"job {args.job!r} is not recorded in this folder: give its name, as {forms}")
     name = job if full_name else f"projects/{project}/locations/{checked_region(region)}/{CUSTOM.collection}/{job}"
     return Target(args.backend, name, GcpConfig(project, region, ""), found)
-
-
-def find_resource_target(args: argparse.Namespace) -> tuple[GcpConfig, str] | None:
-    """Returns where a persistent resource is and its id, if the argument is the full name of one."""
-    found = RESOURCE.fullmatch(args.job)
-    if not found:
-        return None
-    return GcpConfig(args.project or _project(found[1]), checked_region(found[2]), ""), found[3]
 
 
 def _project(name: str) -> str:

@@ -14,21 +14,21 @@ from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
 from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
-from deploy.spec.checks import sent_to_the_cloud
-from deploy.spec.job_spec import training
-from deploy.spec.tier import load_tier
 from deploy.study.local_study import LocalStudy
-from deploy.study.outcome import Outcome
+from deploy.study.outcome import StudyOutcome
 from deploy.study.page import write_outcome
-from deploy.study.space import check_space, configurations, of_recipe, read_space
-from deploy.study.study_plan import GOALS, StudyPlan, check_study_folder, goal_of
-from deploy.study.trials import read_trials
+from deploy.study.space import check_space, configurations, read_space
+from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of, is_old
+from deploy.study.trials import read_old_trials
 from deploy.study.vertex_study import VertexStudy
+from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.job_spec import training
+from deploy.tiers.tier import load_tier
 from deploy.vertex.session import SESSION, Session
-from trainer.config.flags import Parser, whole
-from trainer.config.overrides import Overrides
-from trainer.errors import DONE, FAULT, INTERRUPTED, UserError
-from trainer.storage import local_path
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, UserError
+from trainer.base.settings.flags import Parser, whole
+from trainer.base.settings.resolution import Overrides
+from trainer.base.storage import local_path
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -45,14 +45,16 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     refuse_flags_of_vertex(found)
     if found.dry_run:
         return DONE
+    start = shlex.join(["python", "-m", "trainer.task", *overrides.arguments(), "--job_dir=runs/best"])
+    if is_old(out):
+        print(f"{out} holds a study of the older form (trial.json): it is reported, not continued: use another --out")
+        return _report(StudyOutcome(list(read_old_trials(out, plan)), plan, start), out)
     try:
-        code = LocalStudy(plan, out).run()
+        code, trials = LocalStudy(plan, out).run()
     except KeyboardInterrupt:
         print("stopped: run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
-    trials = tuple(read_trials(out, plan.metric, plan.repeats))
-    start = ["python", "-m", "trainer.task", *overrides.arguments(), "--job_dir=runs/best"]
-    return _report(plan, Outcome(trials, *_about(plan), command=shlex.join(start)), out) or code
+    return _report(StudyOutcome(trials, plan, start), out) or code
 
 
 def _flags() -> Parser:
@@ -76,7 +78,7 @@ def _flags() -> Parser:
     return own
 
 
-def _plan(found: Namespace, overrides: Overrides, command: str) -> StudyPlan:
+def _plan(found: Namespace, overrides: Overrides, command: str) -> StudyRequest:
     if not found.metric:
         raise UserError("metric is missing: name what the trials are judged by, as --metric=val_accuracy")
     for name, advice in {"job_dir": "--out names the folder", "tuning_metric": "--metric names it"}.items():
@@ -86,7 +88,7 @@ def _plan(found: Namespace, overrides: Overrides, command: str) -> StudyPlan:
     _check_metric(found.metric, overrides.replace(**{one.name: one.samples()[0] for one in space}))
     tier = load_tier(found.tier, found.prices, read_changes(found))
     goal = goal_of(found.metric, found.goal)
-    return StudyPlan(
+    return StudyRequest(
         tier, overrides, space, found.metric, goal, found.trials, found.parallel, found.repeats, found.pruning, command
     )
 
@@ -100,7 +102,7 @@ def _check_metric(metric: str, overrides: Overrides) -> None:
         overrides.resolve()
 
 
-def _announce(plan: StudyPlan) -> None:
+def _announce(plan: StudyRequest) -> None:
     """Prints what is tried."""
     print(training(plan.request(plan.first).config))
     for parameter in plan.space:
@@ -113,7 +115,7 @@ def _announce(plan: StudyPlan) -> None:
     )
 
 
-def _on_vertex(plan: StudyPlan, out: Path, found: Namespace, overrides: Overrides, session: Session) -> int:
+def _on_vertex(plan: StudyRequest, out: Path, found: Namespace, overrides: Overrides, session: Session) -> int:
     study = VertexStudy(plan, out, found, read_options(found, overrides), session)
     for line in study.describe():
         print(line, flush=True)
@@ -126,16 +128,11 @@ def _on_vertex(plan: StudyPlan, out: Path, found: Namespace, overrides: Override
     flags = ("project", "region", "bucket", "package", "image", "service_account", "network", "labels", "kms_key")
     where = [f"--{name}={value}" for name in flags if (value := getattr(found, name))]
     start = ["python", "-m", "deploy", "submit", found.tier, *overrides.arguments(), *where]
-    outcome = Outcome(trials, *_about(plan), command=shlex.join(start), usd_per_hour=plan.tier.price_per_hour)
-    return _report(plan, outcome, out) or code
+    return _report(StudyOutcome(trials, plan, shlex.join(start), plan.tier.price_per_hour), out) or code
 
 
-def _about(plan: StudyPlan) -> tuple[tuple[str, ...], str, str, int, dict[str, object] | None]:
-    names = tuple(parameter.name for parameter in plan.space)
-    return names, plan.metric, plan.goal, plan.repeats, of_recipe(plan.space, plan.overrides)
-
-
-def _report(plan: StudyPlan, outcome: Outcome, out: Path) -> int:
-    subject = str(plan.overrides.values.get("recipe") or plan.overrides.values.get("model") or "Training")
-    write_outcome(outcome, out, f"{Path(subject).stem}: {', '.join(outcome.names)}", plan.command)
-    return DONE if outcome.best else FAULT
+def _report(outcome: StudyOutcome, out: Path) -> int:
+    values = outcome.plan.overrides.values
+    subject = Path(str(values.get("recipe") or values.get("model") or "Training")).stem
+    write_outcome(outcome, out, f"{subject}: {', '.join(parameter.name for parameter in outcome.plan.space)}")
+    return DONE if outcome.complete else FAULT

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON
-from trainer.errors import USER_MUST_CHANGE, UserError
-from trainer.reporting.run_files import read_json, read_result
-from trainer.storage import make_writable, write_whole
-from trainer.storage.run_layout import CHECKPOINTS, RUN_INFO, STATS
+from trainer.base.errors import USER_MUST_CHANGE, UserError
+from trainer.base.run_files.records import read_json, read_result
+from trainer.base.run_files.run_layout import CHECKPOINTS, RUN_INFO, STATS
+from trainer.base.storage import make_writable, write_whole
 
 SENT_JOB = "vertex.json"  # in a job directory: the job that was or may have been submitted for this run
 

@@ -6,23 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.spec.job_spec import Program, Settings, training
-from deploy.spec.machine_table import Price
-from deploy.spec.spec_changes import NO_CHANGES, SpecChanges
-from deploy.spec.tier import Tier, TierFacts, check_tiers, load_tier
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.storage import keep_others_out, make_writable
+from deploy.tiers.job_spec import Program, Settings, training
+from deploy.tiers.machine_table import Price
+from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
+from deploy.tiers.tier import Tier, TierFacts, check_tiers, load_tier
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.storage import keep_others_out, make_writable
 
 
 @dataclasses.dataclass(frozen=True)
-class TierPlan:
+class TierRequest:
     """Holds what runs on one tier of a comparison: the flags of the trainer, and the settings they resolve to there."""
 
     tier: TierFacts
@@ -38,19 +37,16 @@ class Runner(Protocol):
     def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
         """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
 
-    def check(self, run: TierPlan) -> None:
+    def check(self, run: TierRequest) -> None:
         """Raises UserError if the run is known to fail here."""
 
-    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
         """Yields lines that state what so many runs of each tier, by its name, may cost."""
 
-    def preflight(self, runs: Sequence[TierPlan]) -> None:
+    def preflight(self, runs: Sequence[TierRequest]) -> None:
         """Raises UserError, or exits with an error line, if none of the runs could succeed."""
 
-    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> AbstractContextManager[None]:
-        """Provides what so many runs of each tier share, and ends it with the block. `out`: the folder."""
-
-    def run(self, run: TierPlan, job_dir: Path) -> int:
+    def run(self, run: TierRequest, job_dir: Path) -> int:
         """Trains until the run ends and returns its exit code. Called in any thread."""
 
     def stop(self) -> None:
@@ -58,7 +54,7 @@ class Runner(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ComparisonRequest:
     """Holds what a comparison was asked for. `command` is what the user typed."""
 
     tiers: tuple[TierFacts, ...]
@@ -78,7 +74,7 @@ class Plan:
         rounds = [self.tiers if repeat % 2 else self.tiers[::-1] for repeat in range(1, self.repeats + 1)]
         return [(tier, repeat) for repeat, tiers in enumerate(rounds, start=1) for tier in tiers]
 
-    def resolve(self, runner: Runner) -> dict[str, TierPlan]:
+    def resolve(self, runner: Runner) -> dict[str, TierRequest]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
         advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
         for name in advice.keys() & self.overrides.values.keys():
@@ -93,13 +89,13 @@ class Plan:
         return {run.tier.name: run for run in found}
 
 
-def _tier_plan(tier: TierFacts, overrides: Program, runner: Runner) -> TierPlan:
+def _tier_plan(tier: TierFacts, overrides: Program, runner: Runner) -> TierRequest:
     config = runner.resolve(tier, overrides)
     try:
         config.rows_per_replica(tier.devices)
     except UserError as error:
         raise UserError(f"{tier.name}: {error}") from None
-    return TierPlan(tier, overrides, config)
+    return TierRequest(tier, overrides, config)
 
 
 def read_tiers(
@@ -123,7 +119,9 @@ def read_tiers(
     return tiers
 
 
-def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner, parallel: int = 1) -> int:
+def compare(
+    plan: ComparisonRequest, runs: Mapping[str, TierRequest], out: Path, runner: Runner, parallel: int = 1
+) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
     A failed run does not keep the others from running, unless it is the first and the trainer refuses what is the same
@@ -131,15 +129,11 @@ def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner,
     """
     announce(plan, runs, out, runner)
     make_writable(out, "out")
-    missing = {tier.name: (runs[tier.name], count) for tier, count in missing_runs(plan, out).items()}
-    runner.preflight([run for run, _ in missing.values()])
+    runner.preflight([runs[tier.name] for tier in missing_runs(plan, out)])
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, plan.asked(runner.name, parallel))
-    with (
-        on_signals(signal.default_int_handler, signal.SIGTERM),  # as Ctrl-C
-        runner.shared(missing, out), ThreadPoolExecutor(parallel) as pool,
-    ):  # fmt: skip
+    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         try:
             futures = [pool.submit(_run, runs[t.name], repeat, out, runner, refused) for t, repeat in plan.runs()]
             while wait(futures, timeout=1.0).not_done:
@@ -154,7 +148,7 @@ def compare(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner,
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
-def announce(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner) -> None:
+def announce(plan: ComparisonRequest, runs: Mapping[str, TierRequest], out: Path, runner: Runner) -> None:
     """Prints what is trained, and what the runs may cost that are not done yet."""
     check_folder(out, plan.asked(runner.name, 1))
     first = plan.tiers[0].name
@@ -165,12 +159,12 @@ def announce(plan: Plan, runs: Mapping[str, TierPlan], out: Path, runner: Runner
         print(line, flush=True)
 
 
-def missing_runs(plan: Plan, out: Path) -> Counter[TierFacts]:
+def missing_runs(plan: ComparisonRequest, out: Path) -> Counter[TierFacts]:
     """Returns how many runs of each tier are not done yet."""
     return Counter(tier for tier, repeat in plan.runs() if not is_done(repeat_folder(out, tier.name, repeat)))
 
 
-def _run(run: TierPlan, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
+def _run(run: TierRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
     """Runs one repeat, unless it is done, and prints how it ended, or adds the reason to `refused`, which ends all."""
     job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
     if refused:
@@ -197,7 +191,7 @@ _NEXT = {
 }
 
 
-def _outcome(runner: Runner, run: TierPlan, job_dir: Path) -> tuple[int, str]:
+def _outcome(runner: Runner, run: TierRequest, job_dir: Path) -> tuple[int, str]:
     """Returns the exit code of a run and how it ended; a run that cannot be started or watched stops no other."""
     try:
         code = runner.run(run, job_dir)

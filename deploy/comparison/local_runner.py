@@ -4,20 +4,19 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
-from deploy.comparison.execution import TierPlan
+from deploy.comparison.execution import TierRequest
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers, program_here
-from deploy.spec.job_spec import Program, Settings, request_on
-from deploy.spec.tier import Tier, TierFacts
-from trainer.config import TrainConfig
-from trainer.config.train_config import DATA_SOURCES, split_kind
-from trainer.errors import INTERRUPTED, UserError
-from trainer.storage import expanded
-from trainer.storage.run_layout import RESULT
+from deploy.tiers.job_spec import Program, Settings, request_on
+from deploy.tiers.tier import Tier, TierFacts
+from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.run_files.run_layout import RESULT
+from trainer.base.settings import TrainConfig
+from trainer.base.settings.train_config import DATA_SOURCES, split_kind
+from trainer.base.storage import expanded
 
 
 class LocalRunner:
@@ -34,24 +33,20 @@ class LocalRunner:
     def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
         return request_on(self._tiers[tier.name], overrides).config
 
-    def check(self, run: TierPlan) -> None:
+    def check(self, run: TierRequest) -> None:
         """Checks nothing beyond what `resolve` does."""
 
-    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, runs: Sequence[TierPlan]) -> None:
+    def preflight(self, runs: Sequence[TierRequest]) -> None:
         """Raises UserError if the data do not exist."""
         for run in runs:
             if isinstance(run.config, TrainConfig):
                 check_local_data(run.config.data)
 
-    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> AbstractContextManager[None]:
-        """Provides nothing: every run has processes of its own."""
-        return nullcontext()
-
-    def run(self, run: TierPlan, job_dir: Path) -> int:
+    def run(self, run: TierRequest, job_dir: Path) -> int:
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         program = program_here(run.overrides.replace(job_dir=str(job_dir.absolute())))

@@ -11,37 +11,37 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.directory import SENT_JOB
-from deploy.comparison.execution import TierPlan
-from deploy.comparison.machine_kinds import Kind, describe_kinds, kinds_by_tier
-from deploy.comparison.shared_machines import Desk, Records, SharedMachines, Stopped, shared_machines
+from deploy.comparison.execution import TierRequest
 from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.report.collection import fetched
-from deploy.spec.gcp_config import GcpConfig, read_gcp_config
-from deploy.spec.guard_job import guard_price
-from deploy.spec.job_spec import Job, JobOptions, Program, Settings, TrainingRequest, render, request_on
-from deploy.spec.tier import Tier, TierFacts
+from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
+from deploy.tiers.job_spec import Job, JobOptions, Program, Settings, TrainingRequest, render, request_on
+from deploy.tiers.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, Backend, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
-from deploy.vertex.costs import price_and_limit
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
-from deploy.vertex.resources import check_deletion
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
+from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import attempt_label, check_resources, submit_job, upload_packages
-from trainer.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.reporting.run_files import read_json, record_failure
-from trainer.storage import Address, write_whole
-from trainer.storage.gcs import connect
-from trainer.storage.run_layout import RESULT
+from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
+from trainer.base.run_files.records import read_json, record_failure
+from trainer.base.run_files.run_layout import RESULT
+from trainer.base.storage import Address, write_whole
+from trainer.base.storage.gcs import connect
 
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
+
+
+class Stopped(Exception):
+    """Ends a run that `stop` interrupted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,6 @@ class VertexRunner:
         self._clock = Clock(session.clock.now, self._sleep)
         self._stopped, self._uploading = threading.Event(), threading.Lock()
         self._submissions = (f"{options.submission}-{number}" for number in itertools.count(1))
-        self._kinds = kinds_by_tier(tiers) if args.persistent_resource else {}
-        self._machines: Mapping[str, SharedMachines] = {}
 
     @cached_property
     def _gcp(self) -> GcpConfig:
@@ -76,7 +74,7 @@ class VertexRunner:
     def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
         return request_on(self._tiers[tier.name], overrides).config
 
-    def check(self, run: TierPlan) -> None:
+    def check(self, run: TierRequest) -> None:
         """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
         if self._tiers[run.tier.name].spec.get("baseOutputDirectory"):
             raise UserError(
@@ -86,7 +84,7 @@ class VertexRunner:
         self._job(run)
         self._memory_lines([run])
 
-    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         most, unknown, tiers_by_warning, all_jobs = 0.0, 0, dict[str, list[str]](), list[Job]()
         yield from (package.about for package in self._options.packages if package.about and runs)
@@ -96,30 +94,26 @@ class VertexRunner:
             usd = job.tier.most_usd
             most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
             jobs = "1 job" if count == 1 else f"{count} jobs, each"
-            where = "in the persistent resource below" if self._kinds else price_and_limit(job.tier)
-            yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {where}"
+            yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
             yield from (f"{tier.name}: {line}" for line in job.about)
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
         yield from self._memory_lines([run for run, _ in runs.values()])
         yield from cost_lines(all_jobs)
-        if self._kinds:
-            kinds = [kind for kind, _ in self._needed(runs)]
-            yield from describe_kinds(kinds, self._args.persistent_resource, self._gcp.region, self._args.prices)
-        elif runs:
+        if runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
-    def _memory_lines(self, runs: Sequence[TierPlan]) -> list[str]:
+    def _memory_lines(self, runs: Sequence[TierRequest]) -> list[str]:
         """Returns what their plans say of the memory. Raises UserError for a run that cannot fit."""
         if not runs:
             return []
         each, asked = [(self._tiers[run.tier.name], run.config) for run in runs], self._args
         return memory_lines(each, runs[0].overrides, plan=asked.plan, force=asked.force)
 
-    def preflight(self, runs: Sequence[TierPlan]) -> None:
+    def preflight(self, runs: Sequence[TierRequest]) -> None:
         """Checks once for all runs that the login, the project, region, buckets and data are usable."""
         planned = [self._job(run) for run in runs]
         jobs = {
@@ -132,42 +126,13 @@ class VertexRunner:
             backend = self._open(self._gcp.project, self._gcp.region)
             with exit_on_api_error(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)
-                if self._kinds:
-                    check_deletion(backend, self._clock)
                 for job in jobs.values():
                     check_resources(job, backend, self._clock)
 
-    def _needed(self, runs: Mapping[str, tuple[TierPlan, int]]) -> list[tuple[Kind, int]]:
-        """Returns the kinds of machines of these runs, each with how many they are."""
-        counts: dict[str, int] = {}
-        for name, (_, count) in runs.items():
-            counts[self._kinds[name].key] = counts.get(self._kinds[name].key, 0) + count
-        kinds = {kind.key: kind for kind in self._kinds.values()}
-        return [(kinds[key], count) for key, count in counts.items()]
-
-    @contextmanager
-    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> Iterator[None]:
-        """Provides the persistent resources, and deletes those that an earlier command left."""
-        records, options, args = Records(out), self._options, self._args
-        if not self._kinds and not records.read():
-            yield
-            return
-        desk = Desk(
-            self._gcp, args.persistent_resource or 0.0, options.submission, guard_price(args.prices), records,
-            self._open, self._clock,
-        )  # fmt: skip
-        needed = self._needed(runs) if self._kinds else []
-        with exit_on_api_error(self._gcp), shared_machines(needed, desk, self._session.clock) as self._machines:
-            yield
-
-    def run(self, run: TierPlan, job_dir: Path) -> int:
+    def run(self, run: TierRequest, job_dir: Path) -> int:
         job_dir.mkdir(parents=True, exist_ok=True)
-        machines = self._machines.get(run.tier.name)
         try:
-            with (
-                open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log,
-                machines.turn() if machines else nullcontext(),
-            ):
+            with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
                 return self._run(run, job_dir, lambda line: print(line, file=log))
         except Stopped:
             return INTERRUPTED
@@ -178,7 +143,7 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _run(self, run: TierPlan, job_dir: Path, print_line: PrintLine) -> int:
+    def _run(self, run: TierRequest, job_dir: Path, print_line: PrintLine) -> int:
         sent = _read(job_dir)
         status = self._find(sent) if sent else None
         if sent and status and (not status.over or status.state == "SUCCEEDED"):
@@ -189,7 +154,7 @@ class VertexRunner:
         _fetch(sent, status, job_dir, print_line)
         return exit_code(status)
 
-    def _job(self, run: TierPlan, submission: str = "check", job_dir: str = "") -> Job:
+    def _job(self, run: TierRequest, submission: str = "check", job_dir: str = "") -> Job:
         request = TrainingRequest(self._tiers[run.tier.name], run.overrides, run.config)
         options = dataclasses.replace(self._options, submission=submission)
         options = with_prediction(request, options)
@@ -201,7 +166,7 @@ class VertexRunner:
         jobs = oldest_first(attempt_label(sent.submission), backend, self._clock)
         return next(reversed(cancel_doubles(jobs, backend, self._clock).values()), None)
 
-    def _send(self, run: TierPlan, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
+    def _send(self, run: TierRequest, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
         self._check_stop()
         (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
@@ -212,9 +177,6 @@ class VertexRunner:
             backend = self._open(job.gcp.project, job.gcp.region)
             upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()
-        if machines := self._machines.get(run.tier.name):
-            job = machines.place(job)
-            self._check_stop()
         sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         write_whole(job_dir / SENT_JOB, json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
         try:
@@ -230,8 +192,7 @@ class VertexRunner:
         try:
             status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
         except Stopped:
-            if not self._machines:  # which are deleted, and the jobs in them cancelled
-                print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
+            print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
             raise
         with suppress(LookupError, UserError):  # the comparison does not need this folder's records
             record_status(*find_attempt(sent.submission), status, self._clock.now())

@@ -1,6 +1,6 @@
 """Records the numbers that a script reports, in the files of a job directory that reports and `watch` read.
 
-The same files and fields as trainer/reporting/run_files.py defines, without importing it.
+The same files and fields as trainer/base/run_files/records.py defines, without importing it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_NAMES = 100  # losses and metrics of one report
 LINES = 5_000  # so many reports have a line each; then lines are a second apart, and twice as far after as many again
 
 
-class Files(Protocol):
+class RunFiles(Protocol):
     """Represents a job directory."""
 
     def read(self, name: str) -> str:
@@ -34,7 +34,7 @@ class Record:
     `about`: the content of run.json that is known before the first report.
     """
 
-    def __init__(self, files: Files, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: RunFiles, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._files, self._clock, self._lock = files, clock, threading.RLock()
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._info = {**about, "data": {"unit": "examples"}, "started": started}

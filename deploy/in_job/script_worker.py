@@ -36,11 +36,11 @@ def main() -> int:
     about = {**plan["about"], **_machines(plan["about"]), "versions": {"python": platform.python_version()},
              "command": os.environ.get("TRAINER_COMMAND") or shlex.join(["python", *plan["command"], *sys.argv[1:]]),
              }  # fmt: skip
-    numbers = Numbers(plan["job_dir"], about) if torch["RANK"] == "0" else None
+    numbers = ReportedNumbers(plan["job_dir"], about) if torch["RANK"] == "0" else None
     with tempfile.TemporaryDirectory() as folder:
         pipe = os.path.join(folder, "reports")
         os.mkfifo(pipe)
-        return Script(plan["command"], _environment(torch, pipe), numbers).run()
+        return ScriptProcess(plan["command"], _environment(torch, pipe), numbers).run()
 
 
 def torch_variables(given: Mapping[str, str]) -> dict[str, str]:
@@ -76,7 +76,7 @@ def _environment(torch: Mapping[str, str], pipe: str) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **torch, **kept, PIPE: pipe}
 
 
-class Numbers:
+class ReportedNumbers:
     """Keeps the record of the chief. That it cannot be written is said once and ends no script."""
 
     def __init__(self, job_dir: str, about: Mapping[str, Any]) -> None:
@@ -110,10 +110,10 @@ class Numbers:
             self._told = True
 
 
-class Script:
+class ScriptProcess:
     """Represents one run of the script. `numbers`: None for a worker whose reports do not count."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], numbers: Numbers | None) -> None:
+    def __init__(self, command: list[str], environment: Mapping[str, str], numbers: ReportedNumbers | None) -> None:
         self._command, self._environment, self._numbers = command, environment, numbers
         self._stopped = False
 

@@ -15,9 +15,9 @@ from types import FrameType
 from typing import IO, Any
 
 from deploy.localrun.workers import LocalWorker
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
-from trainer.reporting.run_files import last_reported_step
-from trainer.storage.run_layout import CHECKPOINTS, step_of
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
+from trainer.base.run_files.records import last_reported_step
+from trainer.base.run_files.run_layout import CHECKPOINTS, step_of
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
 _POLL_S = 0.05
@@ -34,7 +34,7 @@ class WorkerKill:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobEnd:
     """Holds a finished job's exit code (as the trainer defines them), its state in Vertex AI's terms, and its error."""
 
     code: int
@@ -66,7 +66,7 @@ class LocalJob:
     kill: WorkerKill | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobEnd:
         """Runs the job to its end; leaves no process behind."""
         running: list[_RunningWorker] = []
         try:
@@ -107,7 +107,7 @@ class LocalJob:
         with contextlib.suppress(OSError, ValueError):
             self.print_line(name, line)
 
-    def _watch(self, running: list[_RunningWorker]) -> Outcome:
+    def _watch(self, running: list[_RunningWorker]) -> JobEnd:
         while True:
             time.sleep(_POLL_S)
             if self._stopping.is_set():
@@ -116,7 +116,7 @@ class LocalJob:
             for one in running:
                 one.code = one.process.poll()
             if running[0].code == DONE:  # the job ends with its chief
-                return Outcome(DONE, "SUCCEEDED", restarts=sum(one.restarts for one in running))
+                return JobEnd(DONE, "SUCCEEDED", restarts=sum(one.restarts for one in running))
             for one in running:
                 if one.code and not self._restart(one, running):
                     return self._failed(one, running)
@@ -133,7 +133,7 @@ class LocalJob:
         running[running.index(one)] = fresh
         return True
 
-    def _failed(self, one: _RunningWorker, running: Sequence[_RunningWorker]) -> Outcome:
+    def _failed(self, one: _RunningWorker, running: Sequence[_RunningWorker]) -> JobEnd:
         """Returns the outcome of a job whose first worker failed, after the others had time to log and exit."""
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         while time.monotonic() < deadline and any(other.process.poll() is None for other in running):
@@ -142,14 +142,14 @@ class LocalJob:
         status = _status(one.code)
         error = f"The replica {one.worker.name} exited with a non-zero status of {status}."
         code = one.code if one.code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-        return Outcome(code or FAULT, "FAILED", error, sum(o.restarts for o in running), status)
+        return JobEnd(code or FAULT, "FAILED", error, sum(o.restarts for o in running), status)
 
-    def _stopped(self, running: Sequence[_RunningWorker]) -> Outcome:
+    def _stopped(self, running: Sequence[_RunningWorker]) -> JobEnd:
         self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
         self._terminate(running)
         codes = {one.process.returncode for one in running}
         killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in codes else ""
-        return Outcome(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
+        return JobEnd(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
 
     def _kill_if_due(self, running: Sequence[_RunningWorker]) -> None:
         """Kills the worker that `kill` names, once."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.spec.job_spec import Program
-from deploy.spec.script import WORKER, Script
-from deploy.spec.tier import Tier
-from trainer.errors import UserError
-from trainer.storage.run_layout import CHECKPOINTS, LOGS, MODEL
+from deploy.tiers.job_spec import Program
+from deploy.tiers.script import WORKER, Script
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
+from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MODEL
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ def local_workers(
         "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/{LOGS}/",
         "PYTHONUNBUFFERED": "1",
         "TRAINER_COMMAND": command,
-        "TRAINER_CLUSTER_SECRET": secrets.token_hex(32),  # of this job: no other process can join its workers
     }
     result = []
     for index, name in enumerate(names):

@@ -3,19 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.planning.estimation import Estimate
+from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.interval import Interval
 from deploy.planning.offers import Offer, lost_by_preemption, not_priced, offers, prices
 from deploy.planning.step_time import arithmetic, ratio, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
-from deploy.report.summary import TierSummary
-from deploy.spec.images import Contents, choose_image
-from deploy.spec.machine_table import Machines, Rates
-from deploy.spec.plain_image import install_seconds
-from deploy.spec.tier import Tier, TierFacts
-from trainer.config.train_config import TrainConfig
-from trainer.errors import UserError
-from trainer.reporting.plan_file import StepPlan
+from deploy.report.tier_summary import TierSummary
+from deploy.tiers.images import ImageContents, choose_image
+from deploy.tiers.machine_table import Machines, Rates
+from deploy.tiers.plain_image import install_seconds
+from deploy.tiers.tier import Tier, TierFacts
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import StepPlan
+from trainer.base.settings.train_config import TrainConfig
 
 START_SECONDS = 60.0  # assumed: from the start of the process to the first step
 BY_GRAPH, BY_RUNS = "graph", "runs"
@@ -41,22 +41,21 @@ class Forecast:
 
 
 def forecasts(
-    tiers: Sequence[Tier], plan: StepPlan, config: TrainConfig, table: Machines, estimates: Mapping[str, Estimate],
-    preemptions_per_hour: float, *, own_image: bool = False,
+    tiers: Sequence[Tier], plan: StepPlan, config: TrainConfig, table: Machines, estimates: Mapping[str, Extrapolation],
+    *, own_image: bool = False,
 ) -> list[Forecast]:  # fmt: skip
     """Returns the forecast of each tier. `estimates`: from runs, by tier; the others come from the graph.
 
     own_image: nothing is installed when a job starts, also where the tier's file names no image.
     """
     steps = plan.total_steps(config)
-    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, preemptions_per_hour,
-                      own_image=own_image)
+    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, own_image=own_image)
             for tier in tiers]  # fmt: skip
 
 
 def _forecast(
-    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Estimate | None, steps: int,
-    preemptions_per_hour: float, *, own_image: bool,
+    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None, steps: int,
+    *, own_image: bool,
 ) -> Forecast:  # fmt: skip
     rows, problems = None, []
     try:
@@ -78,14 +77,14 @@ def _forecast(
         if rates:
             step, basis = step_seconds(plan, config, rates, tier.devices, tier.workers), BY_GRAPH
             seconds = step.times(steps).plus(START_SECONDS)
-    plain = not own_image and choose_image(tier, "", None, ()).contents is Contents.PYTHON
+    plain = not own_image and choose_image(tier, "", None, ()).contents is ImageContents.PYTHON
     installing = install_seconds(tier.accelerators) if plain else 0.0
     found: tuple[Offer, ...] = ()
     if step and seconds and not (fit and fit.verdict == TOO_LARGE):
         lost = lost_by_preemption(
             step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
         )
-        found = tuple(offers(tier, table, seconds.plus(installing), lost, preemptions_per_hour))
+        found = tuple(offers(tier, table, seconds.plus(installing), lost))
         if not found:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
         elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in found}:

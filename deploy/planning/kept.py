@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from deploy.planning.forecast import Forecast, forecasts
 from deploy.planning.interval import Interval
-from deploy.planning.offers import PREEMPTIONS_PER_HOUR, STRATEGIES
+from deploy.planning.offers import STRATEGIES
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on
-from deploy.spec.images import Contents
-from deploy.spec.job_spec import Job, JobOptions, Program, Settings, TrainingRequest
-from deploy.spec.machine_table import load_machines
-from deploy.spec.script import Script
-from deploy.spec.tier import Tier
-from trainer.config.overrides import Overrides
-from trainer.config.train_config import TrainConfig
-from trainer.errors import UserError
-from trainer.reporting.plan_file import StepPlan, kept_plan, read_plan
+from deploy.tiers.images import ImageContents
+from deploy.tiers.job_spec import Job, JobOptions, Program, Settings, TrainingRequest
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.script import Script
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
@@ -34,7 +34,7 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
 
 
 def prediction(tier: Tier, config: TrainConfig) -> str:
-    """Returns what the kept plan says of a job on the tier, for `trainer.reporting.plan_file.predicted`; "" if none."""
+    """Returns what the kept plan says of a job on the tier, for `predicted` of plan_file.py; "" if none."""
     known = _forecast(tier, config)
     if not known:
         return ""
@@ -54,7 +54,7 @@ def _forecast(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Fo
         return None
     try:
         plan = read_plan(path)
-        (known,) = forecasts([tier], plan, config, load_machines(), {}, PREEMPTIONS_PER_HOUR, own_image=own_image)
+        (known,) = forecasts([tier], plan, config, load_machines(), {}, own_image=own_image)
     except UserError:
         return None
     return known
@@ -67,7 +67,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
         tier, most_usd = job.tier, job.tier.most_usd
         if job.checks or isinstance(job.config, Script) or most_usd is None:
             continue
-        known = _forecast(tier, job.config, own_image=job.image.contents is not Contents.PYTHON)
+        known = _forecast(tier, job.config, own_image=job.image.contents is not ImageContents.PYTHON)
         usd = next((each.usd for each in (known.offers if known else ()) if each.strategy == tier.strategy), None)
         if usd and usd.middle > most_usd:
             found.append(

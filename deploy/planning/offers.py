@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.interval import Interval
-from deploy.spec.machine_table import Machines, Price, load_machines
-from deploy.spec.tier import Tier
+from deploy.tiers.machine_table import Machines, Price, load_machines
+from deploy.tiers.tier import Tier
 
 STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # with their names in words
 PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine
@@ -22,9 +22,7 @@ class Offer:
     usd: Interval
 
 
-def offers(
-    tier: Tier, table: Machines, seconds: Interval, lost_seconds: float, preemptions_per_hour: float
-) -> Iterator[Offer]:
+def offers(tier: Tier, table: Machines, seconds: Interval, lost_seconds: float) -> Iterator[Offer]:
     """Yields the offers that have a price and an end.
 
     seconds: of the job without interruption; lost_seconds: of work, by one preemption of a spot machine. Each machine
@@ -33,7 +31,7 @@ def offers(
     for strategy, price in prices(tier, table).items():
         share = 0.0
         if strategy == "SPOT":
-            share = preemptions_per_hour * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
+            share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
         if share >= 1:
             continue  # more is lost than is done
         hours = Interval(seconds.low, seconds.middle / (1 - share), seconds.high / (1 - share)).times(1 / 3600)

@@ -12,8 +12,8 @@ from deploy.planning.offers import RESTART_SECONDS, STRATEGIES, Offer
 from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, TOO_LARGE, WORKSPACE_BYTES
 from deploy.report.plots import pareto_front
 from deploy.report.table import figures, money
-from deploy.spec.machine_table import load_machines
-from trainer.reporting.plan_file import StepPlan
+from deploy.tiers.machine_table import load_machines
+from trainer.base.run_files.plan_file import StepPlan
 
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 

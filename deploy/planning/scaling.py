@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.planning.interval import Interval
-from trainer.config.yaml_file import read_yaml
+from trainer.base.settings.yaml_file import read_yaml
 
 PUBLISHED = Path(__file__).with_name("published.yaml")
 SLOWER_BY_ROWS = 0.08  # fitted to published.yaml: rows a GPU that were not seen to shrink
@@ -28,7 +28,7 @@ _MOST = {True: 0.12, False: 0.25}  # half-widths, by whether the rows a GPU stay
 
 
 @dataclass(frozen=True)
-class Point:
+class Measurement:
     """Holds a measured step on `devices` GPUs of one machine, each with `rows` rows in one pass."""
 
     devices: int
@@ -42,9 +42,9 @@ class Case:
 
     configuration: str
     gpu: str
-    few: Point
-    many: Point
-    target: Point
+    few: Measurement
+    many: Measurement
+    target: Measurement
 
     @property
     def rows_stay(self) -> bool:
@@ -60,7 +60,7 @@ class Error:
     high: float
 
 
-def step_seconds(few: Point, many: Point, devices: int, rows: float) -> float:
+def step_seconds(few: Measurement, many: Measurement, devices: int, rows: float) -> float:
     """Returns the middle of the prediction for `devices` GPUs with `rows` rows each, from `few` and more GPUs."""
     stays = (many.devices * many.seconds - few.devices * few.seconds) / (many.devices - few.devices)
     stays = min(max(stays, 0.0), many.seconds)
@@ -71,7 +71,7 @@ def step_seconds(few: Point, many: Point, devices: int, rows: float) -> float:
 
 
 def interval(
-    few: Point, many: Point, devices: int, rows: float, errors: Mapping[bool, Error] | None = None
+    few: Measurement, many: Measurement, devices: int, rows: float, errors: Mapping[bool, Error] | None = None
 ) -> Interval:
     """Returns the prediction with its interval. `errors`: those of `calibrated`, by default of all published times."""
     error = (errors or calibrated(cases()))[few.rows == many.rows == rows]
@@ -104,6 +104,6 @@ def cases() -> tuple[Case, ...]:
 def _cases(rows: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
     for row in rows:
         for gpu in ("V100", "A100"):
-            at = {count: Point(count, row["batch"][count], seconds) for count, seconds in row[gpu].items()}
+            at = {count: Measurement(count, row["batch"][count], seconds) for count, seconds in row[gpu].items()}
             for few, many, target in ((1, 2, 4), (1, 2, 8), (2, 4, 8)):
                 yield Case(f"{row['resolution']}, {row['config']}", gpu, at[few], at[many], at[target])

@@ -12,10 +12,10 @@ from typing import Any
 
 from deploy.planning.interval import Interval
 from deploy.planning.scaling import PUBLISHED
-from deploy.spec.machine_table import Rates
-from trainer.config.train_config import TrainConfig
-from trainer.config.yaml_file import read_yaml
-from trainer.reporting.plan_file import StepPlan
+from deploy.tiers.machine_table import Rates
+from trainer.base.run_files.plan_file import StepPlan
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.yaml_file import read_yaml
 
 # Assumed: to dispatch an operation, to start an all-reduce on one machine and over several.
 LAUNCH_SECONDS, ALL_REDUCE_SECONDS, NETWORK_SECONDS = 5e-6, 30e-6, 200e-6

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.planning.interval import Interval
-from deploy.spec.machine_table import Machines
-from deploy.spec.tier import Tier
-from trainer.config.train_config import TrainConfig
-from trainer.reporting.plan_file import StepPlan, largest_rows, peak_of
+from deploy.tiers.machine_table import Machines
+from deploy.tiers.tier import Tier
+from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
+from trainer.base.settings.train_config import TrainConfig
 
 GIB = 2**30
 # Assumed of a GPU, until a run has recorded more: CUDA's context; workspaces of cuDNN and cuBLAS; NCCL's buffers.

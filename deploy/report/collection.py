@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from deploy.report.run_reader import Run, read_run
-from deploy.spec.tier import TierFacts
-from trainer.errors import UserError
-from trainer.reporting.run_files import mapping, number, positive, read_json, whole
-from trainer.storage import expanded, parse
-from trainer.storage.run_layout import RUN_FILES, SAMPLE_FILES
+from deploy.report.run_reader import RunRecord
+from deploy.tiers.tier import TierFacts
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import mapping, number, positive, read_json, whole
+from trainer.base.run_files.run_layout import RUN_FILES, SAMPLE_FILES
+from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
 ESTIMATE = "estimate.json"
@@ -22,7 +22,7 @@ class TierRuns:
     """Holds the repeats of one tier. `tier` is None if the machine is not known."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
     tier: TierFacts | None = None
     command: str = ""  # of the comparison, if known
 
@@ -39,7 +39,7 @@ class Collection:
     left_out: tuple[str, ...] = ()  # names of comparisons beside the job directories
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RunRecord, ...]:
         """Returns every run of every tier."""
         return tuple(run for tier in self.tiers for run in tier.runs)
 
@@ -71,7 +71,7 @@ def fetched(path: str, name: str) -> Path:
     address = parse(path, name)
     if address is None:
         return expanded(path)
-    from trainer.storage.staging import Staged
+    from trainer.base.storage.staging import Staged
 
     staged = Staged(address, name)
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
@@ -98,11 +98,11 @@ def _collect(folder: Path) -> Collection:
         parallel = whole(comparison.get("parallel")) or 1
         return Collection(groups, known, comparison.get("on") == "local", parallel, _estimates(folder / ESTIMATE))
     if _is_run(folder):
-        return Collection((TierRuns(folder.resolve().name, (read_run(folder),)),))
+        return Collection((TierRuns(folder.resolve().name, (RunRecord(folder),)),))
     below = [child for child in sorted(folder.iterdir()) if child.is_dir()]
     comparisons = tuple(child.name for child in below if (child / COMPARISON).is_file())
-    found = {child.name: (read_run(child),) if _is_run(child) else _repeats(child) for child in below}
-    groups = tuple(TierRuns(name, runs) for name, runs in found.items() if runs)
+    children = [TierRuns(child.name, (RunRecord(child),) if _is_run(child) else _repeats(child)) for child in below]
+    groups = tuple(child for child in children if child.runs)
     if not groups and comparisons:
         raise UserError(f"{folder}: it contains comparisons: use one of them: {', '.join(comparisons)}")
     if not groups:
@@ -116,7 +116,7 @@ def _estimates(path: Path) -> dict[str, Any]:
     tiers, config = mapping(content, "tiers"), mapping(content, "config")
     ends = {name: [positive(mapping(tiers[name], "seconds").get(end)) for end in ("low", "middle", "high")]
             for name in tiers if isinstance(tiers[name], Mapping)}  # fmt: skip
-    return {name: {**tiers[name], "config": config} for name, found in ends.items() if None not in found}
+    return {name: {**tiers[name], "config": config} for name, seconds in ends.items() if None not in seconds}
 
 
 def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:
@@ -140,6 +140,6 @@ def repeat_folder(out: Path, tier: str, repeat: int) -> Path:
     return out / tier / f"{_REPEAT}{repeat}"
 
 
-def _repeats(folder: Path) -> tuple[Run, ...]:
-    found = sorted(folder.glob(f"{_REPEAT}*"), key=lambda path: (len(path.name), path.name))
-    return tuple(read_run(child) for child in found if child.is_dir())
+def _repeats(folder: Path) -> tuple[RunRecord, ...]:
+    folders = sorted(folder.glob(f"{_REPEAT}*"), key=lambda path: (len(path.name), path.name))
+    return tuple(RunRecord(child) for child in folders if child.is_dir())

@@ -3,16 +3,19 @@
 import base64
 import html
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from pathlib import Path
 from string import Template
 
 from deploy.report.collection import Collection, collect
+from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal, transposed
 from deploy.report.plots import draw
-from deploy.report.summary import TierSummary, summarize
-from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.summary import summarize
+from deploy.report.tier_summary import TierSummary
 from deploy.report.verdict import verdict
-from trainer.storage import local_path, make_writable, write_whole
-from trainer.storage.run_layout import step_of
+from trainer.base.run_files.records import mapping
+from trainer.base.run_files.run_layout import step_of
+from trainer.base.storage import local_path, make_writable, write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html")
 _STYLE = Path(__file__).with_name("page.css")
@@ -55,9 +58,9 @@ def to_html(
         about=html.escape(_about(collection)),
         simulated=mark,
         verdict=items(sentences),
-        table=_table(rows),
+        table=html_table(*transposed(rows), "<td></td>"),  # a narrow screen scrolls, the names of the values stay
         notes=items(remarks),
-        figures=section("Figures", (figure(each.title, each.caption, each.svg) for each in draw(collection, rows))),
+        figures=section("Figures", starmap(figure, draw(collection, rows))),
         samples=section("Samples from the same noise", (_sample(*grid) for grid in grids), "figures samples"),
         commands=_commands(collection),
     )
@@ -74,8 +77,9 @@ def _subject(collection: Collection) -> str:
 
 def _about(collection: Collection) -> str:
     runs = collection.runs
-    tensorflow = sorted({run.tensorflow for run in runs if run.tensorflow})
-    parts = [f"{len(collection.tiers)} tiers, {len(runs)} runs", min((run.started for run in runs), default="")[:10]]
+    tensorflow = sorted({str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""})
+    started = min((str(run.info.get("started", "")) for run in runs), default="")
+    parts = [f"{len(collection.tiers)} tiers, {len(runs)} runs", started[:10]]
     parts += [f"TensorFlow {', '.join(tensorflow)}"] if tensorflow else []
     parts += [f"{collection.scaling} scaling"] if collection.scaling else []
     return " · ".join(part for part in parts if part)
@@ -90,12 +94,6 @@ def page(template: Path, **parts: str) -> str:
 def items(lines: Iterable[str]) -> str:
     """Returns the items of an HTML list."""
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
-
-
-def _table(rows: Sequence[TierSummary]) -> str:
-    """Returns a table with a column for each tier: a narrow screen scrolls, the names of the values stay."""
-    titles, cells = shown(rows)
-    return html_table([cell[0] for cell in cells], list(zip(titles, *cells, strict=True))[1:], "<td></td>")
 
 
 def html_table(titles: Iterable[str], lines: Iterable[Sequence[str]], corner: str = "") -> str:
@@ -137,7 +135,7 @@ def _commands(collection: Collection) -> str:
     """Lists each command once, with its tiers: that of the comparison, or of the tier's first run."""
     tiers: dict[str, list[str]] = {}
     for tier in collection.tiers:
-        command = tier.command or next((run.command for run in tier.runs), "")
+        command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
         tiers.setdefault(command, []).append(tier.name)
     return "\n".join(
         f"<details><summary>{html.escape(', '.join(names))}</summary><pre>{html.escape(command)}</pre></details>"

@@ -5,15 +5,14 @@ Colours become CSS variables of the page (`--c00` …), so that one figure suits
 
 import io
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploy.report.collection import Collection, TierRuns
-from deploy.report.run_reader import Run
-from deploy.report.summary import LOSSES, TierSummary, in_units
-from deploy.report.timing import after_warm_up, epoch_seconds
-from trainer.errors import UserError
+from deploy.report.measures import LOSSES
+from deploy.report.run_reader import RunRecord, after_warm_up
+from deploy.report.tier_summary import TierSummary, in_units
+from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,8 +35,7 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """Holds a drawing with its texts. `svg`: an <svg> element without fixed size."""
 
     title: str
@@ -48,54 +46,49 @@ class Figure:
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
 Point = tuple[float, float]
 _Looks = dict[str, dict[str, Any]]  # colour and line style by tier
-_Times = Callable[[Run], tuple[list[float], list[float]]]
+_Times = Callable[[RunRecord], tuple[list[float], list[float]]]
 
 
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
     """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
-    return [
-        Figure(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawings(collection, rows)
-    ]
+    drawn = drawings(collection, rows)
+    return [Figure(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
 
 
-def drawings(collection: Collection, rows: Sequence[TierSummary]) -> list[Drawing]:
-    """Returns the figures that can be drawn, with placeholders for colours."""
-    groups, others = _fastest([group for group in collection.tiers if group.runs], rows)
-    note = f", of the {len(groups)} fastest of {len(groups) + len(others)} tiers" if others else ""
+def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
+    """Yields the figures that can be drawn, with placeholders for colours."""
+    groups = [group for group in collection.tiers if group.runs]
+    fastest = sorted(groups, key=lambda group: -_speed(rows, group.name))[:_MOST_TIERS]
+    note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
+    shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
     runs = collection.runs
     by_epoch = any(_epoch_times(run)[1] for run in runs)
     unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
-    names = dict.fromkeys(group.name for group in (*groups, *collection.tiers))
+    names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
-    found: list[Drawing] = []
     if any(times(run)[1] for run in runs):
-        found.append((f"Time of each {noun}", f"training time after the warm-up{note}",
-                      lambda axes: _lines(axes, groups, looks, times, unit)))  # fmt: skip
-        found.append((f"Distribution of {noun} times", f"number of {noun}s by time{note}",
-                      lambda axes: _histogram(axes, groups, looks, times, unit)))  # fmt: skip
+        caption = f"training time after the warm-up{note}"
+        yield f"Time of each {noun}", caption, lambda axes: _lines(axes, shown, looks, times, unit)
+        caption = f"number of {noun}s by time{note}"
+        yield f"Distribution of {noun} times", caption, lambda axes: _histogram(axes, shown, looks, times, unit)
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
         devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
         marks = "; vertical lines mark the ideal for devices of one kind" if _ideals(scaled) else ""
-        found.append((f"Speed-up{devices}", f"images/s relative to the baseline{marks}",
-                      lambda axes: _speed_up(axes, scaled, looks)))  # fmt: skip
+        caption = f"images/s relative to the baseline{marks}"
+        yield f"Speed-up{devices}", caption, lambda axes: _speed_up(axes, scaled, looks)
     if any(_losses(run)[1] for run in runs):
-        found.append(("Loss", f"by step, for the first repeat of each tier{note}",
-                      lambda axes: _loss_curves(axes, groups, looks)))  # fmt: skip
+        caption = f"by step, for the first repeat of each tier{note}"
+        yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
     if len(priced) > 1:
-        found.append(("Cost against time", "for a million images; no tier is both faster and cheaper than the line",
-                      lambda axes: _pareto(axes, priced, looks)))  # fmt: skip
-    return found
+        caption = "for a million images; no tier is both faster and cheaper than the line"
+        yield "Cost against time", caption, lambda axes: _pareto(axes, priced, looks)
 
 
-def _fastest(groups: list[TierRuns], rows: Sequence[TierSummary]) -> tuple[list[TierRuns], list[TierRuns]]:
-    """Returns the tiers whose lines a figure can tell apart, in their order, and the others."""
-    speeds = {row.tier: row.images_per_second.median if row.images_per_second else 0.0 for row in rows}
-    fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
-    names = {group.name for group in fastest}
-    return [group for group in groups if group.name in names], [group for group in groups if group.name not in names]
+def _speed(rows: Sequence[TierSummary], tier: str) -> float:
+    return next((row.images_per_second.median for row in rows if row.tier == tier and row.images_per_second), 0.0)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -170,23 +163,23 @@ def _inline(svg: str, title: str) -> str:
     return re.sub(r"#0102([0-9a-f]{2})", r"var(--c\1)", svg)
 
 
-def _epoch_times(run: Run) -> tuple[list[float], list[float]]:
+def _epoch_times(run: RunRecord) -> tuple[list[float], list[float]]:
     if not run.steps_per_epoch:
         return [], []
-    return [line.step / run.steps_per_epoch for line in after_warm_up(run.epochs)], list(epoch_seconds(run))
+    return [line.step / run.steps_per_epoch for line in after_warm_up(run.epochs)], run.epoch_seconds
 
 
-def _step_times(run: Run) -> tuple[list[float], list[float]]:
+def _step_times(run: RunRecord) -> tuple[list[float], list[float]]:
     lines = after_warm_up(run.reports)
     return [line.step for line in lines], [1e3 * line.step_seconds for line in lines if line.step_seconds is not None]
 
 
-def _losses(run: Run) -> tuple[list[float], list[float]]:
+def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
     """Returns steps and values of the first of LOSSES that the run reports."""
     lines = run.reports or run.epochs
     name = next((name for name in LOSSES if any(name in line.scalars for line in lines)), "")
-    found = [line for line in lines if name in line.scalars]
-    return [float(line.step) for line in found], [line.scalars[name] for line in found]
+    reports = [line for line in lines if name in line.scalars]
+    return [float(line.step) for line in reports], [line.scalars[name] for line in reports]
 
 
 def tier_label(name: str) -> str:
@@ -243,12 +236,12 @@ def _histogram(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _
 
 def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
     """Returns the speed-up of ideal devices by index of the row; {} if only the baseline has one."""
-    found = {index: (row.speed_up or 0) / row.efficiency for index, row in enumerate(rows) if row.efficiency}
-    return found if len(found) > 1 else {}
+    ideals = {index: row.speed_up / row.efficiency for index, row in enumerate(rows) if row.efficiency}
+    return ideals if len(ideals) > 1 else {}
 
 
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    ideals, speed_ups = _ideals(rows), [row.speed_up or 0 for row in rows]
+    ideals, speed_ups = _ideals(rows), [row.speed_up for row in rows]
     between = "\n" if len(rows) <= _MOST_TIERS else "  "
     labels = [f"{tier_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
     if len(rows) > _MOST_TIERS:
@@ -273,11 +266,11 @@ def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> Non
 
 
 def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    points = sorted((1e6 / row.images_per_second.median, row.cost_per_million_images or 0, row.tier)
-                    for row in rows if row.images_per_second)  # fmt: skip
+    points = sorted((1e6 / row.images_per_second.median, row.cost_per_million_images, row.tier) for row in rows)
     seconds, dollars, names = zip(*points, strict=True)
-    front = pareto_front(list(zip(seconds, dollars, strict=True)))
-    axes.plot([seconds[i] for i in front], [dollars[i] for i in front], color=_SOFT, linewidth=1.2, zorder=1)
+    places = list(zip(seconds, dollars, strict=True))
+    front = pareto_front(places)
+    axes.plot(*zip(*(places[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
     axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
     few = len(points) <= _MOST_TIERS
     named = range(len(points)) if few else front[:: 1 + len(front) // _MOST_TIERS]
@@ -285,5 +278,4 @@ def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     axes.margins(0.18)
     scale(axes, "x", seconds)
     scale(axes, "y", dollars)
-    places = list(zip(seconds, dollars, strict=True))
     name_points(axes, [(places[index], names[index]) for index in named], places)

@@ -6,229 +6,216 @@ ends a hopeless trial with its state saved, is for a whole process. The price is
 """
 
 import dataclasses
-import queue
 import shutil
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.comparison.directory import error_of, is_begun, is_done, refusal
 from deploy.comparison.local_runner import check_local_data
 from deploy.localrun.processes import LocalJob, on_signals
 from deploy.localrun.workers import Share, local_workers, shares
-from deploy.study import engine
-from deploy.study.space import Settings, of_recipe, shown
-from deploy.study.study_plan import StudyPlan, check_study_folder, write_study
-from deploy.study.trials import Trial, job_dirs, read_trials, trial_name, write_trial
-from trainer.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
-from trainer.storage import is_locked, keep_others_out
-from trainer.storage.run_layout import RESULT
+from deploy.study.optuna_study import frozen_trial, load, open_journal, propose
+from deploy.study.outcome import state_of
+from deploy.study.space import TrialSettings, of_recipe, shown
+from deploy.study.study_request import JOURNAL, StudyRequest, write_study
+from deploy.study.trials import end_of, job_dirs, metric_reports, trial_name
+from deploy.tiers.job_spec import TrainingRequest
+from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.run_files.run_layout import RESULT
+from trainer.base.storage import is_locked, keep_others_out, make_writable
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.trial import FrozenTrial
 
 METRIC_FILE = "tuning_metric.jsonl"  # in a job directory: what Vertex AI would read
 _KILLED = 128 + signal.SIGKILL
 _POLL_S = 0.5
+_HOPELESS = "worse than the median of the other trials after as many reports"
 
 
 class LocalStudy:
     """Runs the trials of `plan` that are not over yet. Call `run` once."""
 
-    def __init__(self, plan: StudyPlan, out: Path) -> None:
+    def __init__(self, plan: StudyRequest, out: Path) -> None:
         self._plan, self._out = plan, out
         self._lock = threading.Lock()
-        self._running: dict[int, LocalJob | None] = {}
-        self._resumed: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+        self._jobs: list[LocalJob] = []
         self._stopped = False
-        self._refusal = ""
 
-    def run(self) -> int:
-        """Runs trials until there are as many as asked, and returns the exit code.
+    def run(self) -> "tuple[int, list[FrozenTrial]]":
+        """Runs trials until there are as many as asked; returns the exit code and all trials.
 
         Raises UserError if the trainer refuses what is the same for all trials, and KeyboardInterrupt after a signal.
         """
         plan, out = self._plan, self._out
-        engine.load()
         check_local_data(plan.overrides.replace(**plan.first).resolve().data)
         parts = shares(plan.parallel, plan.tier)
-        check_study_folder(out, plan.asked("local"))
-        write_study(out, plan.asked("local"))
+        load()
+        make_writable(out, "out")
         keep_others_out(out, "out", str(out))
-        for trial in self._trials():
-            if trial.state == "killed":
-                self._resumed.put(trial)
-        with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(plan.parallel) as pool:
+        write_study(out, plan.asked("local"))
+        self._study = open_journal(out, plan.goal)
+        self._resumable = [trial for trial in self._trials() if state_of(trial) == "killed"]
+        try:
+            self._run_on(parts)
+        except UserError:
+            if not self._any_report():  # it came to nothing: its command may be changed
+                for path in (*out.glob("trial-*"), out / JOURNAL):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            raise
+        trials = self._trials()
+        return INTERRUPTED if any(state_of(trial) == "killed" for trial in trials) else DONE, trials
+
+    def _run_on(self, parts: list[Share]) -> None:
+        """Runs trials on each part of the machine. A signal or an exception stops them all with their state saved."""
+        with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(len(parts)) as pool:
             try:
-                futures = [pool.submit(self._work, part) for part in parts]
-                while wait(futures, timeout=1.0).not_done:
-                    pass  # a signal that arrives just before a wait is handled after it
-                for future in futures:
-                    future.result()
+                futures, ended = [pool.submit(self._work, part) for part in parts], set[Future[None]]()
+                while len(ended) < len(futures):  # a signal is handled between two waits
+                    ended = wait(futures, 1.0, FIRST_EXCEPTION).done
+                    for future in ended:
+                        future.result()
             except BaseException:
-                self._stop()
+                with self._lock:
+                    self._stopped = True
+                    for job in self._jobs:
+                        job.stop()
                 raise
-        if self._refusal:
-            self._forget_trials()
-            raise UserError(self._refusal)
-        return INTERRUPTED if any(trial.state == "killed" for trial in self._trials()) else DONE
 
-    def _trials(self) -> list[Trial]:
-        return read_trials(self._out, self._plan.metric, self._plan.repeats, self._running)
+    def _trials(self) -> "list[FrozenTrial]":
+        """Returns the trials that have a folder: one whose folder was removed does not count."""
+        trials = self._study.get_trials(deepcopy=False)
+        return [trial for trial in trials if (self._out / trial_name(trial.number + 1)).exists()]
 
-    def _stop(self) -> None:
-        """Makes every trial save its state and end; starts no other."""
-        with self._lock:
-            self._stopped = True
-            for job in self._running.values():
-                if job:
-                    job.stop()
+    def _any_report(self) -> bool:
+        return any(metric_reports(job_dir, self._plan.metric) for job_dir in self._out.glob("trial-*/repeat-*"))
 
     def _work(self, share: Share) -> None:
         """Runs one trial after another on a share of the machine."""
-        while (found := self._next()) is not None:
-            number, settings = found
-            try:
-                ended, reason = self._run_trial(number, settings, share)
-            except BaseException:
-                self._stop()
-                raise
-            if ended or reason:
-                write_trial(self._out, number, settings, ended, reason)
-            with self._lock:
-                del self._running[number]
-            if not self._refusal:
-                self._print_end(number)
+        while (trial := self._next()) is not None:
+            self._record(trial, *self._run_trial(trial, share))
 
-    def _next(self) -> tuple[int, Settings] | None:
-        """Returns number and settings of the trial to run; a new one is recorded before it starts."""
-        plan = self._plan
+    def _next(self) -> "Trial | None":
+        """Returns the trial to run; a new one is in the journal, by a single line, before it starts."""
         with self._lock:
-            while not self._stopped:
-                if not self._resumed.empty():
-                    trial = self._resumed.get()
-                    self._running[trial.number] = None
-                    print(f"trial {trial.number}: goes on: {shown(trial.settings)}", flush=True)
-                    return trial.number, dict(trial.settings)
-                trials = self._trials()
-                settings = self._propose(trials) if len(trials) < plan.most_trials else None
-                if settings is None:
+            trials, goes_on = self._trials(), bool(self._resumable)
+            if self._stopped or not (goes_on or len(trials) < self._plan.most_trials):
+                return None
+            if not goes_on:
+                settings = self._settings(trials)
+                if not settings:
                     return None
-                number = max((trial.number for trial in trials), default=0) + 1
-                try:
-                    plan.request(settings)
-                except UserError as error:
-                    write_trial(self._out, number, settings, "failed", str(error))
-                    print(f"trial {number}: failed: {error}", flush=True)
-                    continue
-                write_trial(self._out, number, settings)
-                self._running[number] = None
-                print(f"trial {number}: {shown(settings)}", flush=True)
-                return number, settings
-        return None
+                number = len(self._study.get_trials(deepcopy=False)) + 1
+                (self._out / trial_name(number)).mkdir(exist_ok=True)
+                self._study.add_trial(frozen_trial(number, "RUNNING", self._plan.space, settings))
+            trial = self._resumable.pop(0) if goes_on else self._study.get_trials(deepcopy=False)[-1]
+            print(f"trial {trial.number + 1}: {'goes on: ' if goes_on else ''}{shown(trial.params)}", flush=True)
+            return load().Trial(self._study, trial._trial_id)  # as `ask` returns it; Optuna resumes none itself
 
-    def _propose(self, trials: list[Trial]) -> Settings | None:
-        """Returns new settings: first those of the recipe, if they are in the space."""
+    def _settings(self, trials: "list[FrozenTrial]") -> TrialSettings:
+        """Returns new settings: first those of the recipe, if they are in the space; empty if there are none."""
         plan = self._plan
         default = of_recipe(plan.space, plan.overrides)
-        if default is not None and not any(trial.settings == default for trial in trials):
+        if default and not any(trial.params == default for trial in trials):
             return default
-        seed = plan.overrides.values.get("seed", 0)
-        return engine.propose(plan.space, trials, plan.goal, 1_000_000 * seed)
+        return propose(plan.space, trials, plan.goal, 1_000_000 * plan.overrides.values.get("seed", 0))
 
-    def _run_trial(self, number: int, settings: Settings, share: Share) -> tuple[str, str]:
-        """Runs the repeats of a trial that are not done; returns how it ended, as `write_trial` takes it."""
-        for repeat, job_dir in enumerate(job_dirs(self._out, number, self._plan.repeats), start=1):
+    def _run_trial(self, trial: "Trial", share: Share) -> tuple[str, str]:
+        """Runs the repeats of a trial that are not done; returns the name of its Optuna state, and why."""
+        for repeat, job_dir in enumerate(self._folders(trial), start=1):
+            self._wait_for_orphan(trial, job_dir)
             if is_done(job_dir):
                 continue
-            code, hopeless = self._run(number, settings, repeat, job_dir, share)
+            try:
+                request = self._plan.request(trial.params, repeat)
+            except UserError as error:
+                return "FAIL", str(error)
+            prune = self._plan.pruning and repeat == 1
+            if prune and trial.should_prune():  # the study was killed before this was recorded
+                return "PRUNED", _HOPELESS
+            code, hopeless = self._run_job(trial, request, job_dir, share, prune=prune)
             if hopeless:
-                return "pruned", "worse than the median of the other trials after as many reports"
+                return "PRUNED", _HOPELESS
             if code in (INTERRUPTED, _KILLED):
-                return "", "" if code == INTERRUPTED else "killed by SIGKILL, most often out of memory"
+                return "RUNNING", "killed by SIGKILL, most often out of memory" if code == _KILLED else ""
             if code != DONE:
                 reason = error_of(job_dir) or f"exit code {code}: see {job_dir}.log"
-                if code == USER_MUST_CHANGE and self._same_for_all(job_dir, reason):
-                    self._refusal = self._refusal or f"trial {number}: {reason}"
-                    self._stop()
-                    return "", ""
-                return "failed", reason
-        return "", ""
+                for_all = code == USER_MUST_CHANGE and (refusal(job_dir) or reason.startswith("tuning_metric="))
+                if for_all and not self._any_report():
+                    raise UserError(f"trial {trial.number + 1}: {reason}")
+                return "FAIL", reason
+        return "COMPLETE", ""
 
-    def _same_for_all(self, job_dir: Path, reason: str) -> bool:
-        """Returns whether a trial was refused for what all trials have in common, when none has come further."""
-        common = refusal(job_dir) or reason.startswith("tuning_metric=")
-        return bool(common) and not any(trial.reports for trial in self._trials())
-
-    def _forget_trials(self) -> None:
-        """Removes the folders of a study that came to nothing, so that its command may be changed."""
-        for trial in self._trials():
-            if not trial.reports:
-                shutil.rmtree(self._out / trial_name(trial.number))
-
-    def _run(self, number: int, settings: Settings, repeat: int, job_dir: Path, share: Share) -> tuple[int, bool]:
-        """Runs one job. Returns the exit status of the worker that ended it, and whether the job was pruned."""
-        plan = self._plan
-        self._wait_for_orphan(number, job_dir)
-        if is_done(job_dir):
-            return DONE, False
+    def _run_job(
+        self, trial: "Trial", request: TrainingRequest, job_dir: Path, share: Share, *, prune: bool
+    ) -> tuple[int, bool]:
+        """Runs one job. Returns the exit status of the worker that ended it, and whether it was to be pruned."""
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         job_dir.mkdir(parents=True, exist_ok=True)
-        request = plan.request(settings, repeat).in_job_dir(str(job_dir.absolute()))
-        job_id = f"{trial_name(number)}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        metric_file = {"CLOUD_ML_HP_METRIC_FILE": str(job_dir.absolute() / METRIC_FILE)}
-        found = local_workers(plan.tier, request.overrides.arguments(), job_dir.absolute(), job_id, share=share)
-        workers = [dataclasses.replace(one, environment={**one.environment, **metric_file}) for one in found]
-        with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
+        folder = job_dir.absolute()
+        job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
+        arguments = request.in_job_dir(str(folder)).overrides.arguments()
+        metric_file = {"CLOUD_ML_HP_METRIC_FILE": str(folder / METRIC_FILE)}
+        workers = [
+            dataclasses.replace(worker, environment={**worker.environment, **metric_file})
+            for worker in local_workers(self._plan.tier, arguments, folder, job_id, share=share)
+        ]
+        hopeless = False
+        with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log, ThreadPoolExecutor(1) as pool:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:
                 if self._stopped:
                     return INTERRUPTED, False
-                self._running[number] = job
-            with self._pruning(number, job, active=plan.pruning and repeat == 1) as hopeless:
-                outcome = job.run()
+                self._jobs.append(job)
+            running = pool.submit(job.run)
+            try:
+                while not (hopeless or wait([running], _POLL_S).done):
+                    hopeless = prune and any(trial.should_prune() for _ in self._report(trial, job_dir))
+            finally:
+                job.stop()  # if it still runs
+            outcome = running.result()
             print(outcome.error or outcome.state, file=log)
-        return (outcome.status or outcome.code), hopeless.is_set() and outcome.code != DONE
+        return (outcome.status or outcome.code), hopeless and outcome.code != DONE
 
-    @contextmanager
-    def _pruning(self, number: int, job: LocalJob, *, active: bool) -> Iterator[threading.Event]:
-        """Stops the job, and sets the event, once its reports are hopeless."""
-        hopeless, over = threading.Event(), threading.Event()
+    def _report(self, trial: "Trial", job_dir: Path) -> Iterator[None]:
+        """Reports the metric's new values to Optuna, and yields after each."""
+        known = len(self._study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+        for step, value in enumerate(metric_reports(job_dir, self._plan.metric)[known:], start=known):
+            trial.report(value, step)
+            yield
 
-        def watch() -> None:
-            reports = 0
-            while not over.wait(_POLL_S):
-                trials = {trial.number: trial for trial in self._trials()}
-                trial = trials[number]
-                if len(trial.reports) > reports and engine.is_hopeless(trial, [*trials.values()], self._plan.goal):
-                    hopeless.set()
-                    job.stop()
-                    return
-                reports = len(trial.reports)
+    def _record(self, trial: "Trial", state: str, reason: str) -> None:
+        """Records how a trial ended. One that was killed is left as it is, to be resumed."""
+        folders, plan = self._folders(trial), self._plan
+        values, seconds = end_of(folders, plan.metric)
+        if state != "PRUNED":  # the value of a pruned trial is that of the report which decided
+            list(self._report(trial, folders[0]))
+        if state == "COMPLETE" and len(values) < plan.repeats:
+            state, reason = "FAIL", f"it never reported {plan.metric}"
+        for name, attribute in {"values": values, "seconds": seconds, "reason": reason}.items():
+            trial.set_user_attr(name, attribute)
+        if state != "RUNNING":
+            mean = statistics.fmean(values) if state == "COMPLETE" else None
+            self._study.tell(trial, mean, load().trial.TrialState[state])
+        frozen = self._study.get_trials(deepcopy=False)[trial.number]
+        value = "" if frozen.value is None else f" {plan.metric} {frozen.value:.6g}"
+        ended = f"{state_of(frozen)}{value}{reason and f': {reason}'}"
+        print(f"trial {trial.number + 1}: {ended} ({seconds:.0f} s)", flush=True)
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        if active:
-            watcher.start()
-        try:
-            yield hopeless
-        finally:
-            over.set()
-            if active:
-                watcher.join()
+    def _folders(self, trial: "Trial") -> list[Path]:
+        return job_dirs(self._out, trial.number + 1, self._plan.repeats)
 
-    def _wait_for_orphan(self, number: int, job_dir: Path) -> None:
+    def _wait_for_orphan(self, trial: "Trial", job_dir: Path) -> None:
         """Waits for a process that outlived a killed `tune`: it ends at its next line of output, or with its run."""
-        said = False
+        if is_locked(job_dir):
+            print(f"trial {trial.number + 1}: waits for its earlier process, which still runs", flush=True)
         while is_locked(job_dir) and not self._stopped:
-            if not said:
-                print(f"trial {number}: waits for its earlier process, which still runs", flush=True)
-            said = True
             time.sleep(_POLL_S)
-
-    def _print_end(self, number: int) -> None:
-        trial = next(trial for trial in self._trials() if trial.number == number)
-        value = "" if trial.value is None else f" {self._plan.metric} {trial.value:.6g}"
-        reason = f": {trial.reason}" if trial.reason else ""
-        print(f"trial {number}: {trial.state}{value}{reason} ({trial.seconds:.0f} s)", flush=True)

@@ -1,189 +1,151 @@
 """Says what came out of a study: the best trial, how sure that is, and a table for people and programs."""
 
-import json
+import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deploy.report.table import csv_text, figures, markdown_table
-from deploy.study.space import Settings, shown
-from deploy.study.trials import STATES, Trial, best_first
-from trainer.config.fields import as_text
+from deploy.report.table import figures
+from deploy.study.space import of_recipe, shown
+from deploy.study.study_request import StudyRequest
+from trainer.base.settings.fields import as_text
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "killed", "FAIL": "failed"}  # of Optuna, in order
+
+
+def state_of(trial: "FrozenTrial") -> str:
+    """Returns the state of a trial that no process runs, as users know it."""
+    return _STATES[trial.state.name]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyOutcome:
     """Holds a study's trials with what is needed to judge them.
 
-    `default`: the settings of a run without a study, if they are in the space; `command`: the start of the command
-    that trains with settings, which follow it as flags; `usd_per_hour`: of each trial, None if it is not known.
+    `command`: the start of the command that trains with settings, which follow it as flags; `usd_per_hour`: of each
+    trial, None if it is not known.
     """
 
-    trials: tuple[Trial, ...]
-    names: tuple[str, ...]  # of the settings
-    metric: str
-    goal: str
-    repeats: int = 1
-    default: Settings | None = None
+    trials: "Sequence[FrozenTrial]"
+    plan: StudyRequest
     command: str = ""
     usd_per_hour: float | None = None
 
     @property
-    def ranked(self) -> list[Trial]:
-        """Returns the trials, the best first."""
-        return best_first(self.trials, self.goal)
+    def complete(self) -> "list[FrozenTrial]":
+        """Returns the complete trials, the best first; of equal ones the earliest."""
+        sign = -1.0 if self.plan.goal == "maximize" else 1.0
+        complete = [trial for trial in self.trials if state_of(trial) == "complete"]
+        return sorted(complete, key=lambda trial: (sign * trial.value, trial.number))
 
     @property
-    def best(self) -> Trial | None:
-        """Returns the best complete trial; the earliest of equal ones."""
-        return next((trial for trial in self.ranked if trial.state == "complete"), None)
+    def ranked(self) -> "list[FrozenTrial]":
+        """Returns all trials: the complete ones, the best first, then the others by state and number."""
+        states = list(_STATES)
+        others = [trial for trial in self.trials if state_of(trial) != "complete"]
+        return [*self.complete, *sorted(others, key=lambda trial: (states.index(trial.state.name), trial.number))]
 
     @property
     def best_command(self) -> str:
         """Returns the command that trains with the best settings; empty without a complete trial."""
-        flags = (f"--{name}={as_text(value)}" for name, value in self.best.settings.items()) if self.best else ()
-        return " ".join([self.command, *flags]) if self.best else ""
+        flags = [[f"--{name}={as_text(value)}" for name, value in best.params.items()] for best in self.complete[:1]]
+        return " ".join([self.command, *flags[0]]) if flags else ""
 
     def verdict(self) -> list[str]:
         """Returns sentences: the best trial, how it compares with the recipe's own settings, and which are as good."""
-        counts = Counter(trial.state for trial in self.trials)
-        told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-        lines = [f"{len(self.trials)} trials: {told}."]
-        if not self.best:
-            return [*lines, "No trial is complete: there is no best one."]
-        lines.insert(
-            0, f"Best: trial {self.best.number}, {self.metric} {_value(self.best)}: {shown(self.best.settings)}."
-        )
-        return [*lines, *filter(None, [self._against_default(self.best), self._ties(self.best)])]
+        counts = Counter(map(state_of, self.ranked))
+        told = f"{len(self.trials)} trials: {', '.join(f'{count} {state}' for state, count in counts.items())}."
+        if not self.complete:
+            return [told, "No trial is complete: there is no best one."]
+        best, *others = self.complete
+        lines = [f"Best: trial {best.number + 1}, {self.plan.metric} {_value(best)}: {shown(best.params)}.", told]
+        default = of_recipe(self.plan.space, self.plan.overrides)
+        lines += [_against(best, trial) for trial in self.complete if trial.params == default]
+        same = [str(trial.number + 1) for trial in others if _equal(best, trial)]
+        how = "within its spread" if self.plan.repeats > 1 else "equal to it"
+        if same:
+            lines.append(f"Trial {same[0]} is {how}." if len(same) == 1 else f"Trials {', '.join(same)} are {how}.")
+        return lines
 
     def notes(self) -> list[str]:
         """Returns what to keep in mind when reading the table."""
-        way = "lower" if self.goal == "minimize" else "higher"
-        lines = [f"{self.metric} is the value at the end of a run; {way} is better."]
-        if self.repeats > 1:
-            lines.append(f"Each trial ran {self.repeats} times with other seeds: mean ± standard deviation.")
-        else:
-            lines.append("Each trial ran once: --repeats=3 shows how much of a difference is noise.")
-        lines.append("The best of many trials is in part the luckiest: expect a little less of it on new data.")
-        if any(trial.state == "pruned" for trial in self.trials):
-            lines.append("A pruned trial was ended early: its value is that of its last report.")
-        if any(trial.state == "killed" for trial in self.trials):
-            lines.append("A killed trial has not ended: the same command resumes it.")
-        return lines
-
-    def _against_default(self, best: Trial) -> str:
-        found = [trial for trial in self.trials if trial.settings == self.default and trial.state == "complete"]
-        if not found or best.value is None or found[0].value is None:
-            return ""
-        own = f"the recipe's own settings (trial {found[0].number}: {_value(found[0])})"
-        if found[0] is best or best.value == found[0].value:
-            return f"No trial was better than {own}."
-        if self._equal(best, found[0]):
-            return f"It is not clearly better than {own}: the difference is within the spread of the repeats."
-        return f"It is better than {own} by {figures(abs(best.value - found[0].value))}."
-
-    def _ties(self, best: Trial) -> str:
-        complete = [trial for trial in self.trials if trial.state == "complete" and trial is not best]
-        same = [str(trial.number) for trial in complete if self._equal(best, trial)]
-        if not same:
-            return ""
-        how = "within its spread" if self.repeats > 1 else "equal to it"
-        return f"{'Trial' if len(same) == 1 else 'Trials'} {', '.join(same)} {'is' if len(same) == 1 else 'are'} {how}."
-
-    def _equal(self, one: Trial, other: Trial) -> bool:
-        """Returns whether two trials differ by no more than the wider of their spreads."""
-        assert one.value is not None
-        assert other.value is not None
-        return abs(one.value - other.value) <= max(one.spread or 0.0, other.spread or 0.0)
-
-    def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Returns titles and cells of a table with a line for each trial, the best first."""
-        priced = self.usd_per_hour is not None
-        titles = ["trial", "state", self.metric, *self.names, "seconds", *(["USD"] if priced else []), "reason"]
-        return titles, [
-            [
-                str(trial.number),
-                trial.state,
-                _value(trial),
-                *(_setting(trial.settings.get(name)) for name in self.names),
-                f"{trial.seconds:,.0f}",
-                *([f"{self._usd(trial):.2f}"] if priced else []),
-                trial.reason,
-            ]
-            for trial in self.ranked
+        way, repeats = "lower" if self.plan.goal == "minimize" else "higher", self.plan.repeats
+        several = f"Each trial ran {repeats} times with other seeds: mean ± standard deviation."
+        pruned = any(state_of(trial) == "pruned" for trial in self.trials)
+        return [
+            f"{self.plan.metric} is the value at the end of a run; {way} is better.",
+            several if repeats > 1 else "Each trial ran once: --repeats=3 shows how much of a difference is noise.",
+            "The best of many trials is in part the luckiest: expect a little less of it on new data.",
+            *(["A pruned trial was ended early: its value is that of the report which decided."] if pruned else []),
         ]
 
-    def _usd(self, trial: Trial) -> float | None:
-        return None if self.usd_per_hour is None else trial.seconds / 3600 * self.usd_per_hour
-
     def records(self) -> list[dict[str, Any]]:
-        """Returns a trial a record with full precision; settings are named with `setting.` before."""
+        """Returns a trial a record with full precision, the best first; settings are named with `setting.` before."""
         return [
             {
-                "trial": trial.number,
-                "state": trial.state,
+                "trial": trial.number + 1,
+                "state": state_of(trial),
                 "value": trial.value,
-                "spread": trial.spread,
-                **{f"setting.{name}": trial.settings.get(name) for name in self.names},
-                "seconds": trial.seconds,
+                "spread": _spread(trial),
+                **{f"setting.{parameter.name}": trial.params.get(parameter.name) for parameter in self.plan.space},
+                "seconds": trial.user_attrs.get("seconds", 0.0),
                 "usd": self._usd(trial),
-                "reason": trial.reason,
+                "reason": trial.user_attrs.get("reason") or _REASONS.get(state_of(trial), ""),
+                "values": trial.user_attrs.get("values", []),
+                "reports": list(trial.intermediate_values.values()),
             }
             for trial in self.ranked
         ]
 
+    def _usd(self, trial: "FrozenTrial") -> float | None:
+        return None if self.usd_per_hour is None else trial.user_attrs["seconds"] / 3600 * self.usd_per_hour
 
-def _value(trial: Trial) -> str:
-    if trial.value is None:
-        return ""
-    return figures(trial.value, 4) + (f" ± {figures(trial.spread, 2)}" if trial.spread is not None else "")
-
-
-def _setting(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else as_text(value)
-
-
-def to_markdown(outcome: Outcome) -> str:
-    """Returns the table in Markdown, with the verdict, the notes and the best trial's command below it."""
-    command = [f"`{outcome.best_command}`"] if outcome.best else []
-    return markdown_table(*outcome.rows(), [*outcome.verdict(), *command, *outcome.notes()])
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Returns titles and cells of a table with a line for each trial, the best first."""
+        settings = {f"setting.{parameter.name}": parameter.name for parameter in self.plan.space}
+        usd = {} if self.usd_per_hour is None else {"usd": "USD"}
+        titles = {"trial": "trial", "state": "state", "value": self.plan.metric, **settings, "seconds": "seconds"}
+        titles |= {**usd, "reason": "reason"}
+        values = [_value(trial) for trial in self.ranked]
+        cells = [{**record, "value": value} for record, value in zip(self.records(), values, strict=True)]
+        return list(titles.values()), [[_cell(key, line[key]) for key in titles] for line in cells]
 
 
-def to_csv(outcome: Outcome) -> str:
-    """Returns a line for each trial, with full precision."""
-    return csv_text(outcome.records())
+_REASONS = {"killed": "it has not ended: the same command resumes it"}
+_FORMATS = {"seconds": ",.0f", "usd": ".2f"}
 
 
-def to_json(outcome: Outcome) -> str:
-    """Returns the trials with every report of the metric, the verdict and the best trial's command."""
-    by_number = {trial.number: trial for trial in outcome.trials}
-    more = [{"values": by_number[one["trial"]].values, "reports": by_number[one["trial"]].reports}
-            for one in outcome.records()]  # fmt: skip
-    content = {
-        "metric": outcome.metric,
-        "goal": outcome.goal,
-        "trials": [{**record, **added} for record, added in zip(outcome.records(), more, strict=True)],
-        "best": outcome.best.number if outcome.best else None,
-        "best_command": outcome.best_command,
-        "verdict": outcome.verdict(),
-        "notes": outcome.notes(),
-    }
-    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+def _cell(key: str, value: Any) -> str:
+    if isinstance(value, float):
+        return format(value, _FORMATS.get(key, ".4g"))
+    return "" if value is None else as_text(value)
 
 
-def to_terminal(outcome: Outcome, width: int | None = None) -> str:
-    """Returns the table as plain text with a line for each trial."""
-    from rich.console import Console
-    from rich.table import Table
+def _value(trial: "FrozenTrial") -> str:
+    spread = _spread(trial)
+    more = "" if spread is None else f" ± {figures(spread, 2)}"
+    return "" if trial.value is None else figures(trial.value, 4) + more
 
-    titles, cells = outcome.rows()
-    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="left" if title in ("state", "reason") else "right", no_wrap=title != "reason")
-    for line in cells:
-        table.add_row(*line)
-    # Reasons come from files: what looks like markup in them is text.
-    console = Console(width=width or max(100, 60 + 14 * len(titles)), markup=False, emoji=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+
+def _spread(trial: "FrozenTrial") -> float | None:
+    """Returns the standard deviation between repeats; None of fewer than two."""
+    values = trial.user_attrs.get("values", ())
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _equal(first: "FrozenTrial", second: "FrozenTrial") -> bool:
+    """Returns whether two trials differ by no more than the wider of their spreads."""
+    return bool(abs(first.value - second.value) <= max(_spread(first) or 0.0, _spread(second) or 0.0))
+
+
+def _against(best: "FrozenTrial", default: "FrozenTrial") -> str:
+    compared = f"the recipe's own settings (trial {default.number + 1}: {_value(default)})"
+    if best.value == default.value:
+        return f"No trial was better than {compared}."
+    if _equal(best, default):
+        return f"It is not clearly better than {compared}: the difference is within the spread of the repeats."
+    return f"It is better than {compared} by {figures(abs(best.value - default.value))}."

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.config.fields import as_text, coerce, nearest, value_type
-from trainer.config.overrides import Overrides
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import as_text, coerce, nearest, value_type
+from trainer.base.settings.resolution import Overrides
 
-Settings = dict[str, Any]  # of one trial, by name
+TrialSettings = dict[str, Any]  # of one trial, by name
 
 _FORM = "write --tune=NAME=LOW..HIGH, LOW..HIGH:log or A,B,C, as learning_rate=1e-5..1e-3:log or width=16,32,64"
 _MOST_VALUES = 64  # of a range of whole numbers that are checked one by one
@@ -31,7 +31,7 @@ _NOT_VARIED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameter:
+class StudyParameter:
     """Describes a setting that a study varies: one of `values`, or from `low` to `high`, both included."""
 
     name: str
@@ -69,26 +69,27 @@ class Parameter:
         return sorted({int(self.low) + round(index * (self.high - self.low) / steps) for index in range(steps + 1)})
 
 
-def read_space(texts: Sequence[str], overrides: Overrides) -> list[Parameter]:
+def read_space(texts: Sequence[str], overrides: Overrides) -> list[StudyParameter]:
     """Returns the parameters of the flags --tune. Raises UserError for an unknown setting or a value that it lacks."""
     if not texts:
         raise UserError(f"tune is missing: it names a setting and its values: {_FORM}")
-    found: dict[str, Parameter] = {}
+    space: dict[str, StudyParameter] = {}
     for text in texts:
         parameter = _parameter(text, overrides)
-        if parameter.name in found:
-            raise UserError(f"tune={text}: {parameter.name} is varied twice: put all its values into one --tune")
-        if parameter.name in overrides.values:
-            given = as_text(overrides.values[parameter.name])
-            raise UserError(f"--{parameter.name}={given} and --tune={text} contradict each other: drop one of them")
-        found[parameter.name] = parameter
-    return list(found.values())
+        name = parameter.name
+        if name in space:
+            raise UserError(f"tune={text}: {name} is varied twice: put all its values into one --tune")
+        if name in overrides.values:
+            flag = f"--{name}={as_text(overrides.values[name])}"
+            raise UserError(f"{flag} and --tune={text} contradict each other: drop one of them")
+        space[name] = parameter
+    return list(space.values())
 
 
-def _parameter(text: str, overrides: Overrides) -> Parameter:
-    name, equals, given = (part.strip() for part in text.partition("="))
+def _parameter(text: str, overrides: Overrides) -> StudyParameter:
+    name, _, asked = (part.strip() for part in text.partition("="))
     name = name.removeprefix("--").replace("-", "_")
-    if not name or not equals or not given:
+    if not name or not asked:
         raise UserError(f"tune={text}: {_FORM}")
     fields = {field.name: field for field in dataclasses.fields(overrides.own.settings)}
     if name not in fields:
@@ -96,19 +97,19 @@ def _parameter(text: str, overrides: Overrides) -> Parameter:
     if name in _NOT_VARIED:
         raise UserError(f"tune={text}: a study does not vary {name}: {_NOT_VARIED[name]}")
     field, (kind, _) = fields[name], value_type(fields[name])
-    span = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", given)
+    span = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", asked)
     try:
         if span and kind in (int, float):
-            return _range(Parameter(name, kind, (), coerce(field, span[1]), coerce(field, span[2]), bool(span[3])))
-        values = tuple(coerce(field, one.strip()) for one in given.split(","))
+            return _range(StudyParameter(name, kind, (), coerce(field, span[1]), coerce(field, span[2]), bool(span[3])))
+        values = tuple(coerce(field, value.strip()) for value in asked.split(","))
     except UserError as error:
         raise UserError(f"tune={text}: {error}") from None
     if len(set(values)) < max(2, len(values)):
         raise UserError(f"tune={text}: give two values or more, each once, or leave {name} out of --tune")
-    return Parameter(name, kind, values)
+    return StudyParameter(name, kind, values)
 
 
-def _range(parameter: Parameter) -> Parameter:
+def _range(parameter: StudyParameter) -> StudyParameter:
     if None in (parameter.low, parameter.high) or not parameter.low < parameter.high:
         raise UserError(f"{parameter.low} is not below {parameter.high}: {_FORM}")
     if parameter.log and parameter.low <= 0:
@@ -116,7 +117,7 @@ def _range(parameter: Parameter) -> Parameter:
     return parameter
 
 
-def check_space(space: Sequence[Parameter], resolve: Callable[[Settings], Any]) -> None:
+def check_space(space: Sequence[StudyParameter], resolve: Callable[[TrialSettings], Any]) -> None:
     """Raises UserError if `resolve`, which a trial calls with its settings, refuses some of them.
 
     Each parameter is checked at all its values (of a range, both ends and some between), then all at their ends.
@@ -130,7 +131,7 @@ def check_space(space: Sequence[Parameter], resolve: Callable[[Settings], Any]) 
             ) from None
 
 
-def _probes(space: Sequence[Parameter]) -> Iterator[Settings]:
+def _probes(space: Sequence[StudyParameter]) -> Iterator[TrialSettings]:
     first = {parameter.name: parameter.samples()[0] for parameter in space}
     for parameter in space:
         yield from ({**first, parameter.name: value} for value in parameter.samples())
@@ -139,17 +140,17 @@ def _probes(space: Sequence[Parameter]) -> Iterator[Settings]:
         yield dict(zip(first, corner, strict=True))
 
 
-def configurations(space: Sequence[Parameter]) -> float:
+def configurations(space: Sequence[StudyParameter]) -> float:
     """Returns how many different trials there can be; may be infinity."""
     return math.prod(parameter.count for parameter in space)
 
 
-def of_recipe(space: Sequence[Parameter], overrides: Overrides) -> Settings | None:
+def of_recipe(space: Sequence[StudyParameter], overrides: Overrides) -> TrialSettings | None:
     """Returns the settings that a run without a study would have; None if they are not all in the space."""
     fields = {field.name: field.default for field in dataclasses.fields(overrides.own.settings)}
-    found = {parameter.name: overrides.recipe.get(parameter.name, fields[parameter.name]) for parameter in space}
-    inside = all(type(found[one.name]) is one.kind and one.contains(found[one.name]) for one in space)
-    return found if inside else None
+    usual = {parameter.name: overrides.recipe.get(parameter.name, fields[parameter.name]) for parameter in space}
+    inside = all(type(usual[limits.name]) is limits.kind and limits.contains(usual[limits.name]) for limits in space)
+    return usual if inside else None
 
 
 def shown(settings: Mapping[str, Any]) -> str:

@@ -8,12 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from deploy.spec.spec_changes import LABEL
-from deploy.spec.tier import WEEK_S
-from trainer.errors import reason
+from deploy.tiers.spec_changes import LABEL
+from deploy.tiers.tier import DEFAULT_TIMEOUT_S
+from trainer.base.errors import reason
 
 T = TypeVar("T")
-STUDY = "study-"  # begins the label of a submission that is a study, not a single job
+STUDY_LABEL = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(
     r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
@@ -73,26 +73,6 @@ class BrokenClientError(ApiError):
         return False
 
 
-# What HTTP clients (urllib3, requests) write of a request that did not reach the service.
-_TLS = re.compile(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed")
-_PROXY = re.compile(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy")
-_NOT_SENT = re.compile(r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused")
-
-
-def connection_error(text: str) -> ApiError:
-    """Returns the error for a request without a response; neither TLS nor a proxy is fixed by a retry."""
-    _, caused_by, cause = text.strip().rpartition("Caused by ")
-    cause = cause.removesuffix(")") if caused_by else cause
-    if _PROXY.search(text):
-        fix = "check the proxy that HTTPS_PROXY names (gcloud: `gcloud config list proxy`)"
-        return BrokenClientError(0, f"no connection through the proxy ({cause}): {fix}", sent=False)
-    if _TLS.search(text):
-        fix = "check this machine's clock, and the certificates of its network (REQUESTS_CA_BUNDLE=FILE; gcloud: "
-        fix += "`gcloud config set core/custom_ca_certs_file FILE`)"
-        return BrokenClientError(0, f"no secure connection ({cause}): {fix}", sent=False)
-    return ApiError(0, cause, sent=not _NOT_SENT.search(text))
-
-
 @dataclasses.dataclass(frozen=True)
 class JobKind:
     """Names a kind of job: in gcloud's commands, in the API's addresses and, as its type, in the API's messages."""
@@ -108,7 +88,7 @@ TUNING = JobKind("hp-tuning-jobs", "hyperparameterTuningJobs", "hyperparameter_t
 
 def kind_of(name_or_label: str) -> JobKind:
     """Returns the kind of the job with this name, or this label of its submission."""
-    return TUNING if name_or_label.startswith(STUDY) or f"/{TUNING.collection}/" in name_or_label else CUSTOM
+    return TUNING if name_or_label.startswith(STUDY_LABEL) or f"/{TUNING.collection}/" in name_or_label else CUSTOM
 
 
 def kinds_of(label: str) -> tuple[JobKind, ...]:
@@ -129,7 +109,7 @@ class JobStatus:
     error: str
     labels: Mapping[str, str]
     strategy: str = ""  # of scheduling
-    timeout_s: float = WEEK_S
+    timeout_s: float = DEFAULT_TIMEOUT_S
     output: str = ""  # its job directory, gs://…
     checks: bool = False  # the GPUs of its tier, and trains nothing
 
@@ -168,22 +148,6 @@ class CustomJob:
         return kind_of(self.labels.get(LABEL, ""))
 
 
-@dataclasses.dataclass(frozen=True)
-class PersistentResource:
-    """Holds the request that creates a persistent resource: machines that run jobs until somebody deletes it.
-
-    `pools`: its resourcePools as the API's JSON has them; `own_account`: jobs in it run as a service account that they
-    name.
-    """
-
-    id: str
-    pools: Sequence[Mapping[str, Any]]
-    labels: Mapping[str, str]
-    network: str = ""
-    kms_key: str = ""
-    own_account: bool = False
-
-
 class Backend(Protocol):
     """Represents Vertex AI, Cloud Logging and Cloud Storage for one project and region.
 
@@ -210,18 +174,6 @@ class Backend(Protocol):
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
-
-    def create_resource(self, request: PersistentResource) -> None:
-        """Requests creation and returns at once; ApiError 409 if there is a persistent resource with this id."""
-
-    def resource(self, id: str) -> JobStatus:
-        """Returns the current status of a persistent resource, as of a job; ApiError 404 if it does not exist."""
-
-    def resources(self) -> Sequence[JobStatus]:
-        """Returns all persistent resources of this package."""
-
-    def delete_resource(self, id: str) -> None:
-        """Requests deletion, which cancels the jobs in it, and returns at once; ApiError 404 if it does not exist."""
 
     def upload(self, file: Path, uri: str) -> None:
         """Uploads `file` with its checksum verified, unless the object already exists."""
@@ -252,16 +204,6 @@ def unless_forbidden(call: Callable[[], T], default: T) -> T:
     except ApiError as error:
         if error.code == 403:
             return default
-        raise
-
-
-def unless_missing(call: Callable[[], T]) -> T | None:
-    """Returns the result of `call`, or None after a 404."""
-    try:
-        return call()
-    except ApiError as error:
-        if error.code == 404:
-            return None
         raise
 
 
@@ -303,20 +245,11 @@ def _parse_job(job: Mapping[str, Any]) -> JobStatus:
         job.get("error", {}).get("message", ""),
         job.get("labels", {}),
         (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
-        float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or WEEK_S,
+        float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
         spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
         any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
             for task in ("containerSpec", "pythonPackageSpec")),
     )  # fmt: skip
-
-
-def parse_resource(resource: Mapping[str, Any]) -> JobStatus:
-    """Converts a PersistentResource's JSON. Raises ApiError, as for a lost response, if it is none."""
-    with unreadable_as_lost():
-        created, started = (parse_time(resource.get(key, "")) for key in ("createTime", "startTime"))
-        error, state = resource.get("error", {}).get("message", ""), resource.get("state", "STATE_UNSPECIFIED")
-        name, labels = str(resource["name"]), resource.get("labels", {})
-        return JobStatus(name, name.rsplit("/", 1)[-1], state, created, started, None, error, labels)
 
 
 def parse_log_entry(entry: Mapping[str, Any]) -> LogEntry:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deploy.spec.images import tag_name
+from deploy.tiers.images import tag_name
 from deploy.vertex import api
-from deploy.vertex.client_errors import converted_errors
+from deploy.vertex.failures import converted_errors
 
 _ONCE: dict[str, Any] = {"retry": None, "timeout": 60.0}  # callers retry; seconds
 
@@ -90,7 +90,7 @@ def _converted(call: Callable[[], api.T]) -> Callable[[], api.T]:
 
 
 def _client() -> Any:
-    from trainer.storage.gcs import connect
+    from trainer.base.storage.gcs import connect
 
     return connect().client
 

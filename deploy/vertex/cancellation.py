@@ -4,12 +4,12 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from deploy.spec.spec_changes import LABEL
+from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import Backend, JobStatus
 from deploy.vertex.retry import Clock, retried
 
-WAIT_S = 900.0  # for the machines to shut down
-POLL_S = 5.0
+SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
+CANCEL_POLL_S = 5.0
 
 
 def cancel_and_wait(backend: Backend, name: str, clock: Clock) -> JobStatus:
@@ -18,9 +18,9 @@ def cancel_and_wait(backend: Backend, name: str, clock: Clock) -> JobStatus:
     began = clock.now()
     while True:
         status = retried(functools.partial(backend.state, name), clock)
-        if status.over or clock.now() - began > WAIT_S:
+        if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
             return status
-        clock.sleep(POLL_S)
+        clock.sleep(CANCEL_POLL_S)
 
 
 def oldest_first(label: str, backend: Backend, clock: Clock) -> list[JobStatus]:

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deploy.spec.gcp_config import GcpConfig
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import STOCKED_OUT, ApiError, BrokenClientError, JobStatus
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
 
@@ -75,7 +75,6 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 # Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.
 _ROLES = {
-    r"persistentResources": "roles/aiplatform.admin on {project}",
     r"storage\.": "roles/storage.objectUser on the bucket",
     r"logging\.": "roles/logging.viewer on {project}",
     r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 from deploy.vertex.api import JobStatus
-from deploy.vertex.costs import time_and_cost
-from trainer.errors import UserError
-from trainer.storage import write_whole
+from deploy.vertex.spending import time_and_cost
+from trainer.base.errors import UserError
+from trainer.base.storage import write_whole
 
 SUBMISSIONS = Path("runs/submitted")
 

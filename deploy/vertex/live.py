@@ -5,16 +5,16 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 
-from deploy.spec.spec_changes import LABEL
+from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import JobStatus
-from deploy.vertex.costs import describe_spending, format_duration
-from deploy.vertex.reservation import RECORD
+from deploy.vertex.reservation import SUBMISSION_RECORD
 from deploy.vertex.retry import Clock
-from trainer.errors import PlatformFault, UserError, reason
-from trainer.reporting.run_files import StatsEntry, items, mapping, number, parse_stats, positive, whole
-from trainer.storage import Address, parse
-from trainer.storage.gcs import LIMITS, connect
-from trainer.storage.run_layout import RUN_INFO, STATS
+from deploy.vertex.spending import describe_spending, format_duration
+from trainer.base.errors import PlatformFault, UserError, reason
+from trainer.base.run_files.records import StatsEntry, items, mapping, number, parse_stats, positive, whole
+from trainer.base.run_files.run_layout import RUN_INFO, STATS
+from trainer.base.storage import Address, parse
+from trainer.base.storage.gcs import LIMITS, connect
 
 _LIMITS = dataclasses.replace(LIMITS, retry=10, pause=2)  # what is not read now is read a minute later
 LIVE_S = 60.0  # between looks of a watch
@@ -73,7 +73,7 @@ class LiveReader:
     def spent_before(self) -> float:
         """Returns the USD that earlier jobs of the same directory cost. Raises as `read` does."""
         if self._spent is None:
-            record = json.loads((_text(self._folder / RECORD) if self._folder else "") or "{}")
+            record = json.loads((_text(self._folder / SUBMISSION_RECORD) if self._folder else "") or "{}")
             self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
         return self._spent
 

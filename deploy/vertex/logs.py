@@ -8,18 +8,18 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 
-from deploy.spec.gcp_config import GcpConfig
-from deploy.spec.spec_changes import LABEL
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
-from deploy.vertex.costs import describe_run, format_duration, spent
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.live import LiveLines, LiveReader
 from deploy.vertex.retry import Clock, retried
+from deploy.vertex.spending import describe_run, format_duration, spent
 from deploy.vertex.waiting import Waiting
-from trainer.errors import FAULT, INTERRUPTED
+from trainer.base.errors import FAULT, INTERRUPTED
 
-POLL_S = 10.0
+LOG_POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
 LAST_RETRY_S = 300.0  # for the last read of the logs
@@ -88,7 +88,7 @@ def follow_job(
         if waiting.too_long(status):
             return _give_up(backend, name, clock, max_wait_s)
         _print_logs(tail, gcp, clock, 0.0, print_line)
-        clock.sleep(POLL_S)
+        clock.sleep(LOG_POLL_S)
 
 
 def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, unseen_until: float) -> JobStatus:

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deploy.spec.gcp_config import GcpConfig
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend
 from deploy.vertex.cancellation import oldest_first
-from deploy.vertex.costs import format_duration, spent
 from deploy.vertex.retry import RETRY_S, Clock, retried
-from trainer.errors import UserError
+from deploy.vertex.spending import format_duration, spent
+from trainer.base.errors import UserError
 
-RECORD = "submission.json"
+SUBMISSION_RECORD = "submission.json"
 UNLISTED_S = RETRY_S + 300.0  # a submission lasts no longer: if no job of it is listed after that, there is none
 
 OpenBackend = Callable[[str, str], Backend]  # (project, region)
@@ -31,7 +31,7 @@ def reserve(output: str, label: str, gcp: GcpConfig, open_backend: OpenBackend, 
 
     An account that may not write there is warned: the job's account may have the permission.
     """
-    uri, backend = f"{output}/{RECORD}", open_backend(gcp.project, gcp.region)
+    uri, backend = f"{output}/{SUBMISSION_RECORD}", open_backend(gcp.project, gcp.region)
     about = {"submission": label, "project": gcp.project, "region": gcp.region, "host": platform.node()}
     text = functools.partial(_text, {**about, "time": clock.now()})
     try:
@@ -58,7 +58,7 @@ def release(output: str, label: str, backend: Backend) -> None:
 
     Does nothing if that fails.
     """
-    uri = f"{output}/{RECORD}"
+    uri = f"{output}/{SUBMISSION_RECORD}"
     try:
         text, generation = backend.read(uri) or ("{}", 0)
         content = json.loads(text)
@@ -94,7 +94,7 @@ def _parse(text: str, output: str) -> _Record:
         submission, project, region, host = (str(content[name]) for name in ("submission", "project", "region", "host"))
         return _Record(submission, project, region, host, float(content["time"]), float(content.get("spent_usd", 0.0)))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{output}/{RECORD} is damaged: remove it if no job writes to that folder") from None
+        raise UserError(f"{output}/{SUBMISSION_RECORD} is damaged: remove it if no job writes to that folder") from None
 
 
 def _spent_once_free(record: _Record, output: str, open_backend: OpenBackend, clock: Clock) -> float:
@@ -112,7 +112,7 @@ def _spent_once_free(record: _Record, output: str, open_backend: OpenBackend, cl
     if not jobs and left > 0:
         raise UserError(
             f"{output}: a submission into it began on {record.host} "
-            f"{format_duration(max(clock.now() - record.time, 0.0))} ago, and "
-            f"its job is not listed yet: wait {format_duration(left)}, or remove {output}/{RECORD} if it was stopped"
+            f"{format_duration(max(clock.now() - record.time, 0.0))} ago, and its job is not listed yet: "
+            f"wait {format_duration(left)}, or remove {output}/{SUBMISSION_RECORD} if it was stopped"
         )
     return record.spent_usd + sum(spent(job, clock.now()) for job in jobs)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from deploy.vertex.api import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
-from trainer.storage.login import two_accounts
+from trainer.base.storage.login import two_accounts
 
 BACKENDS = ("gcloud", "sdk")
 
@@ -38,7 +38,7 @@ def tell_accounts(kind: str) -> None:
     with contextlib.suppress(GoogleAuthError):  # the first request says it
         if kind != "sdk" and (found := two_accounts()):
             print(
-                f"two logins: jobs are submitted as {found[0]} (gcloud), buckets are read and written as {found[1]} "
+                f"two logins: jobs are created as {found[0]} (gcloud), and watched, with their buckets, as {found[1]} "
                 "(application default credentials)",
                 file=sys.stderr,
             )

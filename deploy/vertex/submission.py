@@ -4,19 +4,19 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from deploy.spec.checks import check_continent
-from deploy.spec.images import RECORD
-from deploy.spec.job_spec import Job
-from deploy.spec.packages import Package
-from deploy.spec.spec_changes import LABEL
+from deploy.tiers.checks import check_continent
+from deploy.tiers.images import IMAGE_RECORD
+from deploy.tiers.job_spec import Job
+from deploy.tiers.packages import Package
+from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
-from deploy.vertex.costs import price_label
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.reservation import OpenBackend, release, reserve
 from deploy.vertex.retry import RETRY_S, Clock, backoff, retried
-from trainer.errors import UserError
+from deploy.vertex.spending import price_label
+from trainer.base.errors import UserError
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 SEARCH_S, SEARCH_LISTINGS = 60.0, 10  # a new job may take a while to appear in the list
@@ -34,7 +34,7 @@ def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
         if not retried(functools.partial(backend.exists, address), clock):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
     if job.image.built and not retried(functools.partial(backend.has_image, job.image.uri), clock):
-        raise UserError(f"{job.image.uri}, built in this folder, is gone: build it again, or remove {RECORD}")
+        raise UserError(f"{job.image.uri}, built in this folder, is gone: build it again, or remove {IMAGE_RECORD}")
 
 
 def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, clock: Clock) -> None:

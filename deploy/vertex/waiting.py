@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from deploy.vertex.api import JobStatus
-from deploy.vertex.costs import format_duration
 from deploy.vertex.retry import Clock
+from deploy.vertex.spending import format_duration
 
 REPORT_S = 300.0  # between lines of a job that waits
 

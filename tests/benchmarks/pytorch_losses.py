@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.pytorch import PEERS
-from trainer.config.overrides import resolve
+from trainer.base.settings.resolution import resolve
 
 
 def main() -> None:

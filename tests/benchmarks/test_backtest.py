@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks.backtest import COVERAGE, HALF_WIDTHS, held_out, table
-from deploy.planning.scaling import Case, Point, cases
+from deploy.planning.scaling import Case, Measurement, cases
 
 
 def test_the_intervals_hold_the_published_times_and_are_narrow() -> None:
@@ -29,5 +29,5 @@ def test_half_of_the_configurations_predict_the_others(known: tuple[str, str]) -
 
 def test_a_time_that_is_far_off_is_outside() -> None:
     case = cases()[0]
-    late = Case("late", "V100", case.few, case.many, Point(4, 8, 2 * case.target.seconds))
+    late = Case("late", "V100", case.few, case.many, Measurement(4, 8, 2 * case.target.seconds))
     assert not next(each for each in held_out([*cases(), late]) if each.case is late).inside

@@ -17,11 +17,11 @@ from benchmarks.keras_fit import batches_for, model_for
 from benchmarks.processes import write_digits
 from benchmarks.trainer_loop import networks, optimizers, work_of
 from benchmarks.tutorial import GAN, classifier_loop
-from trainer.build import TrainingSetup, build_setup
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
-from trainer.export import plain_copy
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.run.build import TrainingSetup, build_setup
+from trainer.run.export import plain_copy
 
 GANS = ("wgan_gp", "dcgan")
 ROWS = 8

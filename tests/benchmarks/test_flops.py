@@ -10,10 +10,10 @@ import tensorflow as tf
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Patch
 from tests.support import fresh_collectives, small
-from trainer.build import build_setup
-from trainer.distribution.strategy import make_replicas
+from trainer.cluster.strategy import make_replicas
 from trainer.planning.counting import NO_KERNEL, operations, step_flops, step_graph
 from trainer.planning.planner import batch_norms
+from trainer.run.build import build_setup
 
 ROWS = 2
 

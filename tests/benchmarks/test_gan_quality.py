@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from benchmarks.gan_quality import CASES, PARSER, done, flags_of, main, measure, result_file, table
-from trainer.config.overrides import resolve
+from trainer.base.settings.resolution import resolve
 
 SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=data/clothes", "--photos=data/photos"]
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import input_pipeline, runner, startup
 from benchmarks.processes import Candidate, ProcessError, digits_file, seconds_until, started
 from benchmarks.runner import program, quartiles, save, table
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from deploy.localrun.workers import free_addresses
 from deploy.report.collection import collect
 from deploy.report.plots import drawings
 from deploy.report.summary import summarize
-from trainer.distribution import meeting
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.meeting import meet
-from trainer.errors import PlatformFault
+from trainer.base.errors import PlatformFault
+from trainer.cluster import meeting
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.meeting import meet
 
 
 def test_workers_meet_end_together_and_leave_when_one_is_lost() -> None:

@@ -19,16 +19,18 @@ from deploy.cli import compare
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
-from deploy.report.summary import TierSummary, summarize
-from deploy.spec.tier import load_tier
+from deploy.report.summary import summarize
+from deploy.report.tier_summary import TierSummary
+from deploy.tiers.tier import load_tier
 from deploy.vertex.api import Backend
+from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
-from deploy.vertex.session import Session, open_backend
+from deploy.vertex.session import Session
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
-from trainer.storage import gcs, staging
-from trainer.storage.address import Address, parse
+from trainer.base.storage import gcs, staging
+from trainer.base.storage.address import Address, parse
 
 Job = dict[str, Any]
 Capture = pytest.CaptureFixture[str]
@@ -55,7 +57,7 @@ def bucket(gcs_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(staging, "cache_home", lambda cache_dir="": tmp_path / "cache")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     gcs._connect.cache_clear()
-    client = gcs.connect()._client
+    client = gcs.connect().client
     yield Address(client.create_bucket(f"b-{uuid.uuid4().hex}").name, "")
     gcs._connect.cache_clear()
     client.close()
@@ -112,9 +114,8 @@ def session(cloud: Emulator, flying: FlyingClock) -> Session:
     """Returns a session with the real backends, the emulator and the fast clock."""
 
     def opened(kind: str, project: str, region: str) -> Backend:
-        if kind == "sdk":
-            return Sdk(project, region, cloud.url, cloud.url, AnonymousCredentials())
-        return open_backend(kind, project, region)
+        backend = Sdk if kind == "sdk" else Gcloud
+        return backend(project, region, AnonymousCredentials())
 
     return Session(Clock(lambda: flying.time, flying.sleep), opened)
 

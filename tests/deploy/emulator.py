@@ -24,9 +24,6 @@ from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
 from google.protobuf.json_format import MessageToDict, ParseError
 from google_crc32c import Checksum
 
-from tests.deploy.emulated_resources import RESOURCE_ROUTES, Resources, Response
-from tests.deploy.emulated_resources import error as _error
-
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
 METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
@@ -35,6 +32,9 @@ RATE = (  # Google's message, with 429, for too many calls; no machine quota is 
     "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
     "'logging.googleapis.com' for consumer 'project_number:123456'."
 )
+
+
+Response = tuple[int, dict[str, Any] | bytes]
 
 
 @dataclasses.dataclass
@@ -64,7 +64,6 @@ class Emulator:
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
         self.run = run
         self.jobs: dict[str, dict[str, Any]] = {}
-        self.resources = Resources(self.cancel_in)
         self.closing = False  # jobs that would run for ever end
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
@@ -162,12 +161,6 @@ class Emulator:
                 job |= {"state": f"JOB_STATE_{state}", "endTime": now()}
                 if error:
                     job["error"] = {"code": 3, "message": error}
-
-    def cancel_in(self, resource: str) -> None:
-        """Cancels the jobs in a persistent resource that are not over."""
-        for job in list(self.jobs.values()):
-            if job.get("jobSpec", {}).get("persistentResourceId") == resource and "endTime" not in job:
-                self.end(job, "CANCELLED")
 
     def log(self, job: dict[str, Any], text: str, worker: str = "workerpool0-0", time: str = "") -> None:
         """Adds one log entry, as for a worker's line of JSON."""
@@ -295,11 +288,19 @@ class _Handler(BaseHTTPRequestHandler):
 Query = dict[str, str]
 
 
+def _error(status: int, message: str, name: str = "") -> dict[str, Any]:
+    """Returns the content of a failed response."""
+    names = {
+        400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
+        503: "UNAVAILABLE",
+    }  # fmt: skip
+    return {"error": {"code": status, "message": message, "status": name or names[status]}}
+
+
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     content = json.loads(body)
     google.bodies.append(content)
-    if refusal := google.resources.refusal(content.get("jobSpec", {})):
-        return 400, _error(400, refusal)
     return 200, google.create(match[1], content, match[2])
 
 
@@ -435,7 +436,6 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     rf"GET /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _list,
     rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
     rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
-    **RESOURCE_ROUTES,
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+/packages/[^/]+/tags/[^/]+)": _tag,
     r"POST /token": _token,

@@ -7,8 +7,8 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.reporting.breakdown import KINDS
-from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, write_plan
+from trainer.base.run_files.breakdown import TIME_SHARES
+from trainer.base.run_files.plan_file import Line, Memory, StepPlan, StepWork, write_plan
 
 EXAMPLES = 6_000
 
@@ -19,8 +19,8 @@ def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Pat
     lines = [Line(gib, row_gib * gib)]
     memory = Memory(lines, [Line(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 0.01, 1.2)
     work = [
-        Work("MatMul", 100, Line(0.0, gflop * 1e9), Line(1e6, 50e6)),
-        Work("Mul", 900, Line(0.0, 0.0), Line(1.0, 0.0)),
+        StepWork("MatMul", 100, Line(0.0, gflop * 1e9), Line(1e6, 50e6)),
+        StepWork("Mul", 900, Line(0.0, 0.0), Line(1.0, 0.0)),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder / "plan.json", StepPlan("mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, work, 1, 10**8))
@@ -48,7 +48,7 @@ def plant(
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
     `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
-    for input. `profile`: the shares of trainer.reporting.breakdown.KINDS. `final`: more final metrics, as fid=12.
+    for input. `profile`: the shares of breakdown.TIME_SHARES. `final`: more final metrics, as fid=12.
     `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
@@ -80,7 +80,7 @@ def plant(
                   **({"quality": dict(quality)} if quality else {})},
     }  # fmt: skip
     if profile:
-        result["profile"] = {"first_step": 2, "last_step": 4, "shares": dict(zip(KINDS, profile, strict=True))}
+        result["profile"] = {"first_step": 2, "last_step": 4, "shares": dict(zip(TIME_SHARES, profile, strict=True))}
     folder.mkdir(parents=True)
     _write(folder, lines, run, result)
     return folder

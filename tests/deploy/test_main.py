@@ -12,7 +12,7 @@ import pytest
 from deploy.__main__ import VERBS, main
 from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
 from tests.deploy.planted import plant
-from trainer.errors import PlatformFault
+from trainer.base.errors import PlatformFault
 
 LIGHT = """
 import sys

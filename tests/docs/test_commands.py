@@ -26,7 +26,7 @@ from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
 from trainer import check, evaluate, generate, plan, predict
-from trainer.config.overrides import own_settings, resolve
+from trainer.base.settings.resolution import own_settings, resolve
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -182,7 +182,8 @@ RULES: Mapping[str, Rule] = {
     "deploy submit": dry_run, "deploy image": dry_run, "deploy tune": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
-    "docs.pictures": module_exists, "docs.run_notebook": module_exists,
+    "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
+    "docs.rooms": module_exists,
 }  # fmt: skip
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.spec.gcp_config import needed_project, needed_region
-from deploy.spec.machine_table import load_machines
-from deploy.spec.tier import JOB_CONFIGS, Tier, load_tier
+from deploy.tiers.gcp_config import needed_project, needed_region
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
 from tests.docs.sources import ROOT
-from trainer.config.metric_names import OF_IMAGES
-from trainer.config.overrides import recipe_names
-from trainer.config.train_config import DATA_KINDS
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.metric_names import OF_IMAGES
+from trainer.base.settings.resolution import recipe_names
+from trainer.base.settings.train_config import DATA_KINDS
 
 README, TIERS, RECIPES, EXAMPLES, TRAINING, QUALITY = (
     (ROOT / page).read_text(encoding="utf-8")
@@ -91,8 +91,7 @@ def test_every_kind_of_data_has_a_row() -> None:
 
 def test_every_measure_of_images_has_a_row() -> None:
     assert sorted(first_cells(QUALITY, "| | formula | source | better |")) == sorted(OF_IMAGES)
-    left_out = {"modes", "modes_kl"}  # of one data source
-    assert sorted(first_cells(TRAINING, "| | | better |")) == sorted({*OF_IMAGES} - left_out)
+    assert sorted(first_cells(TRAINING, "| | | better |")) == sorted(OF_IMAGES)
 
 
 def test_the_readme_counts_what_there_is() -> None:
@@ -113,7 +112,13 @@ def test_the_readme_says_what_submit_asks_for_first(tmp_path: Path) -> None:
 
 def test_pictures_are_small_and_shown() -> None:
     pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
-    assert [picture.name for picture in pictures] == ["clothes.png", "digits.png", "quality.png", "tiers.png"]
+    assert [picture.name for picture in pictures] == [
+        "clothes.png",
+        "digits.png",
+        "quality.png",
+        "rooms.png",
+        "tiers.png",
+    ]
     quality = (ROOT / "docs" / "quality.md").read_text("utf-8")
     for picture in pictures:
         assert picture.stat().st_size < 150_000

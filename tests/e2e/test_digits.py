@@ -12,10 +12,9 @@ import pytest
 from keras import layers
 
 from tests import workers
-from trainer.config.overrides import resolve
+from trainer.base.settings.resolution import resolve
 from trainer.data import digits
-from trainer.data.dataset import first_rows
-from trainer.training.neighbours import neighbour_metrics
+from trainer.measures.neighbours import neighbour_metrics
 
 EACH = 100  # generated digits of each class
 
@@ -37,7 +36,7 @@ def judge_of(images: Any, labels: Any) -> keras.Model:
 
 def labelled_digits(count: int) -> tuple[Any, Any]:
     """Returns the first `count` real digits as the recipe takes them, and their labels."""
-    images, labels = first_rows(digits.load(resolve(["--recipe=wgan_gp_digits"]).config).train, count)
+    images, labels = digits.load(resolve(["--recipe=wgan_gp_digits"]).config).train.first(count)
     return images, labels
 
 

@@ -44,7 +44,7 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     assert not list(one.glob("checkpoints/.*"))
 
 
-@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and tests/trainer/storage/test_job_dir.py
+@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and tests/trainer/base/storage/test_job_dir.py
 def test_a_run_that_is_killed_twice_ends_with_the_same_numbers(tmp_path: Path) -> None:
     drill = Drill(tmp_path / "drill", steps=60, seed=SEED)
     drill.run(["saving, SIGKILL", "training, SIGTERM"])
@@ -77,7 +77,7 @@ def test_one_of_two_workers_is_killed(tmp_path: Path) -> None:
     check_same(drill.folder, undisturbed(drill))
 
 
-@pytest.mark.slow  # on 1 and 2 replicas: tests/trainer/test_job.py
+@pytest.mark.slow  # on 1 and 2 replicas: tests/trainer/run/test_job.py
 def test_every_life_on_another_number_of_workers(tmp_path: Path) -> None:
     flags = ["--precision=float64", "--sample_every_steps=0"]
     drill = Drill(tmp_path / "drill", steps=60, seed=SEED, flags=flags, workers=(2, 1))

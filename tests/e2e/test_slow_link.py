@@ -12,7 +12,7 @@ import pytest
 
 from deploy.localrun.workers import free_addresses
 from tests import workers
-from trainer.reporting.breakdown import ALL_REDUCE, INPUT, advice
+from trainer.base.run_files.breakdown import ALL_REDUCE, INPUT, advice
 
 
 @contextmanager

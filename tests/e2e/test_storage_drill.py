@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.drill import last_state
-from tests.trainer.storage.fault_proxy import fault_proxy
+from tests.trainer.base.storage.fault_proxy import fault_proxy
 from tests.workers import ROOT
-from trainer.errors import DONE
-from trainer.storage import gcs
+from trainer.base.errors import DONE
+from trainer.base.storage import gcs
 
 KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
@@ -30,8 +30,8 @@ FLAGS = [
 # The real limits would make the drill wait: a stalled answer takes 20 seconds to be given up.
 IMPATIENT = """
 import sys
-from trainer.storage import gcs, uploader
-gcs.LIMITS = gcs.Limits(retry=30, pause=0.3, connect=2, read=1.5, refused=10)
+from trainer.base.storage import gcs, uploader
+gcs.LIMITS = gcs.Limits(retry=30, pause=0.3, connect=2, read=1.5, sent=2**30, refused=10)
 uploader._RETRY_SECONDS = 0.3
 from trainer.task import main
 sys.exit(main())
@@ -53,7 +53,7 @@ def test_kills_behind_random_faults_change_no_bit(
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(320) % 4)
     with fault_proxy(gcs_server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        client = gcs.connect()._client
+        client = gcs.connect().client
         bucket = client.create_bucket(f"drill-{os.getpid()}-{time.time_ns()}")
         bucket.blob("data.npz").upload_from_filename(str(tmp_path / "data.npz"))
         proxy.chaos = 0.2

@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from deploy.localrun.workers import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
 COMMON = ["--steps=30", "--global_batch_size=48", "--learning_rate=1e-3", "--image_size=16", "--report_every_steps=10"]
@@ -188,24 +187,9 @@ def slow_data(config: TrainConfig) -> Dataset:
     raise AssertionError
 
 
-def open_ports(process: "subprocess.Popen[bytes]", address: str) -> dict[str, bool]:
-    """Returns whether a worker's port answers on loopback and on the machine's own address, if it has one."""
-    host, port = address.split(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing, and shows which address it would come from
-        hosts = {host, probe.getsockname()[0]}
-    found = {}
-    for name in hosts:
-        with socket.socket() as link:
-            link.settimeout(2)
-            found[name] = link.connect_ex((name, int(port))) == 0
-    assert process.poll() is None
-    return found
-
-
 @pytest.mark.slow
-def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_closed_to_others(tmp_path: Path) -> None:
-    """TensorFlow's servers have started, which listen on all addresses and replace the handlers of signals."""
+def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_path: Path) -> None:
+    """TensorFlow's servers have started, which listen on all addresses and replace the handler of SIGTERM."""
     addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
     flags = [*LONG, f"--job_dir={tmp_path / 'job'}", f"--data={__name__}:slow_data"]
     processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
@@ -213,16 +197,13 @@ def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_closed_to_othe
         deadline = time.monotonic() + workers.LIMIT_SECONDS
         while not all("loads" in log.read_text() for log in logs) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for process, address in zip(processes, addresses, strict=True):
-            assert open_ports(process, address) == {"127.0.0.1": True} | dict.fromkeys(
-                open_ports(process, address).keys() - {"127.0.0.1"}, False
-            )
         processes[1].send_signal(signal.SIGTERM)
         assert [process.wait(20) for process in processes] == [INTERRUPTED] * 2
     finally:
         workers.end(processes, 1)
     assert "stopped at once: the same command resumes" in logs[1].read_text()
     assert "was lost: its process has ended" in logs[0].read_text()
+    assert logs[0].read_text().count("TensorFlow's servers listen on all addresses") == 1
 
 
 @pytest.mark.slow
@@ -273,7 +254,7 @@ def npz(home: Path, level: int) -> None:
     np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
 
 
-DIFFERENT = {  # of settings: tests/trainer/distribution/test_peers.py
+DIFFERENT = {  # of settings: tests/trainer/cluster/test_peers.py
     "files": "do not run the same job (digest of data: ",
     "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
     "rows": "do not read the same data (training rows: ",

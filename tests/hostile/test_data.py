@@ -21,11 +21,11 @@ from PIL import Image
 
 from tests.fuzz import NUMBERS, WORDS, at_most, damaged, examples, json_like, one_line
 from tests.support import real_data
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.data.decode import SUFFIXES, BadImage, decode
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.decode import IMAGE_SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset
-from trainer.errors import UserError
 
 IMAGES, LABELS = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), np.array([0, 1, 2, 1], np.uint8)
 MIB = 64  # memory limit for files of a few bytes
@@ -266,7 +266,7 @@ def test_images(content: bytes, size: int, channels: int) -> None:
 
 
 @examples(5)
-@given(contents=st.lists(_picture | st.just(b""), min_size=1, max_size=4), end=st.sampled_from(sorted(SUFFIXES)))
+@given(contents=st.lists(_picture | st.just(b""), min_size=1, max_size=4), end=st.sampled_from(sorted(IMAGE_SUFFIXES)))
 def test_a_folder_of_images(contents: list[bytes], end: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / HERE / f"images{end}"
     for number, content in enumerate(contents):

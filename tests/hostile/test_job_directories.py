@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.report.collection import collect
+from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.html_page import to_html, write_report
-from deploy.report.run_reader import read_run
+from deploy.report.run_reader import RunRecord
 from deploy.report.summary import summarize
-from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from deploy.vertex import history as record
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
-from trainer import job
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.errors import DONE, UserError
-from trainer.reporting.job_directory import JobDir, open_job_dir
+from trainer.base.errors import DONE, UserError
+from trainer.base.run_files.job_directory import JobDir, open_job_dir
+from trainer.base.run_files.records import drop_stats_after, last_reported_step
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.run_files import drop_stats_after, last_reported_step
+from trainer.run import job
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
 
 FLAGS = ["--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false"]
@@ -239,7 +239,7 @@ def test_html_in_every_text(tmp_path: Path) -> None:
     about["config"] |= {"model": script, "recipe": script, script: script}
     (tmp_path / "a" / "run.json").write_text(json.dumps(about))
     plant(tmp_path / "b", [0.5, 0.1, 0.1])
-    assert read_run(tmp_path / "a").state == script
+    assert RunRecord(tmp_path / "a").state == script
     write_report([str(tmp_path)], str(tmp_path / "out"))
     assert "<script>alert" not in (tmp_path / "out" / "report.html").read_text()
 

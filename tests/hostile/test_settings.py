@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.__main__ import main as deploy
-from deploy.spec.machine_table import load_machines
-from deploy.spec.schema import MESSAGES
-from deploy.spec.tier import JOB_CONFIGS, load_tier
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.schema import MESSAGES
+from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.fixtures import Capture
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
 from trainer.task import main as task
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -31,7 +31,7 @@ TEXTS = [
     "data:\n- &a0 [x, x]\n" + "".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
     "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
     "!!python/object/apply:os.system ['true']", "model: !!python/name:os.system", "steps: !!int ''", "seed: !!float ''",
-    "stream: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
+    "tf32: !!bool perhaps", "data: !!timestamp soon", "data: !!binary '*'", "data: 2026-13-45", "seed: 1:99:99",
     "seed: 0x" + "f" * 5000, "seed: " + "9" * 5000, "steps: 1\nsteps: 2", "? [a, b]\n: 1", "{" * 800, "- " * 5000,
     "a:\n" + "".join(" " * n + "a:\n" for n in range(1, 200)), "learning_rate: .nan", "learning_rate: .inf",
     "%YAML 9.9\n---\n", "a: 1\n---\nb: 2", "\ufeffsteps: 3", "steps: 3\0", "x" * 100_001, "recipe: wgan_gp_digits",

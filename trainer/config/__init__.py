@@ -1,5 +1,10 @@
-"""Resolves settings (fields, rules, recipes and flags) to one frozen TrainConfig. Imports no TensorFlow."""
+"""Leads to trainer.base.settings: files of users written for version 0.1 import it under this name."""
 
-from trainer.config.train_config import TrainConfig
+from importlib import import_module
+from typing import Any
 
-__all__ = ["TrainConfig"]
+
+def __getattr__(name: str) -> Any:
+    if name != "TrainConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("trainer.base.settings.train_config").TrainConfig

@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Array, Arrays, Dataset, Examples, Subset
-from trainer.data.order import Rows
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.data.examples import Array, Examples, Subset
+from trainer.data.in_memory import Arrays
 
 MOST_BYTES = 16 * 2**30  # the largest size that a file's header may claim
 DEFLATE = 1032  # the highest compression ratio of deflate: https://zlib.net/zlib_tech.html
@@ -62,15 +63,8 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
 
 def _split(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
     """Splits `examples` into a training part and `evaluation_fraction` of them, drawn by the seed, for evaluation."""
-
-    def rows_of(part: Subset) -> Rows:
-        return np.sort(part.located(np.arange(part.count)))
-
-    def take(rows: Rows) -> Arrays:
-        return Arrays(examples.images[rows], None if examples.labels is None else examples.labels[rows])
-
-    kept, held = held_back(config, examples)
-    return take(rows_of(kept)), take(rows_of(held))
+    train, held = (examples.take(np.sort(part.located(np.arange(part.count)))) for part in held_back(config, examples))
+    return train, held
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
@@ -133,10 +127,10 @@ def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CL
 
 def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
     """Returns whether `items` have labels. Raises UserError, naming `origin`, if only some of them have."""
-    found = set(flags)
-    if len(found) > 1:
+    kinds = set(flags)
+    if len(kinds) > 1:
         raise UserError(f"{origin}: some {items} have labels and some do not: label all of them, or none")
-    return found == {True}
+    return kinds == {True}
 
 
 def _to_channels(images: Array, channels: int) -> Array:

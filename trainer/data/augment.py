@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config.train_config import AUGMENTATIONS, TrainConfig
-from trainer.distribution.step import StepContext
+from trainer.base.settings.train_config import AUGMENTATIONS, TrainConfig
+from trainer.invariance.step import StepContext
 
 Augment = Callable[[Any, StepContext], Any]
 
@@ -45,8 +45,8 @@ def augmentation(config: TrainConfig) -> Augment | None:
         return None
 
     def augment(images: Any, step: StepContext) -> Any:
-        for one in chosen:
-            images = one(images, step)
+        for change in chosen:
+            images = change(images, step)
         return images
 
     return augment

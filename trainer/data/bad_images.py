@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig
-from trainer.data.decode import SUFFIXES, BadImage, decode
-from trainer.errors import UserError
-from trainer.log import log
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.decode import IMAGE_SUFFIXES, BadImage, decode
 
 _CHUNK = 16  # images that a thread takes at a time: taking one costs as much as decoding a tiny one
 
@@ -43,7 +43,7 @@ def decode_many(
     """Decodes `sources` (paths or bytes) on all cores. Returns the images and the positions of the valid ones."""
     images = np.empty((len(sources), size, size, channels), np.uint8)
 
-    def one(position: int) -> list[str] | BadImage:
+    def decode_at(position: int) -> list[str] | BadImage:
         try:
             images[position], converted = decode(sources[position], size, channels)
         except BadImage as error:
@@ -53,8 +53,8 @@ def decode_many(
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # decode rejects or converts whatever Pillow warns about
         chunks = [range(first, min(first + _CHUNK, len(sources))) for first in range(0, len(sources), _CHUNK)]
-        found = pool.map(lambda chunk: [one(position) for position in chunk], chunks)  # Pillow releases the GIL
-        outcomes = [outcome for chunk in found for outcome in chunk]
+        decoded = pool.map(lambda chunk: [*map(decode_at, chunk)], chunks)  # Pillow releases the GIL
+        outcomes = [outcome for chunk in decoded for outcome in chunk]
     good = []
     for position, outcome in enumerate(outcomes):
         if isinstance(outcome, BadImage):
@@ -74,15 +74,13 @@ def refuse_or_skip(config: TrainConfig, bad: Bad) -> None:
     if bad.left_out:
         log.warning(
             f"data={config.data}: {bad.left_out.total():,} files are not read: {counted(bad.left_out)} (images are "
-            f"recognised by {' '.join(sorted(SUFFIXES))})"
+            f"recognised by {' '.join(sorted(IMAGE_SUFFIXES))})"
         )
     if bad.files and not config.skip_bad_images:
         first = "; ".join(f"{file}: {why}" for file, why in bad.files[:10])
-        without = "prepare the data without them (python -m trainer.data.prepare … --skip_bad_images)"
-        cure = without if config.stream else "skip them with --skip_bad_images"
         raise UserError(
-            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: fix or remove them, or {cure}. "
-            f"The first: {first}"
+            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: fix or remove them, or skip them "
+            f"with --skip_bad_images. The first: {first}"
         )
     for file, why in bad.files:
         log.warning(f"skipped {file}: {why}")

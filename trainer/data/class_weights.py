@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 AsFit = Callable[[tuple[Any, ...]], Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, features
 
-from trainer.errors import reason
+from trainer.base.errors import reason
 
 # Recognised by content. Other plug-ins of Pillow run programs. Wheels of Pillow read AVIF from 11.3 on.
 _SUFFIXES = {
@@ -21,7 +21,7 @@ _SUFFIXES = {
     "WEBP": (".webp",), "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
 }  # fmt: skip
-SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
 _FORMATS = (*_SUFFIXES,)
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
@@ -103,7 +103,7 @@ def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.I
         raise BadImage("some of its pixels are negative numbers: convert it to 8 or 16 bits")
     white = 2 ** (bits - signed) - 1
     if bits > 16:
-        white = next(one for one in (255, 65535, white) if levels.max() <= one)
+        white = next(level for level in (255, 65535, white) if levels.max() <= level)
     converted.append(f"{bits} bits to 8" if bits <= 16 else f"{bits} bits with white at {white} to 8")
     grey = Image.fromarray(np.rint(levels * (255 / white)).astype(np.uint8))
     if "transparency" in image.info:

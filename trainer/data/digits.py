@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
 

@@ -13,34 +13,21 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
-from trainer.config.train_config import TrainConfig, split_kind
-from trainer.data.dataset import Dataset, Examples, InSequence, first_rows
+from trainer.base.settings.train_config import TrainConfig, split_kind
+from trainer.base.storage import expanded, parse
+from trainer.base.storage.staging import listing
+from trainer.data.dataset import Dataset
 from trainer.data.shards import INDEX
 from trainer.data.sources import is_named
-from trainer.storage import expanded, parse
-from trainer.storage.staging import listing
 
 _MOST_FILES = 64  # whose content is sampled
 _BLOCKS, _BLOCK = 8, 64 * 1024  # of each of them, and bytes of a block
-_FIRST, _MOST_ROWS, _MOST_BYTES = 8, 1024, 32 * 2**20
-
-
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """Represents examples whose source knows a fingerprint of them."""
-
-    def fingerprint(self) -> str:
-        """Returns a text that changes with the content of the examples, and with nothing else."""
-        ...
 
 
 @dataclass(frozen=True)
-class Files:
+class DataFiles:
     """Describes the files or objects of a data set."""
 
     files: int
@@ -52,7 +39,7 @@ class Files:
         return {f"{name} of data": value for name, value in asdict(self).items()}
 
 
-def files_of(config: TrainConfig) -> Files | None:
+def files_of(config: TrainConfig) -> DataFiles | None:
     """Returns what is known of the files of `config.data` before they are read; None for a name or a function.
 
     Raises UserError or PlatformFault if a bucket cannot be listed.
@@ -61,15 +48,16 @@ def files_of(config: TrainConfig) -> Files | None:
         return None
     location = split_kind(config.data)[1]
     if address := parse(location, "data"):
-        found = listing(address)
         below = len(address.prefix)
-        known = [(one.address.name[below:], one.size, one.crc32c or str(one.generation)) for one in found]
-        return _digested(known)
+        remotes = listing(address)
+        return _digested(
+            (item.address.name[below:], item.size, item.crc32c or str(item.generation)) for item in remotes
+        )
     path = expanded(location)
     return _local(path) if os.path.exists(path) else None
 
 
-def _local(path: Path) -> Files:
+def _local(path: Path) -> DataFiles:
     if (path / INDEX).is_file():
         content = (path / INDEX).read_bytes()  # it holds the checksums of all shards
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
@@ -112,11 +100,11 @@ def _sample(file: Path, size: int) -> str:
     return total.hexdigest()
 
 
-def _digested(known: Iterable[tuple[str, int, str]]) -> Files:
+def _digested(known: Iterable[tuple[str, int, str]]) -> DataFiles:
     entries = sorted(known)
     text = "\n".join([f"{name}\0{size}\0{content}" for name, size, content in entries])
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
-    return Files(len(entries), sum(size for _, size, _ in entries), digest)
+    return DataFiles(len(entries), sum(size for _, size, _ in entries), digest)
 
 
 def _key(name: str) -> int:
@@ -126,47 +114,14 @@ def _key(name: str) -> int:
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
     """Returns what is known of loaded data, valid in JSON: counts, classes, and with `rows` digests of their rows."""
-    found: dict[str, Any] = {}
-    for name, part in (("training", dataset.train), ("evaluation", dataset.evaluation)):
-        if part is None:
-            continue
-        if getattr(part, "has_length", True):
-            found[f"{name} examples"] = part.count
-        if rows:
-            found[f"{name} rows"] = _of_examples(part)
+    content: dict[str, Any] = {}
+    for name, examples in (("training", dataset.train), ("evaluation", dataset.evaluation)):
+        if examples and examples.has_length:
+            content[f"{name} examples"] = examples.count
+        if examples and rows:
+            content[f"{name} rows"] = examples.fingerprint()
     names = json.dumps(list(dataset.class_names)).encode()
-    return {**found, "classes": len(dataset.class_names), "class names": hashlib.sha256(names).hexdigest()[:16]}
-
-
-def _of_examples(part: Examples | InSequence) -> str:
-    if isinstance(part, Fingerprinted):
-        return part.fingerprint()
-    digest = hashlib.sha256()
-    for array in _some_rows(part):
-        digest.update(f"{array.dtype} {array.shape[1:]}\n".encode())
-        digest.update(_bytes(array))
-    return digest.hexdigest()[:32]
-
-
-def _some_rows(part: Examples | InSequence) -> list[Any]:
-    """Returns the arrays of the first and, where rows are read by number, of some keyed rows."""
-    if isinstance(part, InSequence):
-        return list(tf.nest.flatten(first_rows(part, _FIRST)))
-    size = max(1, sum(array.nbytes for array in _arrays(part, np.zeros(1, np.int64))))
-    most = max(_FIRST, min(_MOST_ROWS, _MOST_BYTES // size, getattr(part, "sampled_rows", _MOST_ROWS)))
-    rows = np.arange(min(_FIRST, part.count))
-    if part.count > len(rows):
-        rows = np.unique(np.concatenate([rows, np.random.default_rng(part.count).integers(0, part.count, most)]))
-    return _arrays(part, rows)
-
-
-def _arrays(part: Examples, rows: Any) -> list[Any]:
-    """Returns all arrays of the nest that `part` gives for these rows."""
-    return [np.asarray(array) for array in tf.nest.flatten(part.gather(rows))]
-
-
-def _bytes(array: Any) -> bytes:
-    return b"\0".join(array.ravel().tolist()) if array.dtype == object else np.ascontiguousarray(array).tobytes()
+    return {**content, "classes": len(dataset.class_names), "class names": hashlib.sha256(names).hexdigest()[:16]}
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -9,10 +9,10 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import DEFLATE, MOST_BYTES, arrays_dataset
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
 
 _UINT8 = 0x08
 
@@ -79,5 +79,5 @@ def _open(path: Path) -> IO[bytes]:
 
 def _find(folder: Path, begins: str) -> Path | None:
     names = (begins, begins.replace("-", "_"))
-    found = sorted(path for path in folder.iterdir() if path.name.startswith(names) and path.is_file())
-    return found[0] if found else None
+    files = (path for path in folder.iterdir() if path.name.startswith(names) and path.is_file())
+    return min(files, default=None)

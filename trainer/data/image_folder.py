@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import with_evaluation
 from trainer.data.bad_images import Bad, counted, decode_many, refuse_empty_classes, refuse_or_skip
-from trainer.data.dataset import Arrays, Dataset
-from trainer.data.decode import SUFFIXES
-from trainer.errors import UserError
-from trainer.log import log
+from trainer.data.dataset import Dataset
+from trainer.data.decode import IMAGE_SUFFIXES
+from trainer.data.in_memory import Arrays
 
 _TRAIN, _EVALUATION = ("train", "training"), ("val", "validation", "valid", "test")
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})
@@ -67,7 +68,7 @@ def find(path: Path) -> tuple[Folder, Folder | None]:
         folder.left_out.update(f"{_kind(child)} beside {train.name}" for child in beside)
     if not folder.files:
         held = f", but {counted(folder.left_out)}" if folder.left_out else ""
-        raise UserError(f"data={path}: no image files found{held} (recognised by {' '.join(sorted(SUFFIXES))})")
+        raise UserError(f"data={path}: no image files found{held} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
     return folder, _folder(evaluation, folder.class_names) if evaluation else None
 
 
@@ -126,10 +127,10 @@ def _children(path: Path) -> list[os.DirEntry[str]]:
     """Returns the entries of a folder, sorted, without hidden folders and files of operating systems."""
     try:
         with os.scandir(path) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+            children = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"data={path}: cannot be read ({error.strerror})") from None
-    visible = [entry for entry in found if entry.name.lower() not in _SYSTEM_FILES]
+    visible = [entry for entry in children if entry.name.lower() not in _SYSTEM_FILES]
     return [entry for entry in visible if not (entry.name.startswith(".") and entry.is_dir())]
 
 
@@ -139,20 +140,20 @@ def _images_below(path: Path, others: Counter[str], seen: set[Path] | None = Non
     `seen`: resolved folders already visited, so that links cannot form a loop.
     """
     seen = set() if seen is None else seen
-    found: list[Path] = []
+    images: list[Path] = []
     if path.resolve() not in seen:
         seen.add(path.resolve())
         for child in _children(path):
             if child.is_dir():
-                found += _images_below(Path(child.path), others, seen)
+                images += _images_below(Path(child.path), others, seen)
             elif _is_image(child, others):
-                found.append(Path(child.path))
-    return found
+                images.append(Path(child.path))
+    return images
 
 
 def _is_image(file: os.DirEntry[str], others: Counter[str]) -> bool:
     """Returns whether a file is read; counts it in `others` if not."""
-    readable = _suffix(file) in SUFFIXES and file.is_file() and not file.name.startswith(".")
+    readable = _suffix(file) in IMAGE_SUFFIXES and file.is_file() and not file.name.startswith(".")
     if not readable:
         others[_kind(file)] += 1
     return readable

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -47,8 +47,8 @@ def sample_grid(generate: Callable[..., Any], seed: int, latent_dim: int, classe
     """Returns a grid of the images that a model's `sample` gives for fixed noise; with classes, one of them a row."""
     if not classes:
         return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
-    given = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
-    return grid(as_uint8(generate(*given)), _COLUMNS)
+    inputs = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
+    return grid(as_uint8(generate(*inputs)), _COLUMNS)
 
 
 def as_uint8(images: Any) -> UInt8Array:

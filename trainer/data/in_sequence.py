@@ -7,27 +7,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.compat import makes_batches
-from trainer.data.dataset import InSequence
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.data.examples import AnyExamples
 from trainer.data.nests import PARTS, Nest
-from trainer.errors import UserError
-from trainer.log import log
+from trainer.invariance.compat import makes_batches
+
+HEAD_ROWS = 16  # that are looked at before training
 
 
-class TensorFlowData(InSequence):
-    """Reads a tf.data.Dataset of examples or of batches, which are cut anew to the batch size of the run.
+class InSequence(AnyExamples):
+    """Provides the examples of a tf.data.Dataset, of examples or of batches, which are cut anew, in one fixed order.
 
     `unknown_count`: the number of examples to take for an epoch where the data set's length is unknown or infinite;
     0: raises UserError.
     """
 
+    spec: tuple[Nest, ...] = ()
+
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
         self._origin = origin
         self._batched = makes_batches(source)
         self._source = source.map(_parts)
-        elements = self._source.element_spec
-        self.spec = tf.nest.map_structure(self._example, elements)
-        if any(one.dtype == tf.string for one in tf.nest.flatten(self.spec[1:])):
+        self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(self.spec[1:])):
             raise UserError(f"{origin}: the targets or weights of the tf.data.Dataset are text: turn them into numbers")
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
@@ -39,10 +42,36 @@ class TensorFlowData(InSequence):
                 "--steps, or the data set's with tf.data.experimental.assert_cardinality"
             )
 
+    @cached_property
+    def count(self) -> int:  # type: ignore[override]
+        """Returns the number of examples in one pass; reads all batches once if it must count them."""
+        if not self.has_length:
+            return self._unknown_count
+        if not self._batched:
+            return self._length
+        began = time.monotonic()
+        count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
+        log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
+        return count
+
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
-        if self._batched:
-            return self._source.rebatch(size, drop_remainder=drop_remainder)
-        return self._source.batch(size, drop_remainder=drop_remainder)
+        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps with fewer."""
+        cut = self._source.rebatch if self._batched else self._source.batch
+        return cut(size, drop_remainder=drop_remainder)
+
+    def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
+        return self.batches(size, drop_remainder=False).shard(takers, taker).prefetch(2)
+
+    def first(self, count: int) -> tuple[Nest, ...]:
+        parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part[:count], self._head)
+        return parts
+
+    @cached_property
+    def _head(self) -> tuple[Nest, ...]:
+        """Returns the parts of the first rows, at most HEAD_ROWS, as arrays; they are read once."""
+        parts = next(iter(self.batches(HEAD_ROWS, drop_remainder=False)))
+        arrays: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
+        return arrays
 
     def _example(self, spec: Any) -> Any:
         if not isinstance(spec, tf.TensorSpec):
@@ -55,31 +84,19 @@ class TensorFlowData(InSequence):
             )
         return tf.TensorSpec(shape, spec.dtype)
 
-    @cached_property
-    def count(self) -> int:
-        """Returns the number of examples; reads all batches once if it must count them."""
-        if not self.has_length:
-            return self._unknown_count
-        if not self._batched:
-            return self._length
-        began = time.monotonic()
-        count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
-        log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
-        return count
-
 
 def _rows(*parts: Nest) -> Any:
     return tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0]
 
 
-def _parts(*given: Any) -> tuple[Nest, ...]:
+def _parts(*element: Any) -> tuple[Nest, ...]:
     """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
-    if not 1 <= len(given) <= len(PARTS):
+    if not 1 <= len(element) <= len(PARTS):
         raise UserError(
-            f"the tf.data.Dataset gives {len(given)} parts: it must give x, (x, y) or (x, y, sample_weight)"
+            f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
         )
     floatx = keras.config.floatx()
     parts: tuple[Nest, ...] = tf.nest.map_structure(
-        lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, given
+        lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
     )
     return parts

@@ -4,10 +4,10 @@ from typing import Any
 
 import keras
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError, reason
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError, reason
 
 _CLASSES = {
     "fashion_mnist": "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot",

@@ -1,6 +1,6 @@
 """Handles nests of arrays, as `fit` takes them: an array, or dicts, lists and tuples of arrays, with rows in axis 0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 Nest = Any
 PARTS = ("x", "y", "sample_weight")
@@ -18,7 +18,7 @@ def is_array(value: Any) -> bool:
     """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a list of numbers."""
     if hasattr(value, "__array__") or np.isscalar(value):
         return True
-    return isinstance(value, list) and bool(value) and all(np.isscalar(one) for one in value)
+    return isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
 
 
 def as_arrays(value: Nest, name: str) -> Nest:
@@ -29,9 +29,9 @@ def as_arrays(value: Nest, name: str) -> Nest:
     if is_array(value):
         return as_array(value, name)
     if isinstance(value, dict):
-        return {key: as_arrays(one, f"{name}[{key!r}]") for key, one in value.items()}
+        return {key: as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(as_arrays(one, f"{name}[{number}]") for number, one in enumerate(value))
+        return tuple(as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
     raise UserError(
         f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
     )
@@ -76,7 +76,7 @@ def _first(array: npt.NDArray[Any]) -> str:
 
 def _is_text(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind in "SU" or (
-        array.dtype.kind == "O" and array.size > 0 and all(isinstance(one, (str, bytes)) for one in array.flat)
+        array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
     )
 
 
@@ -102,21 +102,7 @@ def specs_of(parts: Nest) -> Nest:
 def described(spec: Nest) -> str:
     """Returns types and shapes of one example for people, as `float32 (13,)`, or `{'image': uint8 (32, 32, 3), …}`."""
     if isinstance(spec, dict):
-        return "{" + ", ".join(f"{key!r}: {described(one)}" for key, one in spec.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {described(part)}" for key, part in spec.items()) + "}"
     if isinstance(spec, (list, tuple)):
-        return "(" + ", ".join(described(one) for one in spec) + ")"
+        return "(" + ", ".join(described(part) for part in spec) + ")"
     return f"{spec.dtype.name} {tuple(spec.shape)}"
-
-
-def read_as_tensors(read: Callable[[Any], Nest], rows: Any, spec: Nest) -> Nest:
-    """Returns what `read` makes of an array of row numbers, as tensors of shape (*rows.shape, *example).
-
-    `spec`: the tf.TensorSpec of one example, in the structure that `read` returns.
-    """
-    flat = tf.nest.flatten(spec)
-    flat_read = tf.autograph.experimental.do_not_convert(lambda given: tf.nest.flatten(read(given)))
-    found = tf.numpy_function(flat_read, [rows], [one.dtype for one in flat], stateful=False)
-    found = tf.nest.flatten(found)  # in eager mode a single output is not in a list
-    for tensor, one in zip(found, flat, strict=True):
-        tensor.set_shape((*rows.shape, *one.shape))
-    return tf.nest.pack_sequence_as(spec, found)

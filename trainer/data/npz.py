@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError, reason
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import DEFLATE, MOST_BYTES, arrays_dataset
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError, reason
 
 _NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -20,16 +20,16 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     """Returns the file's arrays. Raises UserError for pickled objects, and for headers that claim more than fits."""
     try:
         with zipfile.ZipFile(path) as content:
-            held = content.namelist()
-            found = [
-                next((_read(content, f"{name}.npy", path) for name in names if f"{name}.npy" in held), None)
+            members = content.namelist()
+            arrays = [
+                next((_read(content, f"{name}.npy", path) for name in names if f"{name}.npy" in members), None)
                 for names in _NAMES
             ]
     except Exception as error:  # zipfile and numpy's header reader raise any exception for a damaged file
         raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
-    images, labels, test_images, test_labels = found
+    images, labels, test_images, test_labels = arrays
     if images is None:
-        listed = ", ".join(name.removesuffix(".npy") for name in held[:20]) or "nothing"
+        listed = ", ".join(name.removesuffix(".npy") for name in members[:20]) or "nothing"
         raise UserError(f"data={path}: it contains {listed}: x_train or images is required")
     return arrays_dataset(config, images, labels, test_images, test_labels)
 

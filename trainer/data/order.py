@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 # For so many rounds on grids of at least 4 x 4, all n! orders of few rows are equally frequent as far as ten million
@@ -19,11 +19,11 @@ _Words = npt.NDArray[np.uint64]
 _ROUNDS = 12
 _LEAST_SIDE = 4
 _GOLDEN, _FIRST, _SECOND, _HALF = (
-    np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 32)
+    np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 32)
 )
 
 
-def shuffled(positions: Rows, count: int, seed: int, stream: str, passes: int | Rows = 0) -> Rows:
+def shuffled(positions: RowNumbers, count: int, seed: int, stream: str, passes: int | RowNumbers = 0) -> RowNumbers:
     """Returns the rows at these positions of an order of `count` rows; each order has every row once.
 
     The order is a function of (seed, stream, pass). positions: (n,) from 0 to below `count`; passes: one number, or
@@ -33,13 +33,13 @@ def shuffled(positions: Rows, count: int, seed: int, stream: str, passes: int | 
     keys = _keys(seed, stream, numbers)
     if len(numbers) > 1:
         keys = keys[:, which.reshape(positions.shape)]
-    found = _permuted(positions.astype(np.uint64), count, keys)
-    while len(outside := np.flatnonzero(found >= np.uint64(count))):
-        found[outside] = _permuted(found[outside], count, keys[:, outside] if len(numbers) > 1 else keys)
-    return found.view(np.int64)
+    rows = _permuted(positions.astype(np.uint64), count, keys)
+    while len(outside := np.flatnonzero(rows >= np.uint64(count))):
+        rows[outside] = _permuted(rows[outside], count, keys[:, outside] if len(numbers) > 1 else keys)
+    return rows.view(np.int64)
 
 
-def _keys(seed: int, stream: str, passes: Rows) -> _Words:
+def _keys(seed: int, stream: str, passes: RowNumbers) -> _Words:
     """Returns a key for each round and pass: (rounds, passes)."""
     key = int.from_bytes(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
     of_passes = _mixed(passes.astype(np.uint64) * _GOLDEN + np.array([key], np.uint64))
@@ -61,11 +61,11 @@ def _permuted(cells: _Words, count: int, keys: _Words) -> _Words:
     columns = max(_LEAST_SIDE, 2 * round(math.sqrt(count) / 2))
     sides = [np.uint64(max(_LEAST_SIDE, -(-count // columns))), np.uint64(columns)]
     row = cells // sides[1]
-    turned, other = row, cells - row * sides[1]
+    turned, still = row, cells - row * sides[1]
     drawn, shifted = np.empty_like(cells), np.empty_like(cells)
     for number, key in enumerate(keys):
         side = sides[number % 2]
-        np.add(other, key, out=drawn)
+        np.add(still, key, out=drawn)
         drawn *= _FIRST
         drawn ^= np.right_shift(drawn, _HALF, out=shifted)
         drawn *= _SECOND
@@ -74,6 +74,6 @@ def _permuted(cells: _Words, count: int, keys: _Words) -> _Words:
         drawn >>= _HALF
         turned += drawn
         np.minimum(turned, np.subtract(turned, side, out=shifted), out=turned)  # below 0 it wraps around to large
-        turned, other = other, turned
+        turned, still = still, turned
     turned *= sides[1]
-    return turned + other
+    return turned + still

@@ -7,21 +7,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.train_config import MODELS, TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.arrays import arrays_dataset, held_back
-from trainer.data.dataset import Arrays, Dataset, Examples, InSequence, NestedArrays, first_rows
-from trainer.data.in_sequence import TensorFlowData
-from trainer.data.nests import described, is_array, specs_of
+from trainer.data.dataset import Dataset
+from trainer.data.examples import AnyExamples, Examples
+from trainer.data.in_memory import NestedArrays
+from trainer.data.in_sequence import HEAD_ROWS, InSequence
+from trainer.data.nests import PARTS, described, is_array
 from trainer.data.random_access import NumberedBatches, RandomAccess
-from trainer.errors import UserError
-from trainer.log import log
 
 _KINDS = (
     "arrays as x, (x, y) or (x, y, sample_weight); a pair of those for training and evaluation; an object with "
     "__len__ and __getitem__(int) that gives one example; a keras.utils.PyDataset; a tf.data.Dataset; or a Dataset "
     "of trainer.data.dataset"
 )
-_COMPARED_ROWS = 16  # as many as the head of data in sequence
 
 
 def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, trains: bool = True) -> Dataset:
@@ -34,41 +35,47 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     """
     returned = function(config)
     if isinstance(returned, Dataset):
-        _check_repeatable(config, returned.train)
+        for examples in filter(None, (returned.train, returned.evaluation)):
+            if not isinstance(examples, (Examples, InSequence)):
+                raise UserError(
+                    f"data={config.data}: its Dataset holds {type(examples).__name__}: derive the class from Examples "
+                    "of trainer.data.dataset, or use Arrays or NestedArrays"
+                )
+        _check_repeatable(config, returned.train, returned.train)
         return returned
     train, evaluation = _pair(returned)
     if config.model in MODELS and isinstance(train, tuple) and is_array(train[0]):
         parts = [*train, *(None,) * (2 - len(train)), *(evaluation or (None, None))]
         if len(parts) == 4:
             return arrays_dataset(config, *parts)
-    origin = f"data={config.data}"
     trains = trains or evaluation is not None  # then the first part is not what another command uses
-    training = _examples(config, train, origin, trains=trains)
-    held = None if evaluation is None else _examples(config, evaluation, origin, trains=False)
+    training = _examples(config, train, trains=trains)
+    held = None if evaluation is None else _examples(config, evaluation, trains=False)
     if held is None and config.evaluation_fraction:
         training, held = _split(config, training)
+    again = training
     if isinstance(training, InSequence):
         log.info(
-            f"{origin}: a tf.data.Dataset is read in its own order, by every worker from its start: a run that resumes "
-            "at step N first reads and drops N steps"
+            f"data={config.data}: a tf.data.Dataset is read in its own order, by every worker from its start: a run "
+            "that resumes at step N first reads and drops N steps"
         )
-    # A tf.data.Dataset may shuffle anew at each reading of the same object, so it is made twice.
-    again = _pair(function(config))[0] if isinstance(training, InSequence) else None
-    _check_repeatable(config, training, None if again is None else _examples(config, again, origin, trains=trains))
-    dataset = Dataset(config.data, training, held)
-    if held is not None:
-        _check_alike(dataset, held)
-    return dataset
+        # It may shuffle anew at each reading of the same object, so it is made twice.
+        again = _examples(config, _pair(function(config))[0], trains=trains)
+    _check_repeatable(config, training, again)
+    if held is not None and held.spec != training.spec:
+        raise UserError(
+            f"data={config.data}: an example for evaluation is {described(held.spec)}, but one for training is "
+            f"{described(training.spec)}: both must have the same parts, shapes and types"
+        )
+    return Dataset(config.data, training, held)
 
 
-def _check_repeatable(
-    config: TrainConfig, examples: Examples | InSequence, again: Examples | InSequence | None = None
-) -> None:
+def _check_repeatable(config: TrainConfig, examples: AnyExamples, again: AnyExamples) -> None:
     """Reads the first rows twice. Raises UserError if they differ: a resumed run would train on other numbers."""
-    if isinstance(examples, (Arrays, NestedArrays)):
+    if examples.arrays:
         return
-    one, other = (tf.nest.flatten(first_rows(part, _COMPARED_ROWS)) for part in (examples, again or examples))
-    if not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True)):
+    pairs = zip(*(tf.nest.flatten(reading.first(HEAD_ROWS)) for reading in (examples, again)), strict=True)
+    if not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs):
         raise UserError(
             f"data={config.data}: two readings of its first examples differ: give its shuffle a seed and draw nothing "
             "at random in it (augmentation belongs into the model, or --augment), or a resumed run and other workers "
@@ -78,9 +85,7 @@ def _check_repeatable(
 
 def _pair(returned: Any) -> tuple[Any, Any]:
     """Returns what is for training and what for evaluation, or None."""
-    if not isinstance(returned, tuple):
-        return returned, None
-    if len(returned) == 2:
+    if isinstance(returned, tuple) and len(returned) == 2:
         train, evaluation = returned
         if isinstance(train, tuple) and isinstance(evaluation, tuple):
             return train, evaluation
@@ -98,35 +103,32 @@ def _is_source(value: Any) -> bool:
     return True
 
 
-def _examples(config: TrainConfig, given: Any, origin: str, *, trains: bool) -> Examples | InSequence:
-    if isinstance(given, InSequence) or (hasattr(given, "gather") and hasattr(given, "count")):
-        own: Examples | InSequence = given
-        return own
-    if isinstance(given, tf.data.Dataset):
-        return _in_sequence(config, given, origin, trains=trains)
-    if isinstance(given, keras.utils.PyDataset):
-        return _numbered(config, given, origin, trains=trains)
-    if isinstance(given, Iterator):
-        raise UserError(f"{origin}: it returned a {type(given).__name__}, which can be read only once: return {_KINDS}")
-    if not _is_source(given) and not np.isscalar(given):
-        parts = given if isinstance(given, tuple) else (given,)
-        if not 1 <= len(parts) <= 3:
+def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | InSequence:
+    """Returns the examples of what a function returned for training, or for evaluation. Raises UserError if none."""
+    origin = f"data={config.data}"
+    if isinstance(value, (Examples, InSequence)):
+        return value
+    if isinstance(value, tf.data.Dataset):
+        return InSequence(value, origin, (config.steps or 0) * config.global_batch_size if trains else 0)
+    if isinstance(value, keras.utils.PyDataset):
+        return _numbered(config, value, origin, trains=trains)
+    if isinstance(value, Iterator):
+        raise UserError(f"{origin}: it returned a {type(value).__name__}, which can be read only once: return {_KINDS}")
+    if not _is_source(value) and not np.isscalar(value):
+        parts = value if isinstance(value, tuple) else (value,)
+        if not 1 <= len(parts) <= len(PARTS):
             raise UserError(f"{origin}: it returned a tuple of {len(parts)}: return {_KINDS}")
         try:
             return NestedArrays(*parts)
         except UserError as error:
             raise UserError(f"{origin}: {error}") from None
-    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
-        return RandomAccess(given, origin)
-    raise UserError(f"{origin}: it returned {type(given).__name__}: return {_KINDS}")
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return RandomAccess(value, origin)
+    raise UserError(f"{origin}: it returned {type(value).__name__}: return {_KINDS}")
 
 
-def _in_sequence(config: TrainConfig, given: tf.data.Dataset, origin: str, *, trains: bool) -> InSequence:
-    return TensorFlowData(given, origin, (config.steps or 0) * config.global_batch_size if trains else 0)
-
-
-def _numbered(config: TrainConfig, given: keras.utils.PyDataset, origin: str, *, trains: bool) -> NumberedBatches:
-    batches = NumberedBatches(given, origin, whole_batches=trains)
+def _numbered(config: TrainConfig, source: keras.utils.PyDataset, origin: str, *, trains: bool) -> NumberedBatches:
+    batches = NumberedBatches(source, origin, whole_batches=trains)
     if trains and batches.batch_size != config.global_batch_size:
         raise UserError(
             f"{origin}: the batches of its PyDataset have {batches.batch_size} rows, but global_batch_size is "
@@ -137,20 +139,11 @@ def _numbered(config: TrainConfig, given: keras.utils.PyDataset, origin: str, *,
     return batches
 
 
-def _split(config: TrainConfig, examples: Examples | InSequence) -> tuple[Examples, Examples]:
+def _split(config: TrainConfig, examples: AnyExamples) -> tuple[Examples, Examples]:
     """Holds back `evaluation_fraction` of the rows, drawn by the seed."""
-    if isinstance(examples, (InSequence, NumberedBatches)):
+    if not isinstance(examples, Examples) or examples.ends_epochs:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
             "return a pair for training and evaluation"
         )
     return held_back(config, examples)
-
-
-def _check_alike(dataset: Dataset, held: Examples | InSequence) -> None:
-    spec = held.spec if isinstance(held, InSequence) else specs_of(first_rows(held, 1))
-    if spec != dataset.spec:
-        raise UserError(
-            f"data={dataset.name}: an example for evaluation is {described(spec)}, but one for training is "
-            f"{described(dataset.spec)}: both must have the same parts, shapes and types"
-        )

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig, split_kind
+from trainer.base.settings.train_config import TrainConfig, split_kind
+from trainer.base.storage import parse
+from trainer.base.storage.staging import Staged, naming
 from trainer.data import image_folder, sources, tfrecord
 from trainer.data.bad_images import Bad
-from trainer.data.dataset import Arrays, Examples
+from trainer.data.examples import Examples
 from trainer.data.fingerprint import content_of
-from trainer.storage import parse
-from trainer.storage.staging import Staged, naming
+from trainer.data.in_memory import Arrays
 
 _Present = Callable[[Sequence[Path]], AbstractContextManager[Any]]  # provides these files within its block
 
@@ -86,37 +87,38 @@ def _files(kind: str, path: Path) -> list[Path]:
 
 
 def _folder_source(config: TrainConfig, path: Path, per_shard: int, present: _Present) -> Source:
-    def piece(part: image_folder.Folder) -> Piece:
-        def decode(bad: Bad) -> Arrays | None:
-            with present(part.files):
-                return image_folder.decode_folder(config, part, bad)
-
-        return Piece(len(part.files), decode)
-
     train, evaluation = image_folder.find(path)
     folders = {"train": train} | ({"evaluation": evaluation} if evaluation else {})
+
+    def piece(part: image_folder.Folder) -> Piece:
+        return _piece(part.files, present, lambda bad: image_folder.decode_folder(config, part, bad))
+
     splits = {
         name: [piece(folder.part(start, start + per_shard)) for start in range(0, len(folder.files), per_shard)]
         for name, folder in folders.items()
     }
     files = [file for folder in folders.values() for file in folder.files]
-    others = image_folder.left_out(train, evaluation)
-    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files), others)
+    left_out = image_folder.left_out(train, evaluation)
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files), left_out)
 
 
 def _tfrecord_source(config: TrainConfig, path: Path, present: _Present) -> Source:
     """Makes one piece per file, because the number of records in a file is unknown until it is read."""
 
     def piece(file: Path) -> Piece:
-        def read(bad: Bad) -> Arrays | None:
-            with present([file]):
-                return tfrecord.read(config, [file], bad)
-
-        return Piece(1, read)
+        return _piece([file], present, lambda bad: tfrecord.read(config, [file], bad))
 
     train, evaluation = tfrecord.find(path)
-    splits = {"train": [piece(file) for file in train], "evaluation": [piece(file) for file in evaluation]}
+    splits = {"train": [*map(piece, train)], "evaluation": [*map(piece, evaluation)]}
     return Source(splits, (), _fingerprint(config, 0, path, [*train, *evaluation]))
+
+
+def _piece(files: Sequence[Path], present: _Present, read: Callable[[Bad], Arrays | None]) -> Piece:
+    def get(bad: Bad) -> Arrays | None:
+        with present(files):
+            return read(bad)
+
+    return Piece(len(files), get)
 
 
 def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
@@ -124,14 +126,13 @@ def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
         rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int64)
 
         def get(bad: Bad, rows: Any = rows) -> Arrays:
-            return Arrays(*(found.numpy() for found in part.gather(rows)))
+            return Arrays(*(tensor.numpy() for tensor in part.gather(rows)))
 
         yield Piece(len(rows), get)
 
 
 def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
     below = len(str(path)) + 1
-    found = [(str(file)[below:] or ".", file.stat()) for file in files]
-    stats = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
+    stats = [(str(file)[below:] or ".", stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard)
     return hashlib.sha256(json.dumps([*settings, stats]).encode()).hexdigest()

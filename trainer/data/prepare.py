@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from trainer.command import quiet_start, run_command
-from trainer.config.flags import VERBOSE, Parser, refuse_unknown, whole
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.errors import DONE, UserError
-from trainer.log import log, set_verbose
-from trainer.terminal import ProgressBar
+from trainer.base.errors import DONE, UserError
+from trainer.base.log import log, set_verbose
+from trainer.base.settings.flags import VERBOSE, Parser, refuse_unknown, whole
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.terminal import ProgressBar
+from trainer.user_code.command import quiet_start, run_command
 
 with quiet_start():
+    from trainer.base.storage import Address, local_path, output_address
     from trainer.data.arrays import labelled, numbered_classes
     from trainer.data.bad_images import Bad, refuse_empty_classes, refuse_or_skip
-    from trainer.data.destination import Destination, LocalFolder, RemoteFolder
+    from trainer.data.destination import LocalFolder, RemoteFolder
     from trainer.data.pieces import Piece, Source, source_of
-    from trainer.data.shards import FORMAT, INDEX, LABEL, parse_index
-    from trainer.storage import Address, local_path, output_address
+    from trainer.data.shards import INDEX, INDEX_FORMAT, LABEL, parse_index
 
 JOURNAL = ".prepare.json"
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
@@ -75,16 +75,16 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 def _differing(config: TrainConfig, index: Mapping[str, Any]) -> str:
     """Describes how the shards of an index differ from those of this command."""
-    stored, given = index.get("settings"), {"SRC": config.data, **_settings(config)}
+    stored, asked = index.get("settings"), {"SRC": config.data, **_settings(config)}
     old = {"SRC": index.get("source"), **(stored if isinstance(stored, dict) else {})}
-    shown = [f"{key}: was {old[key]}, now {new}" for key, new in given.items() if old.get(key, new) != new]
+    shown = [f"{key}: was {old[key]}, now {new}" for key, new in asked.items() if old.get(key, new) != new]
     return "; ".join(shown) or "its files or the shard size changed"
 
 
 class Journal:
     """Records which shards of a source are already written."""
 
-    def __init__(self, folder: Destination, fingerprint: str) -> None:
+    def __init__(self, folder: LocalFolder | RemoteFolder, fingerprint: str) -> None:
         self._folder, self._fingerprint = folder, fingerprint
         try:
             content = json.loads(folder.read(JOURNAL) or b"{}")
@@ -134,7 +134,7 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         refuse_empty_classes(config, source.class_names, labels["train"])
     origin = f"SRC={config.data}"
     return {
-        "format": FORMAT,
+        "format": INDEX_FORMAT,
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
         "class_names": list(source.class_names or numbered_classes(max(set().union(*labels.values()), default=-1))),

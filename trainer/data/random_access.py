@@ -1,163 +1,156 @@
 """Reads a user's examples by number: from an object with `__getitem__`, or from a keras.utils.PyDataset."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+import os
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.data.dataset import gathered
-from trainer.data.nests import Nest, as_arrays, described, rows_in, specs_of
-from trainer.data.order import shuffled
-from trainer.errors import UserError, reason
-from trainer.user_mistakes import message_of, where_raised
-
-Rows = npt.NDArray[Any]
+from trainer.base.errors import UserError, reason
+from trainer.data.examples import Array, Examples
+from trainer.data.nests import PARTS, Nest, as_arrays, described, rows_in, specs_of
+from trainer.data.order import RowNumbers, shuffled
+from trainer.user_code.mistakes import message_of, where_raised
 
 
-def parts_of(value: Any) -> tuple[Nest, ...]:
-    """Returns what one example or batch holds, as (x,), (x, y) or (x, y, sample_weight), in arrays."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if not 1 <= len(given) <= 3:
-        raise UserError(f"it has {len(given)} parts: it must be x, (x, y) or (x, y, sample_weight)")
-    return tuple(as_arrays(part, name) for part, name in zip(given, ("x", "y", "sample_weight"), strict=False))
+class _Items(Examples):
+    """Reads items of a user's object, each x, (x, y) or (x, y, sample_weight); `kind`: what an item is called."""
 
-
-def _cause(error: Exception) -> str:
-    """Returns the user's line that raised, if it is known, with the exception."""
-    place = where_raised(error)
-    return f"{place[0]}: {message_of(error)}" if place else reason(error)
-
-
-class RandomAccess:
-    """Reads one example at a time from any object with `__len__` and `__getitem__(int)`, as PyTorch's data sets have.
-
-    An example is x, (x, y) or (x, y, sample_weight). Several threads read at once, each the rows of one step.
-    """
-
-    sampled_rows = 64  # for a fingerprint: reading an example may take long
+    kind = ""
 
     def __init__(self, source: Any, origin: str) -> None:
         self._source, self._origin = source, origin
+
+    def gather(self, rows: Any) -> tuple[Nest, ...]:
+        return self.read_by(self._read, rows)
+
+    def _read(self, rows: RowNumbers) -> Nest:
+        raise NotImplementedError
+
+    def _item(self, number: int) -> Any:
+        try:
+            return self._source[number]
+        except Exception as error:
+            place = where_raised(error)
+            cause = f"{place[0]}: {message_of(error)}" if place else reason(error)
+            raise UserError(f"{self._origin}: {self.kind} {number:,} cannot be read: {cause}") from error
+
+    def _parts(self, number: int, item: Any) -> tuple[Nest, ...]:
+        """Returns the parts of an item as arrays."""
+        parts = tuple(item) if isinstance(item, (tuple, list)) else (item,)
+        try:
+            if not 1 <= len(parts) <= len(PARTS):
+                raise UserError(f"it has {len(parts)} parts: it must be x, (x, y) or (x, y, sample_weight)")
+            return tuple(as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
+        except UserError as error:
+            raise UserError(f"{self._origin}: {self.kind} {number:,}: {error}") from None
+
+
+class RandomAccess(_Items):
+    """Reads an example at a time from any object with `__len__` and `__getitem__(int)`, as PyTorch's data sets have.
+
+    Several threads read at once, each the rows of one step.
+    """
+
+    kind = "example"
+    sampled_rows = 64  # reading an example may take long
+    threads = max(2, os.cpu_count() or 2)
+
+    def __init__(self, source: Any, origin: str) -> None:
+        super().__init__(source, origin)
         self.count = len(source)
         if not self.count:
             raise UserError(f"{origin}: it has no examples: its length is 0")
-        value = self._item(0)
-        first = self._parts(0, value)
-        self._spec, self._kinds = _spec(first), _kinds(first)
+        item = self._item(0)
+        first = self._parts(0, item)
+        self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
+        self._leaf_kinds = _kinds(tf.nest.flatten(first))
         # An example of arrays alone, as most are, needs no more than a comparison with the first one.
-        plain = isinstance(value, tuple) and not any(tf.nest.is_nested(part) for part in first)
-        self._given = _kinds(tuple(np.asarray(part) for part in value)) if plain else None
+        plain = isinstance(item, tuple) and not any(tf.nest.is_nested(part) for part in first)
+        self._plain_kinds = _kinds([np.asarray(part) for part in item]) if plain else None
 
-    def gather(self, rows: Any) -> tuple[Nest, ...]:
-        return gathered(self._read, rows, self._spec)
-
-    def _read(self, rows: Rows) -> Nest:
+    def _read(self, rows: RowNumbers) -> Nest:
         examples = [self._leaves(row) for row in rows.ravel().tolist()]
         stacked = [
             np.array(leaves, spec.dtype.as_numpy_dtype).reshape(*rows.shape, *spec.shape)
-            for leaves, spec in zip(zip(*examples, strict=True), tf.nest.flatten(self._spec), strict=True)
+            for leaves, spec in zip(zip(*examples, strict=True), tf.nest.flatten(self.spec), strict=True)
         ]
-        return tf.nest.pack_sequence_as(self._spec, stacked)
+        return tf.nest.pack_sequence_as(self.spec, stacked)
 
-    def _leaves(self, row: int) -> Sequence[Rows]:
-        value = self._item(row)
-        if self._given and type(value) is tuple:
-            with suppress(ValueError):  # rows of several lengths: the parts say so
-                leaves = [np.asarray(part) for part in value]
-                if [(leaf.shape, leaf.dtype) for leaf in leaves] == self._given:
-                    return leaves
-        example = self._parts(row, value)
-        if _kinds(example) != self._kinds:
+    def _leaves(self, row: int) -> list[Array]:
+        item = self._item(row)
+        if self._plain_kinds and type(item) is tuple:
+            try:
+                leaves = [np.asarray(part) for part in item]
+            except ValueError:  # rows of several lengths: the parts say so
+                leaves = []
+            if _kinds(leaves) == self._plain_kinds:
+                return leaves
+        example = self._parts(row, item)
+        leaves = tf.nest.flatten(example)
+        if _kinds(leaves) != self._leaf_kinds:
+            spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
             raise UserError(
-                f"{self._origin}: example {row:,} is {described(_spec(example))}, but example 0 is "
-                f"{described(self._spec)}: all must have the same parts, shapes and types"
+                f"{self._origin}: example {row:,} is {described(spec)}, but example 0 is {described(self.spec)}: all "
+                "must have the same parts, shapes and types"
             )
-        return list(tf.nest.flatten(example))
-
-    def _item(self, row: int) -> Any:
-        try:
-            return self._source[row]
-        except Exception as error:
-            raise UserError(f"{self._origin}: example {row:,} cannot be read: {_cause(error)}") from error
-
-    def _parts(self, row: int, value: Any) -> tuple[Nest, ...]:
-        try:
-            return parts_of(value)
-        except UserError as error:
-            raise UserError(f"{self._origin}: example {row:,}: {error}") from None
+        return leaves
 
 
-def _kinds(example: Nest) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns what _spec holds in a form that is quick to make and to compare."""
-    return [(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(example)]
+def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Returns what a spec holds, in a form that is quick to make and to compare."""
+    return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _spec(example: Nest) -> Nest:
-    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
-
-
-class NumberedBatches:
+class NumberedBatches(_Items):
     """Reads the batches of a keras.utils.PyDataset by number, in an order drawn from (seed, epoch).
 
     A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_end` is called once
     an epoch, when all batches of the epoch have been read; a resumed run first calls it for each epoch before.
     """
 
-    sampled_rows = 4  # for a fingerprint: each may read a batch
+    kind = "batch"
+    sampled_rows = 4  # each may read a batch
+    ends_epochs = True
 
     def __init__(self, source: keras.utils.PyDataset, origin: str, *, whole_batches: bool) -> None:
-        self._source, self._origin, self._epochs_ended = source, origin, 0
-        self.threads = max(1, source.workers)
+        super().__init__(source, origin)
+        self.threads, self._epochs_ended = max(1, source.workers), 0
         batches = len(source)
         if batches < 1:
             raise UserError(f"{origin}: it has no batches: its length is {batches}")
-        first = self._batch(0)
-        self.batch_size, self._spec = rows_in(first), specs_of(first)
-        last = rows_in(self._batch(batches - 1))
-        self.left_out = last if whole_batches and last != self.batch_size else 0
-        self.count = self.batch_size * (batches - 1) + last - self.left_out
+        first, last = (self._parts(number, self._item(number)) for number in (0, batches - 1))
+        self.batch_size, self.spec = rows_in(first), specs_of(first)
+        self.left_out = rows_in(last) if whole_batches and rows_in(last) != self.batch_size else 0
+        self.count = self.batch_size * (batches - 1) + rows_in(last) - self.left_out
         if not self.count:
-            raise UserError(f"{origin}: it has only one batch of {last} rows")
+            raise UserError(f"{origin}: it has only one batch of {self.left_out} rows")
 
-    def gather(self, rows: Any) -> tuple[Nest, ...]:
-        return gathered(self._read, rows, self._spec)
-
-    def rows_at(self, seed: int, number: int, positions: Rows) -> Rows:
-        while self._epochs_ended < number:
+    def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
+        while self._epochs_ended < passes[-1]:
             self._source.on_epoch_end()
             self._epochs_ended += 1
-        batches, of_batch = np.divmod(positions, self.batch_size)
-        return shuffled(batches, self.count // self.batch_size, seed, "batches", number) * self.batch_size + of_batch
+        batches, places = np.divmod(positions, self.batch_size)
+        return shuffled(batches, self.count // self.batch_size, seed, "batches", passes) * self.batch_size + places
 
-    def _read(self, rows: Rows) -> Nest:
-        which, position = np.divmod(rows.ravel(), self.batch_size)
-        found = tf.nest.map_structure(
-            lambda one: np.empty((rows.size, *one.shape), one.dtype.as_numpy_dtype), self._spec
-        )
-        for batch in np.unique(which).tolist():
-            places = which == batch
-            for leaf, held in zip(tf.nest.flatten(found), tf.nest.flatten(self._checked(batch)), strict=True):
-                leaf[places] = held[position[places]]
-        return tf.nest.map_structure(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), found)
+    def _read(self, rows: RowNumbers) -> Nest:
+        batches, positions = np.divmod(rows.ravel(), self.batch_size)
+        specs = tf.nest.flatten(self.spec)
+        leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
+        for batch in np.unique(batches).tolist():
+            places = batches == batch
+            for leaf, held in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
+                leaf[places] = held[positions[places]]
+        shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
+        return tf.nest.pack_sequence_as(self.spec, shaped)
 
-    def _checked(self, batch: int) -> tuple[Nest, ...]:
-        parts = self._batch(batch)
+    def _batch(self, batch: int) -> tuple[Nest, ...]:
+        parts = self._parts(batch, self._item(batch))
         count, expected = rows_in(parts), min(self.batch_size, self.count - batch * self.batch_size)
-        if specs_of(parts) != self._spec or count != expected:
+        if specs_of(parts) != self.spec or count != expected:
             raise UserError(
                 f"{self._origin}: batch {batch:,} is {count} rows of {described(specs_of(parts))}, but batch 0 is "
-                f"{self.batch_size} rows of {described(self._spec)}: all but the last must be alike"
+                f"{self.batch_size} rows of {described(self.spec)}: all but the last must be alike"
             )
         return parts
-
-    def _batch(self, number: int) -> tuple[Nest, ...]:
-        try:
-            return parts_of(self._source[number])
-        except UserError as error:
-            raise UserError(f"{self._origin}: batch {number:,}: {error}") from None
-        except Exception as error:
-            raise UserError(f"{self._origin}: batch {number:,} cannot be read: {_cause(error)}") from error

@@ -18,14 +18,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
-from trainer.data.dataset import Arrays, Dataset, Examples, gathered, image_spec
-from trainer.errors import PlatformFault, UserError
+from trainer.data.dataset import Dataset
+from trainer.data.examples import Array, Examples
+from trainer.data.in_memory import Arrays
 
 INDEX = "index.json"
-FORMAT = "trainer-shards-2"
+INDEX_FORMAT = "trainer-shards-2"
 LABEL = np.dtype("<i4")
 _FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # valid names of shard files
 _LONGEST_SIDE = 2**16
@@ -40,26 +43,26 @@ class Shard:
     sha256: str
 
 
-@dataclass(frozen=True)
-class ShardRows:
+class ShardRows(Examples):
     """Reads examples from their files on demand, so that memory holds only the labels and one batch.
 
     A file is open only while its rows are read, because a process may not be allowed to open all of them.
     """
 
-    shards: tuple[Shard, ...]
     image_shape: tuple[int, int, int]
-    labelled: bool
-    classes: int
 
-    @property
-    def count(self) -> int:
-        return int(self._starts[-1])
+    def __init__(self, index: "ShardIndex", split: str) -> None:
+        self.shards, self._classes = index.splits[split], index.classes
+        self.image_shape = index.image_shape
+        specs = (tf.TensorSpec(index.image_shape, tf.uint8), tf.TensorSpec((), tf.int32))
+        self.spec = specs[: 1 + index.labelled[split]]
+        self._starts = np.cumsum([0] + [shard.examples for shard in self.shards])
+        self.count = int(self._starts[-1])
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
-        return gathered(self.read, rows, image_spec(self.image_shape, self.labelled))
+        return self.read_by(self._read, rows)
 
-    def read(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
+    def _read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
         """Returns images and labels of `rows`, in their shape.
 
         Raises PlatformFault if a file cannot be read: a restart may succeed, or report by exit code 2 that it is lost.
@@ -70,18 +73,16 @@ class ShardRows:
         offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
         for shard, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
             _read_into(images, places, offsets, self.shards[shard].path)
-        found = images.reshape(*rows.shape, *self.image_shape)
-        return (found, self.labels[rows]) if self.labelled else (found,)
+        shaped = images.reshape(*rows.shape, *self.image_shape)
+        return (shaped,) if self.targets is None else (shaped, self.targets[rows])
 
     @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
-        return np.cumsum([0] + [shard.examples for shard in self.shards])
-
-    @cached_property
-    def labels(self) -> npt.NDArray[np.int32]:
-        """Returns all labels, (examples,). Raises UserError if one is not below the number of classes."""
+    def targets(self) -> Array | None:
+        """Returns all labels, (examples,) int32. Raises UserError if one is not below the number of classes."""
+        if not self.labelled:
+            return None
         labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
-        return checked_labels(labels, f"data: {self.shards[0].path.parent}", self.classes)
+        return checked_labels(labels, f"data: {self.shards[0].path.parent}", self._classes)
 
 
 def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: Path) -> None:
@@ -99,7 +100,7 @@ def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Se
 
 
 @dataclass(frozen=True)
-class Contents:
+class ShardIndex:
     """Holds the content of an index."""
 
     image_shape: tuple[int, int, int]
@@ -124,23 +125,22 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     shape = contents.image_shape
     total = sum(shard.examples for shards in contents.splits.values() for shard in shards) * math.prod(shape)
     fits = total <= config.data_memory_mib * 2**20
-    parts = {name: open_split(contents, name, fits) for name, shards in contents.splits.items() if shards}
+    parts = {name: _open_split(contents, name, fits) for name, shards in contents.splits.items() if shards}
     return Dataset(config.data, parts["train"], parts.get("evaluation"), contents.class_names, {"in_memory": fits})
 
 
-def open_split(contents: Contents, split: str, in_memory: bool) -> Examples:
-    """Returns the examples of one split. Raises UserError if a file is missing or has the wrong size."""
+def _open_split(contents: ShardIndex, split: str, in_memory: bool) -> Examples:
+    """Returns the examples of one split, with their labels checked. Raises UserError if a file has the wrong size."""
     for shard in contents.splits[split]:
         _check_size(shard, contents.image_shape, contents.labelled[split])
-    rows = ShardRows(contents.splits[split], contents.image_shape, contents.labelled[split], contents.classes)
+    rows = ShardRows(contents, split)
     if in_memory:
         return _in_memory(rows)
-    if rows.labelled:
-        rows.labels  # noqa: B018 (read and checked now, not in the first step)
+    rows.targets  # noqa: B018 (read and checked now, not in the first step)
     return rows
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path) -> ShardIndex:
     """Reads the index of `path`, not the shards. Raises UserError if it is damaged."""
     try:
         index = parse_index((path / INDEX).read_bytes(), path)
@@ -154,7 +154,7 @@ def read_contents(path: Path) -> Contents:
         raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it again") from None
     if len(shape) != 3 or not all(1 <= side <= _LONGEST_SIDE for side in shape) or not splits.get("train"):
         raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it again")
-    return Contents(shape, names, labelled, splits)
+    return ShardIndex(shape, names, labelled, splits)
 
 
 def parse_index(content: bytes, path: object) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def parse_index(content: bytes, path: object) -> dict[str, Any]:
         index = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it again") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"data={path}: its {INDEX} is not of format {FORMAT}: prepare it again")
+    if not isinstance(index, dict) or index.get("format") != INDEX_FORMAT:
+        raise UserError(f"data={path}: its {INDEX} is not of format {INDEX_FORMAT}: prepare it again")
     return index
 
 
@@ -181,11 +181,11 @@ def _shards(folder: Path, entries: list[dict[str, Any]]) -> tuple[Shard, ...]:
 def _check_size(shard: Shard, shape: tuple[int, ...], labelled: bool) -> None:
     expected = shard.examples * (math.prod(shape) + (LABEL.itemsize if labelled else 0))
     try:
-        found = shard.path.stat().st_size
+        size = shard.path.stat().st_size
     except OSError as error:
         raise UserError(f"data: {shard.path} cannot be read ({error.strerror}): prepare it again") from None
-    if found != expected:
-        raise UserError(f"data: {shard.path} has {found:,} bytes, its index requires {expected:,}: prepare it again")
+    if size != expected:
+        raise UserError(f"data: {shard.path} has {size:,} bytes, its index requires {expected:,}: prepare it again")
 
 
 def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
@@ -194,15 +194,15 @@ def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
         return np.frombuffer(file.read(), LABEL).astype(np.int32)
 
 
-def _in_memory(part: ShardRows) -> Arrays:
-    images, end = np.empty((part.count, *part.image_shape), np.uint8), 0
-    for shard in part.shards:
+def _in_memory(rows: ShardRows) -> Arrays:
+    images, end = np.empty((rows.count, *rows.image_shape), np.uint8), 0
+    for shard in rows.shards:
         start, end = end, end + shard.examples
-        own = images[start:end].reshape(-1).data
+        content = images[start:end].reshape(-1).data
         with open(shard.path, "rb") as file:
-            file.readinto(own)
-            digest = hashlib.sha256(own)
+            file.readinto(content)
+            digest = hashlib.sha256(content)
             digest.update(file.read())  # the labels
         if digest.hexdigest() != shard.sha256:
             raise UserError(f"data: {shard.path} is damaged: its checksum differs from the index: prepare it again")
-    return Arrays(images, part.labels if part.labelled else None)
+    return Arrays(images, rows.targets)

@@ -18,8 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.step import StepContext
+from trainer.base.settings.train_config import TrainConfig
+from trainer.invariance.step import StepContext
 
 Soften = Callable[[Any, StepContext], Any]
 

@@ -6,27 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config.fields import nearest
-from trainer.config.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
-from trainer.config.user_code import load_function
-from trainer.data import idx, image_folder, npz, shards, stacked_mnist, streaming, tfrecord
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import nearest
+from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
+from trainer.base.storage import Address, is_remote, local_path, parse
+from trainer.base.storage.staging import Staged, naming
+from trainer.data import idx, image_folder, npz, shards, tfrecord
 from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
-from trainer.data.dataset import Arrays, Dataset, closed_on_failure
+from trainer.data.dataset import Dataset
+from trainer.data.in_memory import Arrays
 from trainer.data.own import own_dataset
-from trainer.errors import UserError
-from trainer.storage import Address, is_remote, local_path, parse
-from trainer.storage.staging import Staged, naming
-from trainer.user_mistakes import where_raised
+from trainer.user_code.dotted_names import load_function
+from trainer.user_code.mistakes import where_raised
 
-KINDS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
+LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": idx.load,
     "npz": npz.load,
     "tfrecord": tfrecord.load,
     "shards": shards.load,
     "folder": image_folder.load,
-    "stacked_mnist": stacked_mnist.load,
 }
-assert set(KINDS) == set(DATA_KINDS)
+assert set(LOADERS) == set(DATA_KINDS)
 
 
 def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
@@ -44,18 +44,16 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         if where_raised(error):
             raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
-    with closed_on_failure(dataset.close):
-        _check(config, dataset, trains=trains)
-        return _with_classes(config, dataset)
+    _check(config, dataset, trains=trains)
+    return _with_classes(config, dataset)
 
 
 def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
     expected = (config.image_size, config.image_size, config.channels)
-    for part in filter(None, (dataset.train, dataset.evaluation)):
-        shape = getattr(part, "image_shape", expected)
-        if shape != expected:
+    for examples in filter(None, (dataset.train, dataset.evaluation)):
+        if examples.image_shape not in (None, expected):
             raise UserError(
-                f"data={config.data}: images are {shape}, but the settings require {expected}: change "
+                f"data={config.data}: images are {examples.image_shape}, but the settings require {expected}: change "
                 "image_size or channels, or prepare the data again"
             )
     if trains and dataset.train.count < config.global_batch_size:
@@ -78,7 +76,7 @@ def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
         if not isinstance(part, Arrays) or part.labels is None:
             return part
         labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
-        return part if labels is part.labels else dataclasses.replace(part, labels=labels)
+        return part if labels is part.labels else Arrays(part.images, labels)
 
     train, evaluation = checked(dataset.train), checked(dataset.evaluation)
     in_memory = [part for part in (train, evaluation) if isinstance(part, Arrays)]
@@ -90,8 +88,8 @@ def is_named(data: str) -> bool:
     """Returns whether `data` is a source's name or a user's function, not a path."""
     if is_remote(data):
         return False
-    own = ":" in data and data.partition(":")[0] not in KINDS and "/" not in data and not os.path.exists(data)
-    return data in DATA_SOURCES or own
+    function = ":" in data and data.partition(":")[0] not in LOADERS and "/" not in data and not os.path.exists(data)
+    return data in DATA_SOURCES or function
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
@@ -105,7 +103,7 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     if not os.path.exists(path):
         kind, colon, _ = location.partition(":")
         if colon and not os.path.exists(kind):
-            raise UserError(f"data={data}: unknown kind '{kind}'{nearest(kind, KINDS)} Known: {', '.join(KINDS)}")
+            raise UserError(f"data={data}: unknown kind '{kind}'{nearest(kind, LOADERS)} Known: {', '.join(LOADERS)}")
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: path not found{hint} Known names: {', '.join(DATA_SOURCES)}")
     return given_kind or recognise(data, path), path
@@ -122,16 +120,12 @@ def beside_data(data: str, otherwise: Path) -> Path:
 
 def _load(config: TrainConfig, *, trains: bool) -> Dataset:
     data = config.data
-    if config.stream:
-        address = parse(split_kind(data)[1], "data")
-        assert address is not None, "trainer.config.rules requires an address"
-        return streaming.load(config, address)
     if is_named(data):
         function = load_function(DATA_SOURCES.get(data, data), "data", ("config",), config)
         return own_dataset(config, function, trains=trains)
     kind, path = kind_and_path(data, config.cache_dir)
     with naming(path, parse(split_kind(data)[1], "data")):
-        return KINDS[kind](config, path)
+        return LOADERS[kind](config, path)
 
 
 def _fetched(address: Address, cache_dir: str) -> Path:
@@ -155,7 +149,7 @@ def recognise(data: str, path: Path) -> str:
         return "idx"
     if path.is_dir():
         return "folder"
-    kinds = ", ".join(f"{kind}:PATH" for kind in KINDS)
+    kinds = ", ".join(f"{kind}:PATH" for kind in LOADERS)
     raise UserError(
         f"data={data}: unknown kind of data: use one of {kinds}, or --data=package.module:function, a function of "
         "yours that reads it (examples/table.py reads a CSV file)"

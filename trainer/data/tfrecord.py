@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError, reason
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import MOST_BYTES, checked_labels, labelled, with_evaluation
 from trainer.data.bad_images import Bad, decode_many, refuse_or_skip
-from trainer.data.dataset import Arrays, Dataset
-from trainer.errors import UserError, reason
+from trainer.data.dataset import Dataset
+from trainer.data.in_memory import Arrays
 
-SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
 _EVALUATION = ("val", "test")
-HEADER, FOOTER = 8 + 4, 4  # bytes around a record: its length and the length's checksum; the record's checksum
+_HEADER, _FOOTER = 8 + 4, 4  # bytes around a record: its length and the length's checksum; the record's checksum
 
 
 def is_tfrecord(path: Path) -> bool:
     """Returns whether `path` is a TFRecord file, or a folder with such files."""
-    return bool(_files(path)) if path.is_dir() else is_named_so(path.name)
+    return bool(_files(path)) if path.is_dir() else _is_named_so(path.name)
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
@@ -75,11 +76,11 @@ def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
     try:
         _check_lengths(file)
         for record in tf.data.TFRecordDataset(str(file), compression_type=compression):
-            yield parse(record.numpy(), file)
+            yield _parse(record.numpy(), file)
     except UserError:
         raise
     except Exception as error:  # TensorFlow's DataLossError, for a damaged record
-        raise damaged(file, reason(error)) from None
+        raise _damaged(file, reason(error)) from None
 
 
 def _check_lengths(file: Path) -> None:
@@ -87,23 +88,22 @@ def _check_lengths(file: Path) -> None:
     zipped = file.suffix == ".gz"
     with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
         end, most = 0, MOST_BYTES if zipped else file.stat().st_size
-        while header := content.read(HEADER):
-            end += HEADER + int.from_bytes(header[:8], "little") + FOOTER
+        while header := content.read(_HEADER):
+            end += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
             if end > most or content.seek(end - 1) != end - 1 or not content.read(1):
-                raise damaged(file, f"a record ends at byte {end:,}, past the end or past {most:,}")
+                raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {most:,}")
 
 
-def damaged(file: object, why: str) -> UserError:
-    """Returns the error for a file that cannot be read."""
+def _damaged(file: Path, why: str) -> UserError:
     return UserError(f"{file}: damaged, or not a TFRecord file: {why}")
 
 
-def parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
+def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
     """Returns the image bytes and the label of a tf.train.Example. Raises UserError, naming `file`, without image."""
     try:
         feature = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # protobuf's DecodeError
-        raise damaged(file, reason(error)) from None
+        raise _damaged(file, reason(error)) from None
     content = _first(feature, _IMAGE_KEYS, "bytes_list")
     if content is None:
         raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")
@@ -118,10 +118,9 @@ def _first(feature: Any, keys: tuple[str, ...], kind: str) -> Any:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if is_named_so(path.name) and path.is_file())
+    return sorted(path for path in folder.iterdir() if _is_named_so(path.name) and path.is_file())
 
 
-def is_named_so(name: str) -> bool:
-    """Returns whether a file has a name of TFRecord files."""
+def _is_named_so(name: str) -> bool:
     name = name.lower().removesuffix(".gz")
-    return name.endswith(SUFFIXES) or ".tfrecord-" in name
+    return name.endswith(TFRECORD_SUFFIXES) or ".tfrecord-" in name

@@ -3,21 +3,20 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.build import set_precision_and_seed
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import DONE, USER_MUST_CHANGE
+from trainer.base.log import log
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.gpu_environment import gpu_environment
+from trainer.cluster.strategy import Replicas, local_devices
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.gpu_environment import gpu_environment
-from trainer.distribution.step import NotCompilable
-from trainer.distribution.strategy import Replicas, local_devices
-from trainer.errors import DONE, USER_MUST_CHANGE
 from trainer.gpu_check.bands import (
     BANDS,
     Difference,
@@ -29,15 +28,16 @@ from trainer.gpu_check.bands import (
 )
 from trainer.gpu_check.check_table import table
 from trainer.gpu_check.rates import AllReduce, all_reduces, copies, empty_step
-from trainer.gpu_check.variants import Speed, State, Variant, replicas_on, run_reordered, run_variant
-from trainer.log import log
+from trainer.gpu_check.variants import Speed, Variables, Variant, replicas_on, run_reordered, run_variant
+from trainer.invariance.step import NotCompilable
 from trainer.reporting.run_info import gpu_names, versions
+from trainer.run.build import set_precision_and_seed
 from trainer.training.error_lines import half_precision, one_line
 
 REFERENCE = "float64 on the CPU"
 CONTROLS = (7, 8)  # seeds of the orders of rows
 
-Run = Callable[..., tuple[Trained, Speed | None]]
+RunVariant = Callable[..., tuple[Trained, Speed | None]]
 
 
 @dataclass
@@ -92,7 +92,7 @@ def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], s
     devices = _devices(config)
     set_precision_and_seed(dataclasses.replace(config, precision="float32"))
     dataset = load_dataset(config)
-    with closing(dataset), _no_retracing_warnings():
+    with _no_retracing_warnings():
         check = _checked(config, dataset, devices, seconds)
     for line in table(check):
         log.info(line)
@@ -132,7 +132,7 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
         strategies[len(devices)] = tf.distribute.MirroredStrategy(list(devices))
     replicas = {count: replicas_on(devices[:count], config, strategy) for count, strategy in strategies.items()}
     cpu = replicas_on(["CPU:0"], config, tf.distribute.OneDeviceStrategy("CPU:0"))
-    whole, start = replicas[len(devices)], State()
+    whole, start = replicas[len(devices)], Variables()
 
     def run(variant: Variant, on: Replicas, spend: float | None) -> tuple[Trained, Speed | None]:
         log.info(f"{variant.name} on {', '.join(on.devices)} …")
@@ -161,7 +161,7 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
     return check
 
 
-def _row(variant: Variant, run: Run, alone: Trained, reference: Trained, check: GpuCheck) -> Row:
+def _row(variant: Variant, run: RunVariant, alone: Trained, reference: Trained, check: GpuCheck) -> Row:
     """Runs one variant; one that fails is a line of the table, and the others still run."""
     row = Row(variant.name, variant.devices)
     try:

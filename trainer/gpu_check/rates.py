@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.distribution.strategy import Replicas
+from trainer.cluster.strategy import Replicas
 
 SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20, 64 * 2**20)  # bytes of an all-reduce: a batch norm to a large model
 _COPIED = 64 * 2**20  # bytes

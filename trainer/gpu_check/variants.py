@@ -12,22 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.build import TrainingSetup, set_precision_and_seed, setup_with
-from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Dataset, failures_of_reading
-from trainer.distribution.reachable import reachable
-from trainer.distribution.step import StepContext
-from trainer.distribution.strategy import Replicas
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import Replicas
+from trainer.data.dataset import Dataset
 from trainer.gpu_check.bands import Trained, Weights
-from trainer.models.layers import refresh_normalization
+from trainer.invariance.layers import refresh_normalization
+from trainer.invariance.reachable import reachable
+from trainer.invariance.step import StepContext
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
+from trainer.run.build import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.state import WEIGHTS, put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner
 
-STEPS = 5  # of the comparison
+COMPARED_STEPS = 5  # of the comparison
 
-State = dict[str, npt.NDArray[Any]]
+Variables = dict[str, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def replicas_on(devices: Sequence[str], config: TrainConfig, strategy: Any) -> R
 
 
 def run_variant(
-    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: State, seconds: float | None
+    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: Variables, seconds: float | None
 ) -> tuple[Trained, Speed | None]:
     """Returns what the first steps compute and, unless `seconds` is None, what a step costs, measured for that long.
 
@@ -76,16 +76,17 @@ def run_variant(
     setup = _setup(variant.config(base), dataset, replicas, start)
     runner, rows = setup.step_runner(compiled=variant.jit_compile == "true"), setup.rows_from(0)
     began = time.monotonic()
-    trained = _train_first_steps(runner, rows)
-    first = time.monotonic() - began
-    speed = None if seconds is None else _speed(runner, rows, first, seconds)
+    with dataset.reading():
+        trained = _train_first_steps(runner, rows)
+        first = time.monotonic() - began
+        speed = None if seconds is None else _speed(runner, rows, first, seconds)
     del setup, runner, rows
     gc.collect()  # a traced function and its model refer to each other
     return trained, speed
 
 
 def run_reordered(
-    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: State, seed: int
+    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: Variables, seed: int
 ) -> Trained:
     """Returns what the first steps compute if the rows of each global batch, and all draws, stand in another order.
 
@@ -100,10 +101,11 @@ def run_reordered(
     setup = _setup(variant.config(base), dataset, replicas, start)
     runner = setup.step_runner()
     runner.context = Reordered
-    return _train_first_steps(runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order))))
+    with dataset.reading():
+        return _train_first_steps(runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order))))
 
 
-def _setup(config: TrainConfig, dataset: Dataset, replicas: Replicas, start: State) -> TrainingSetup:
+def _setup(config: TrainConfig, dataset: Dataset, replicas: Replicas, start: Variables) -> TrainingSetup:
     """Builds the model with the weights `start`: initial weights are drawn in the precision, and would be others."""
     set_precision_and_seed(config)
     setup = setup_with(config, replicas, dataset)
@@ -118,8 +120,7 @@ def _setup(config: TrainConfig, dataset: Dataset, replicas: Replicas, start: Sta
 
 def _train_first_steps(runner: StepRunner, rows: Any) -> Trained:
     before = _values(runner.model)
-    with failures_of_reading():
-        logs = runner(rows, 0, STEPS)
+    logs = runner(rows, 0, COMPARED_STEPS)
     losses = {name: value for name, value in logs.means().items() if is_loss(name)}
     return Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
 
@@ -159,15 +160,14 @@ def _gradient_norm(model: keras.Model, before: Weights) -> float:
 
 def _speed(runner: StepRunner, rows: Any, first: float, seconds: float) -> Speed:
     """Measures steps in calls that are long enough for the time of a call itself not to matter."""
-    step, count, spent = STEPS, 1, list[float]()
-    with failures_of_reading():
-        until = time.monotonic() + seconds
-        while not spent or time.monotonic() < until:
-            began = time.monotonic()
-            runner(rows, step, count)
-            step += count
-            spent.append((time.monotonic() - began) / count)
-            count = max(1, min(2 * count, int(seconds / 3 / spent[-1])))
+    step, count, spent = COMPARED_STEPS, 1, list[float]()
+    until = time.monotonic() + seconds
+    while not spent or time.monotonic() < until:
+        began = time.monotonic()
+        runner(rows, step, count)
+        step += count
+        spent.append((time.monotonic() - began) / count)
+        count = max(1, min(2 * count, int(seconds / 3 / spent[-1])))
     peak = peak_device_memory_gib(runner.replicas.devices)
     began = time.monotonic()
     state = snapshot(variables_of(runner.model))

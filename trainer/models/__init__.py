@@ -1,21 +1,21 @@
-"""Builds the model that `config.model` names. One file holds one model; the contract is in trainer/interface.py."""
+"""Builds the model that `config.model` names. One file holds one model; user_code/interface.py has the contract."""
 
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainer.compat import build_compiled, compare_signs_on_device, losses_reduced_by
-from trainer.config.train_config import MODELS, TrainConfig
-from trainer.config.user_code import load_function
-from trainer.data.dataset import Dataset, first_rows, targets_in_memory
-from trainer.distribution.gradients import sum_first
-from trainer.distribution.losses import try_losses
-from trainer.errors import UserError, reason
-from trainer.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
-from trainer.models.layers import make_independent
+from trainer.base.errors import UserError, reason
+from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.invariance.compat import build_compiled, compare_signs_on_device, losses_reduced_by
+from trainer.invariance.gradients import sum_first
+from trainer.invariance.layers import make_independent
+from trainer.invariance.losses import try_losses
 from trainer.models.own_step import build_if_called, prepare_own_step
-from trainer.user_mistakes import as_user_mistake
+from trainer.user_code.dotted_names import load_function
+from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
+from trainer.user_code.mistakes import as_user_mistake
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -55,7 +55,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         )
     _check_labels(model, dataset)
     _check_evaluation(model, dataset)
-    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, first_rows(dataset.train, 1)))
+    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(1)))
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
@@ -122,7 +122,7 @@ def _refuse_unconditional(model: keras.Model, config: TrainConfig) -> None:
     """Raises UserError if a model of the user's makes nothing of --conditional."""
     if config.conditional and not ModelInterface.of(model).generated_classes:
         raise UserError(
-            f"conditional=true: {config.model} has no generated_classes (trainer/interface.py): use --conditional=false"
+            f"conditional=true: {config.model} has no generated_classes (trainer.interface): use --conditional=false"
         )
 
 
@@ -131,8 +131,8 @@ def _check_labels(model: keras.Model, dataset: Dataset) -> None:
     if "sparse" not in _loss_name(model) or not has_class_outputs(model):
         return
     classes = model.output_shape[-1]
-    for part in (dataset.train, dataset.evaluation):
-        if part is None or (labels := targets_in_memory(part)) is None:
+    for examples in (dataset.train, dataset.evaluation):
+        if examples is None or (labels := examples.targets) is None:
             continue
         least, largest = int(labels.min()), int(labels.max())
         if not 0 <= least <= largest < classes:
@@ -144,7 +144,7 @@ def _check_labels(model: keras.Model, dataset: Dataset) -> None:
 
 def _check_evaluation(model: keras.Model, dataset: Dataset) -> None:
     """Raises UserError if only the training images have labels, and the loss needs them: Keras would fail late."""
-    if model.loss is not None and dataset.labelled and not getattr(dataset.evaluation, "labelled", True):
+    if model.loss is not None and dataset.labelled and dataset.evaluation and not dataset.evaluation.labelled:
         raise UserError(
             f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
             "theirs, or leave these images out and hold back a part by --evaluation_fraction"

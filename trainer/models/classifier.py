@@ -6,10 +6,10 @@ from typing import Any
 import keras
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
-from trainer.models.layers import full_precision
+from trainer.invariance.layers import full_precision
 from trainer.models.optimizers import learning_rate
 
 

@@ -6,7 +6,7 @@ At width 128 it is the MNIST network of an article on training with several clou
 import keras
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
 

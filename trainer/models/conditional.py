@@ -19,11 +19,11 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Dataset, targets_in_memory
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.invariance.layers import full_precision
 from trainer.models.classifier import number_of_classes
-from trainer.models.layers import full_precision
 
 
 def classes_of(config: TrainConfig, dataset: Dataset) -> int:
@@ -37,7 +37,7 @@ def classes_of(config: TrainConfig, dataset: Dataset) -> int:
     label = tf.nest.flatten(dataset.spec[1])[0]
     if tf.nest.is_nested(dataset.spec[1]) or label.shape.rank != 0 or not label.dtype.is_integer:
         raise UserError(f"conditional=true: examples of {config.data} are {dataset.shape}: one integer label is needed")
-    labels = targets_in_memory(dataset.train)
+    labels = dataset.train.targets
     if labels is not None and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"conditional=true: {config.data} has labels from {labels.min()} to {labels.max()}, but {classes} classes: "

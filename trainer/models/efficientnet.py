@@ -12,14 +12,14 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.config.rules import FROM_SCRATCH
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError, reason
+from trainer.base.settings.rules import FROM_SCRATCH
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage.staging import stage
 from trainer.data.dataset import Dataset
-from trainer.distribution.step import current_step
-from trainer.errors import UserError, reason
+from trainer.invariance.step import current_step
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.optimizers import FusedAdam
-from trainer.storage.staging import stage
 
 
 def build(config: TrainConfig, dataset: Dataset) -> keras.Model:

@@ -8,17 +8,18 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8, to_uint8
-from trainer.distribution.averaging import update_average
-from trainer.distribution.gradients import sum_and_build
-from trainer.distribution.step import StepContext
-from trainer.models.batch_norm import Rows, in_one_pass
+from trainer.invariance.averaging import update_average
+from trainer.invariance.batch_norm import in_one_pass
+from trainer.invariance.gradients import sum_and_build
+from trainer.invariance.layers import full_precision, synchronized
+from trainer.invariance.normalization import GroupedRows
+from trainer.invariance.step import StepContext
 from trainer.models.conditional import classes_of, labelled, projected, with_class, with_labels
 from trainer.models.diff_augment import DiffAugment
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
-from trainer.models.layers import full_precision, synchronized
 from trainer.models.optimizers import FusedAdam, learning_rate
 
 # Returns a new one for each layer, so that no two layers start with equal weights.
@@ -116,9 +117,9 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 class Generated(NamedTuple):
     """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
 
-    Without images, each pass of an update makes its own of the noise, (rows, latent_dim). A conditional GAN has labels
-    (rows,), which are in the noise too. `reals`: real images with which the generator's loss compares them, row by row,
-    as the critic sees them.
+    With micro-batches there are no images: each pass of an update makes its images from the noise, (rows, latent_dim).
+    `labels`, (rows,): the classes of a conditional GAN's images; its noise holds them too. `reals`: real images as
+    the critic sees them, with which the generator's loss compares the generated images row by row.
     """
 
     images: Any = None
@@ -249,8 +250,8 @@ class GAN(keras.Model):
         """Returns images of noise, (groups x rows, latent_dim), and last, (rows, latent_dim), as of passes apart."""
         groups = noise.shape[0] // last.shape[0]
         if prefers_many_rows():
-            return in_one_pass(self.generator, Rows(noise, groups), Rows(last))
-        *others, own = in_one_pass(self.generator, *map(Rows, (*tf.split(noise, groups), last)))
+            return in_one_pass(self.generator, GroupedRows(noise, groups), GroupedRows(last))
+        *others, own = in_one_pass(self.generator, *map(GroupedRows, (*tf.split(noise, groups), last)))
         return [tf.concat(others, 0), own]
 
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:

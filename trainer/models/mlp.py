@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.optimizers import FusedAdam

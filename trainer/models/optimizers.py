@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.compat import adam_moments
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import Schedule
 from trainer.data.dataset import Dataset
+from trainer.invariance.compat import adam_moments
 
 
 def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int = 1, updates_per_step: int = 1) -> Any:

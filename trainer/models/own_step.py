@@ -7,15 +7,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.compat import build_compiled
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.distribution.gradients import sum_first, sums_first
-from trainer.distribution.reachable import reachable
-from trainer.distribution.step import ASKED, StepContext, in_step
-from trainer.errors import UserError
-from trainer.interface import ModelInterface
-from trainer.user_mistakes import as_user_mistake, message_of
+from trainer.invariance.compat import build_compiled
+from trainer.invariance.gradients import sum_first, sums_first
+from trainer.invariance.reachable import reachable
+from trainer.invariance.step import ASKED, StepContext, in_step
+from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import as_user_mistake, message_of
 
 
 def build_if_called(model: keras.Model, dataset: Dataset) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.distribution.step import current_step
+from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
 from trainer.models.gan import GAN, images_of, scores_and_slopes
 

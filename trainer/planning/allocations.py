@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.compat import parse_profile
-from trainer.errors import PlatformFault
+from trainer.base.errors import PlatformFault
+from trainer.invariance.compat import parse_profile
 from trainer.planning.peaks import Allocation, Trace
 
 _LEVEL = 2  # of the trace: the first that has allocations

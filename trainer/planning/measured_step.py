@@ -11,15 +11,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.build import set_precision_and_seed, setup_with
-from trainer.compat import trained_by
-from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Dataset, first_rows
-from trainer.distribution.reachable import reachable
-from trainer.distribution.strategy import make_replicas
-from trainer.interface import ModelInterface
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
+from trainer.invariance.compat import trained_by
+from trainer.invariance.reachable import reachable
 from trainer.models.image_layers import as_on_gpus
+from trainer.run.build import set_precision_and_seed, setup_with
 from trainer.training.state import variables_of
+from trainer.user_code.interface import ModelInterface
 
 _REPEATED_ROWS = 16
 
@@ -80,7 +80,7 @@ def _generated(dataset: Dataset, batches: int, rows: int) -> Any:
         places = tf.range(batches * rows) % tf.shape(tensor)[0]
         return tf.reshape(tf.gather(tensor, places), (1, batches, rows, *tensor.shape[1:]))
 
-    return tf.nest.map_structure(repeated, first_rows(dataset.train, _REPEATED_ROWS))
+    return tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
 
 
 def _is_optimizer(item: Any) -> bool:

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from trainer.base.run_files.plan_file import Line, largest_rows, peak_of
 from trainer.planning.allocator import Allocator, rounded
-from trainer.reporting.plan_file import Line, largest_rows, peak_of
 
 _TEMPORARY = "temp"  # the kind of what one kernel needs while it runs
 _FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers
@@ -47,7 +47,7 @@ class Trace:
     step: int
 
 
-class Prediction:
+class PeakMemory:
     """Predicts memory from traces of two numbers of rows, the first the smaller one."""
 
     def __init__(self, small: Trace, large: Trace, state: int) -> None:

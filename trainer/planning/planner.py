@@ -4,24 +4,23 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from trainer.build import set_precision_and_seed
-from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Arrays, Dataset, NestedArrays, Subset
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.run_files.plan_file import Line, Memory, StepPlan, StepWork, peak_of, plan_key, versions
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
-from trainer.errors import UserError
-from trainer.log import log
 from trainer.planning.allocations import traced
 from trainer.planning.counting import NO_KERNEL, Operation, operations
 from trainer.planning.measured_step import MeasuredStep
-from trainer.planning.peaks import Prediction, Trace, peak_bytes
-from trainer.reporting.plan_file import Line, Memory, StepPlan, Work, peak_of, plan_key, versions
+from trainer.planning.peaks import PeakMemory, Trace, peak_bytes
+from trainer.run.build import set_precision_and_seed
 
 _FIRST_ROWS = 8
 _MOST_ROWS = 64
@@ -33,16 +32,15 @@ def make_plan(config: TrainConfig) -> StepPlan:
     """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail."""
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    with closing(dataset):
-        first = _measured(config, dataset, _FIRST_ROWS)
-        updates, reduced = first.step.updates()
-        if config.sync_batch_norm:
-            updates += 2 * batch_norms(first.operations)
-        state, batches = first.step.state_bytes, first.step.batches_per_step
-        needed = peak_bytes(first.trace, state, temporaries=True)
-        rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
-        others = [_measured(config, dataset, each) for each in rows]
-        examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
+    first = _measured(config, dataset, _FIRST_ROWS)
+    updates, reduced = first.step.updates()
+    if config.sync_batch_norm:
+        updates += 2 * batch_norms(first.operations)
+    state, batches = first.step.state_bytes, first.step.batches_per_step
+    needed = peak_bytes(first.trace, state, temporaries=True)
+    rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
+    others = [_measured(config, dataset, each) for each in rows]
+    examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
         batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, others[0].trace, others[1].trace, state),
@@ -103,7 +101,7 @@ def _memory_bytes() -> int:
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
     """Returns the lines of memory, from the two larger traces; the first one tells how far they are off."""
-    predicted = Prediction(small, large, state)
+    predicted = PeakMemory(small, large, state)
     device, cpu = predicted.device_lines(), predicted.cpu_lines()
     measured = peak_bytes(first, state, temporaries=False)
     return Memory(
@@ -117,7 +115,7 @@ def _operations(graph: Any, rows: int) -> list[Operation]:
     return [op for op in operations(graph, rows=rows) if op.type not in NO_KERNEL]
 
 
-def _work(small: _Measured, large: _Measured) -> list[Work]:
+def _work(small: _Measured, large: _Measured) -> list[StepWork]:
     """Returns the operations with what each needs by the rows, those that are alike together."""
     fewer, more = small.trace.rows, large.trace.rows
 
@@ -129,15 +127,9 @@ def _work(small: _Measured, large: _Measured) -> list[Work]:
     for a, b in zip(small.operations, large.operations, strict=True):
         key = a.type, line(a.flops, b.flops, a.times), line(a.moved_bytes, b.moved_bytes, a.times)
         counts[key] += a.times
-    return [Work(kind, times, flops, moved) for (kind, flops, moved), times in counts.items()]
+    return [StepWork(kind, times, flops, moved) for (kind, flops, moved), times in counts.items()]
 
 
-def _bytes_of(examples: Any) -> int:
+def _bytes_of(examples: AnyExamples | None) -> int:
     """Returns the bytes of examples that lie in the host's memory; 0 for those that are read as they are needed."""
-    if isinstance(examples, Subset):
-        return _bytes_of(examples.examples)
-    if isinstance(examples, Arrays):
-        return sum(each.nbytes for each in (examples.images, examples.labels) if each is not None)
-    if isinstance(examples, NestedArrays):
-        return sum(np.asarray(each).nbytes for each in tf.nest.flatten(examples.parts))
-    return 0
+    return sum(array.nbytes for array in tf.nest.flatten(examples.whole.arrays)) if examples else 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.storage.run_layout import STEP_PREFIX
+from trainer.base.run_files.run_layout import STEP_PREFIX
 
 _MOST_FRAMES = 24
 _LONGEST = 640  # pixels of a frame's longer side; 24 grids of noise, 16x16 pixels each image, are 3 MB

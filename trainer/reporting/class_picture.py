@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainer.base.storage import write_whole
 from trainer.reporting.canvas import GREY, TEXT, WHITE, Canvas, width_of
 from trainer.reporting.classification import BINS, TOP, Classification, as_json
-from trainer.storage import write_whole
 
 _SIDE = 640  # pixels of the matrix, if that gives its cells a size within _CELL
 _CELL = (10, 44)  # pixels of a cell whose class is named

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.reporting.run_files import Scalars, finite
+from trainer.base.run_files.records import Scalars, finite
 
-FORMULAS = 1  # counts the changes of what is computed from the same outputs
+CLASS_FORMULAS = 1  # counts the changes of what is computed from the same outputs
 BINS = 15
 TOP, FEWEST_FOR_TOP = 5, 11  # the top-5 accuracy is given for more than ten classes
 MOST_IN_MATRIX = 1000  # classes of a confusion matrix; of more, numbers by class alone
 
-Counts = npt.NDArray[np.float64]
+ConfusionCounts = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Classification:
     """Holds counts of the rows of an evaluation; each row counts once, whatever its sample weight."""
 
     names: tuple[str, ...]  # of the classes
-    support: Counts  # (classes,) rows of each class
-    predicted: Counts  # (classes,) rows predicted as each class
-    correct: Counts  # (classes,)
-    in_top: Counts  # (classes,) rows of each class that is among the TOP most probable
-    bins: Counts  # (3, BINS): rows, correct ones, sum of confidences
-    confusion: Counts | None  # (true class, predicted class); None for more than MOST_IN_MATRIX
+    support: ConfusionCounts  # (classes,) rows of each class
+    predicted: ConfusionCounts  # (classes,) rows predicted as each class
+    correct: ConfusionCounts  # (classes,)
+    in_top: ConfusionCounts  # (classes,) rows of each class that is among the TOP most probable
+    bins: ConfusionCounts  # (3, BINS): rows, correct ones, sum of confidences
+    confusion: ConfusionCounts | None  # (true class, predicted class); None for more than MOST_IN_MATRIX
 
     @classmethod
-    def of(cls, counts: Counts, names: tuple[str, ...]) -> "Classification":
+    def of(cls, counts: ConfusionCounts, names: tuple[str, ...]) -> "Classification":
         """Returns what `counts` are: those by class, of the bins, and of the matrix, one after another."""
         classes = len(names)
         by_class, bins, matrix = np.split(counts, [4 * classes, 4 * classes + 3 * BINS])
@@ -62,7 +62,7 @@ class Classification:
     @property
     def about(self) -> dict[str, int]:
         """Returns what the values must have in common to be compared."""
-        return {"formulas": FORMULAS, "examples": self.examples, "calibration_bins": BINS}
+        return {"formulas": CLASS_FORMULAS, "examples": self.examples, "calibration_bins": BINS}
 
     def scalars(self) -> Scalars:
         """Returns the values to report beside the loss and the metrics of the model."""
@@ -101,12 +101,12 @@ def as_json(found: Classification) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _shares(part: Counts, whole: Counts) -> Counts:
+def _shares(part: ConfusionCounts, whole: ConfusionCounts) -> ConfusionCounts:
     """Returns part / whole; NaN where there is nothing to divide by."""
     return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
 
 
-def _ints(counts: Counts) -> Any:
+def _ints(counts: ConfusionCounts) -> Any:
     return counts.astype(np.int64)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from trainer.reporting.breakdown import MUCH
+from trainer.base.run_files.breakdown import MUCH
+from trainer.base.run_files.records import StatsEntry
+from trainer.base.terminal import ProgressBar, duration
 from trainer.reporting.progress import Progress
-from trainer.reporting.run_files import StatsEntry
-from trainer.terminal import ProgressBar, duration
 
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:

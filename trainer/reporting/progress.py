@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.reporting.run_files import Scalars, StatsEntry
+from trainer.base.run_files.records import Scalars, StatsEntry
 
 # Values of the variables of Keras metrics after a range of steps, summed over replicas. They can be added over ranges;
 # results cannot: the mean of two AUCs is not an AUC.
-Counts = tuple[npt.NDArray[np.float64], ...]
+MetricCounts = tuple[npt.NDArray[np.float64], ...]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class StepLogs:
     names: tuple[str, ...]
     values: npt.NDArray[np.float64]  # (count, len(names))
     metrics: Mapping[str, float] = field(default_factory=dict)
-    counts: Counts = ()
-    results: Callable[[Counts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
+    counts: MetricCounts = ()
+    results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
     input_wait_seconds: float = 0.0  # that the call lost because a batch was not there, on the worker that lost most
 
     @property
@@ -66,7 +66,7 @@ class RunningMeans:
     timed_seconds: float = 0.0
     waited_seconds: float = 0.0  # of timed_seconds, for batches
     sums: Scalars = field(default_factory=dict)
-    counts: Counts = ()
+    counts: MetricCounts = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod

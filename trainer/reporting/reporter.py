@@ -6,23 +6,23 @@ from typing import Any, cast
 
 import keras
 
-from trainer.config.metric_names import check_known
-from trainer.config.train_config import TrainConfig
+from trainer.base.log import log
+from trainer.base.run_files.breakdown import advice, in_words
+from trainer.base.run_files.job_directory import JobDir
+from trainer.base.run_files.records import QualityOf, Result, Scalars, StatsEntry, drop_stats_after
+from trainer.base.run_files.run_layout import CLASSES, PROGRESS, step_name, step_of
+from trainer.base.settings.metric_names import check_known
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import write_whole, writing
 from trainer.data.images import encode_png, sample_grid
-from trainer.log import log
 from trainer.reporting.animation import animated, frames_of, is_due
-from trainer.reporting.breakdown import advice, in_words
 from trainer.reporting.class_picture import write_classes
 from trainer.reporting.classification import Classification
 from trainer.reporting.console import Bar, status_line
-from trainer.reporting.job_directory import JobDir
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
-from trainer.reporting.run_files import QualityOf, Result, Scalars, StatsEntry, drop_stats_after
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
-from trainer.storage import write_whole, writing
-from trainer.storage.run_layout import CLASSES, PROGRESS, step_name, step_of
 
 
 class Reporter:

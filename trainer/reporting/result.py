@@ -5,14 +5,14 @@ import os
 import time
 from dataclasses import dataclass
 
-from trainer.config.overrides import to_yaml
-from trainer.config.train_config import TrainConfig
-from trainer.errors import USER_MUST_CHANGE, UserError
-from trainer.log import log
-from trainer.reporting.plan_file import predicted
+from trainer.base.errors import USER_MUST_CHANGE, UserError
+from trainer.base.log import log
+from trainer.base.run_files.plan_file import predicted
+from trainer.base.run_files.records import Result
+from trainer.base.settings.resolution import to_yaml
+from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, rounded
 from trainer.reporting.resources import peak_memory_gib
-from trainer.reporting.run_files import Result
 
 
 @dataclass

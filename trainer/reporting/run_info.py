@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 import trainer
-from trainer.config.train_config import TrainConfig
+from trainer.base.run_files.records import RunInfo
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.gpu_environment import gpu_environment
+from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.batches import Schedule
-from trainer.distribution.gpu_environment import gpu_environment
-from trainer.distribution.strategy import Replicas, simulated_devices
-from trainer.reporting.run_files import RunInfo
 
 COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to the command that the user typed
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.data.images import UInt8Array, encode_png
-from trainer.storage.tensorflow_errors import tensorflow_writing
+from trainer.reporting.tensorflow_errors import tensorflow_writing
 
 
 class EventFiles:

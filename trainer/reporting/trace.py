@@ -12,8 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from trainer.compat import parse_profile
-from trainer.reporting.breakdown import ALL_REDUCE, CALL, INPUT, KINDS, MATRIX, MEMORY, Span, divide
+from trainer.base.run_files.breakdown import ALL_REDUCE, CALL, INPUT, MATRIX, MEMORY, TIME_SHARES, Span, divide
+from trainer.invariance.compat import parse_profile
 
 PROFILES = "plugins/profile/*/*.xplane.pb"  # where TensorBoard looks for them, below its folder of logs
 EVENT_OF_A_CALL = "train"  # that the loop records around each call
@@ -33,10 +33,10 @@ _MATRIX = re.compile(
 
 
 def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
-    """Returns the share of each kind of `trainer.reporting.breakdown`, the mean over the GPUs.
+    """Returns the share of each kind of `trainer.base.run_files.breakdown`, the mean over the GPUs.
 
     compiled: XLA compiled the steps or their gradients. Raises ValueError if the profile has no steps, or nothing of
-    what XLA compiled, and `trainer.compat.Missing` if this TensorFlow cannot read its profiles.
+    what XLA compiled, and `trainer.invariance.compat.Missing` if this TensorFlow cannot read its profiles.
     """
     space = parse_profile(profile.read_bytes())
     planes = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
@@ -49,7 +49,7 @@ def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
     divided = [divide([*around, *kernels]) for kernels in gpus if kernels] or [divide(host)]
     if not divided[0]:
         raise ValueError("it has no steps")
-    return {kind: sum(each[kind] for each in divided) / len(divided) for kind in KINDS}
+    return {kind: sum(each[kind] for each in divided) / len(divided) for kind in TIME_SHARES}
 
 
 def _of_host(plane: Any) -> Iterator[Span]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.storage import make_writable, write_whole
+from trainer.base.storage import make_writable, write_whole
 
 _NEWEST = 100
 _DEFAULT_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)

@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from trainer.config.metric_names import FALLING, OF_IMAGES, check_known
-from trainer.config.train_config import TrainConfig
-from trainer.config.user_code import load_function
-from trainer.errors import UserError
-from trainer.interface import ModelInterface
-from trainer.log import log
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.settings.metric_names import FALLING, OF_IMAGES, check_known
+from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, is_loss
+from trainer.user_code.dotted_names import load_function
+from trainer.user_code.interface import ModelInterface
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):

@@ -19,15 +19,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.distribution.strategy import Replicas
-from trainer.errors import NotFinite, UserError, reason
-from trainer.log import log
-from trainer.reporting.run_files import finite, write_json
-from trainer.storage import sync, whole_folder
-from trainer.storage.checksum import sha256_of
-from trainer.storage.mirror import Mirror
-from trainer.storage.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
-from trainer.storage.tensorflow_errors import tensorflow_writing
+from trainer.base.errors import NotFinite, UserError, reason
+from trainer.base.log import log
+from trainer.base.run_files.mirror import Mirror
+from trainer.base.run_files.records import finite, write_json
+from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
+from trainer.base.storage import sync, whole_folder
+from trainer.base.storage.checksum import sha256_of
+from trainer.cluster.strategy import Replicas
+from trainer.reporting.tensorflow_errors import tensorflow_writing
 from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
 
 _PREFIX = "variables"

@@ -18,21 +18,21 @@ from typing import Any
 
 import keras
 
-from trainer.compat import all_layers
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.arithmetic import arithmetic
-from trainer.distribution.step import NotCompilable
-from trainer.distribution.strategy import Replicas
-from trainer.errors import UserError
-from trainer.interface import ModelInterface
-from trainer.log import log
-from trainer.reporting.run_files import number, read_json, write_json
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.run_files.records import number, read_json, write_json
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage.staging import cache_home
+from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.strategy import Replicas
+from trainer.invariance.compat import all_layers
+from trainer.invariance.step import NotCompilable
 from trainer.reporting.run_info import versions
-from trainer.storage.staging import cache_home
 from trainer.training.preemption import Interrupted
 from trainer.training.state import put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner
-from trainer.user_mistakes import message_of
+from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import message_of
 
 FEWEST_STEPS = 100  # a shorter run is not worth the three steps of a measurement
 EARNED = 10  # a run is tried if its plain steps take this many times as long as compiling is expected to
@@ -65,7 +65,7 @@ class Choice:
         return f"{way}: {self.why}"
 
 
-class Trial:
+class TimedSteps:
     """Runs steps that do not count: on leaving, the variables have the values that they had before.
 
     `make`: returns a runner, compiled or not; `rows`: returns an iterator for it, from `first_step` on; `check`: called
@@ -86,7 +86,7 @@ class Trial:
         self._make, self._rows, self._first_step, self._check, self._clock = make, rows, first_step, check, clock
         self._runners: dict[bool, StepRunner] = {}
 
-    def __enter__(self) -> "Trial":
+    def __enter__(self) -> "TimedSteps":
         self._variables = variables_of(self.model)
         self._before, self.rows = snapshot(self._variables), self._rows()
         return self
@@ -110,7 +110,7 @@ class Trial:
         return taken
 
 
-def choose(config: TrainConfig, trial: Trial, steps_left: int, earlier: Choice | None = None) -> Choice:
+def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Choice | None = None) -> Choice:
     """Returns how to run the steps, and logs a choice that was measured, or is not what was asked for.
 
     earlier: the choice of this run before it was resumed, which it keeps. Choices of other runs are in `cache_dir`.
@@ -139,7 +139,7 @@ def _barrier(replicas: Replicas) -> str:
     return "XLA cannot sum over CPUs" if replicas.count > 1 and on_cpus else ""
 
 
-def _plain(trial: Trial, why: str) -> Choice:
+def _plain(trial: TimedSteps, why: str) -> Choice:
     """Returns the choice where XLA was asked for and cannot be used, and logs it."""
     choice = Choice(False, why)
     rest = "; only gradients are compiled" if ModelInterface.of(trial.model).compiles_gradients else ""
@@ -147,7 +147,7 @@ def _plain(trial: Trial, why: str) -> Choice:
     return choice
 
 
-def _if_possible(choice: Choice, trial: Trial) -> Choice:
+def _if_possible(choice: Choice, trial: TimedSteps) -> Choice:
     """Returns `choice`, or a plain one if it is to compile and XLA fails: tried with a step that does not count."""
     if not choice.compiled:
         return choice
@@ -158,7 +158,7 @@ def _if_possible(choice: Choice, trial: Trial) -> Choice:
     return choice
 
 
-def _compile(trial: Trial) -> tuple[float, str]:
+def _compile(trial: TimedSteps) -> tuple[float, str]:
     """Runs a compiled step. Returns how long it took, in seconds, and why XLA cannot compile it, "" if it can."""
     try:
         return trial.seconds(True, 1), ""
@@ -172,7 +172,7 @@ def _compile(trial: Trial) -> tuple[float, str]:
         return 0.0, f"XLA has no kernel for {unknown[1]}" if unknown else f"XLA fails: {text}"
 
 
-def _not_tried(config: TrainConfig, trial: Trial, steps_left: int) -> str:
+def _not_tried(config: TrainConfig, trial: TimedSteps, steps_left: int) -> str:
     """Returns why a run with jit_compile=auto does not measure, "" if it may be worth it."""
     if trial.replicas.devices[0].startswith("GPU"):
         return "not measured on GPUs yet: --jit_compile tries it"
@@ -188,7 +188,7 @@ def _is_grouped(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, tuple(getattr(keras.layers, name) for name in names)) or getattr(layer, "groups", 1) > 1
 
 
-def _measured(trial: Trial, steps_left: int, cache: Path) -> Choice:
+def _measured(trial: TimedSteps, steps_left: int, cache: Path) -> Choice:
     """Returns the faster way by both step times, in turn; plain if the run is too short to earn the trial."""
     trial.seconds(False, 1)  # traces
     work = trial.runner(False).work(trial.rows)
@@ -209,7 +209,7 @@ def _measured(trial: Trial, steps_left: int, cache: Path) -> Choice:
     return choice
 
 
-def _faster(trial: Trial, count: int) -> Choice:
+def _faster(trial: TimedSteps, count: int) -> Choice:
     """Measures both ways in turns of `count` steps."""
     compile_seconds, why_not = _compile(trial)
     if why_not:

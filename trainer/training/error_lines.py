@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import Replicas
-from trainer.errors import PlatformFault, UserError, shortened
-from trainer.reporting.plan_file import predicted
+from trainer.base.errors import PlatformFault, UserError, shortened
+from trainer.base.run_files.plan_file import predicted
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import Replicas
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -31,11 +31,12 @@ def _allows_timestamps() -> bool:
 def input_wait(asked: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:
     """Returns the seconds by which the steps of a call would have ended earlier, had each batch been there at once.
 
-    `asked` and `ready` (seconds, one a step): when the host asked for a batch and when it had it; `end`: when the last
-    step was done. A CPU computes a step before it asks for the next batch: the sum of the waits is lost. With
-    `runs_ahead`, on a GPU, the host asks while the device still works on earlier steps, and loses nothing until the
-    device is idle. There a step takes G from when the device has its batch and is free, and at least until the host
-    has started its last operation; G is the greatest with which all steps are done at `end`.
+    `asked` and `ready`, (steps,), in seconds of the host's clock: when the host asked for each batch, and when it had
+    it. `end`: when the last step was done. A CPU finishes a step before it asks for the next batch, so the sum of
+    all waits is lost. With `runs_ahead`, on a GPU, the host asks for batches while the device still works on earlier
+    steps, and time is lost only while the device is idle. The device's time for a step is not measured: all steps are
+    taken to need the same time, and it is the longest with which every step can be done at `end`. A step begins once
+    its batch is there and the step before it is done, and ends no earlier than the host has started its operations.
     """
     if not len(asked):
         return 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from trainer.errors import NotFinite
+from trainer.base.errors import NotFinite
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.training.preemption import Control, Interrupted
 from trainer.training.steps import StepRunner

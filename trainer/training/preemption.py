@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trainer.distribution.strategy import Replicas
-from trainer.errors import INTERRUPTED
-from trainer.log import log
-from trainer.storage.rolling import longest_wait_seconds
+from trainer.base.errors import INTERRUPTED
+from trainer.base.log import log
+from trainer.cluster.strategy import Replicas
 
-_STARVED_SECONDS, _POLL_SECONDS = 6.0, 0.2
+_COMPILING_SECONDS, _POLL_SECONDS = 6.0, 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,7 +40,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
             leave_at_once()
         request.signal = name
         log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
-        threading.Thread(target=_leave_if_starved, args=(over, request), name="starved", daemon=True).start()
+        threading.Thread(target=_leave_while_compiling, args=(over, request), name="compiling", daemon=True).start()
 
     with _received(receive):
         try:
@@ -50,15 +49,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
             over.set()
 
 
-def _leave_if_starved(over: threading.Event, request: StopRequest) -> None:
-    """Ends the process when the running steps wait for streamed data, and may never end, or do not count."""
-    over.wait(_STARVED_SECONDS)  # after the signal: a download of some seconds is usual
+def _leave_while_compiling(over: threading.Event, request: StopRequest) -> None:
+    """Ends the process, some seconds after a signal, when the running call to the device does not count."""
+    over.wait(_COMPILING_SECONDS)
     while not over.wait(_POLL_SECONDS):
         if request.nothing_to_save:
             log.warning("the step is still being compiled: nothing is lost")
-            leave_at_once()
-        if longest_wait_seconds() > _STARVED_SECONDS:
-            log.warning("the running steps wait for data from Cloud Storage, so that nothing can be saved")
             leave_at_once()
 
 
@@ -88,6 +84,12 @@ def _received(receive: Callable[[str], None]) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         writer.close()
+
+
+def keep_handlers() -> None:
+    """Sets Python's handlers of SIGINT and SIGTERM again: that of SIGTERM is TensorFlow's once its servers connect."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.getsignal(number))
 
 
 def _read(reader: socket.socket, receive: Callable[[str], None]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.distribution.reachable import reachable
-from trainer.distribution.strategy import Replicas
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.cluster.strategy import Replicas
+from trainer.invariance.reachable import reachable
 
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 

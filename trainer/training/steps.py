@@ -12,15 +12,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.compat import losses_reduced_by, own_values_assigned
-from trainer.distribution.losses import parts_of_batch, reduce_over_replicas, reduce_to_mean
-from trainer.distribution.step import NotCompilable, StepContext, in_step
-from trainer.distribution.strategy import Numbers, Replicas
-from trainer.interface import ModelInterface, results_of, scalars_of
-from trainer.reporting.progress import Counts, StepLogs
+from trainer.cluster.strategy import Replicas, Vector
+from trainer.invariance.compat import losses_reduced_by, own_values_assigned
+from trainer.invariance.losses import parts_of_batch, reduce_over_replicas, reduce_to_mean
+from trainer.invariance.micro_batches import train_step
+from trainer.invariance.step import NotCompilable, StepContext, in_step
+from trainer.reporting.progress import MetricCounts, StepLogs
 from trainer.reporting.trace import EVENT_OF_A_CALL
 from trainer.training.input_wait import input_wait, timestamp
-from trainer.training.micro_batches import train_step
+from trainer.user_code.interface import ModelInterface, results_of, scalars_of
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -29,7 +29,7 @@ _DRAWS = re.compile(
 
 
 @dataclass(frozen=True)
-class Work:
+class TracedStep:
     """Describes a step as it is traced: equal digests are the same operations on the same shapes."""
 
     digest: str
@@ -39,9 +39,9 @@ class Work:
 class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
 
-    `as_fit` makes the `data` of train_step of the parts of a replica's rows, `augment` changes its images, and `soften`
-    then the whole. `compiled`: XLA compiles the whole step of a replica, but for its rows and random numbers, which are
-    drawn before it by TensorFlow's own kernels and passed in.
+    A replica's rows come as parts, such as x and y. `as_fit` makes of them the `data` that train_step takes, `augment`
+    changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
+    Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StepRunner:
         counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
 
-    def _over_workers(self, steps: Numbers, end: float) -> tuple[Numbers, float]:
+    def _over_workers(self, steps: Vector, end: float) -> tuple[Vector, float]:
         """Returns the scalars, summed over workers, and the seconds lost by the worker that lost most for batches."""
         asked, ready = steps[:, -2:].T
         waits = np.zeros(self.replicas.cluster.workers)
@@ -90,11 +90,11 @@ class StepRunner:
         """Returns the types of all operations of a step."""
         return {node.op for node in self._nodes(iterator)}
 
-    def work(self, iterator: Any) -> Work:
+    def work(self, iterator: Any) -> TracedStep:
         """Returns what a step consists of."""
         nodes, shapes = self._nodes(iterator), [tuple(one.shape) for one in self.model.variables]
         parts = sorted(map(_described, nodes))
-        return Work(hashlib.sha256(repr((parts, shapes)).encode()).hexdigest(), len(nodes))
+        return TracedStep(hashlib.sha256(repr((parts, shapes)).encode()).hexdigest(), len(nodes))
 
     def _nodes(self, iterator: Any) -> list[Any]:
         return nodes_of(self.traced(iterator).graph)
@@ -102,7 +102,7 @@ class StepRunner:
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
-    def _results(self, counts: Counts) -> dict[str, float]:
+    def _results(self, counts: MetricCounts) -> dict[str, float]:
         """Returns the results of Keras metrics by name, for variables that hold `counts`."""
         if not counts:
             return {}
@@ -185,7 +185,7 @@ class StepRunner:
         return tf.stack([tf.cast(logs[name], tf.float64) / parts for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
-        """Returns the `data` of trainer.interface.Trainable."""
+        """Returns the `data` of trainer.user_code.interface.Trainable."""
         stacked, local = self._interface.stacked, replica - self.replicas.first
         with tf.device("CPU:0"):  # slice on the host: only this replica's rows, uint8 for images, go to its device
             parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)

@@ -20,27 +20,27 @@ from PIL import Image
 
 from deploy.__main__ import main
 from deploy.comparison import execution
-from deploy.comparison.execution import Plan, TierPlan
+from deploy.comparison.execution import ComparisonRequest, TierRequest
 from deploy.report.collection import collect
-from deploy.report.run_reader import read_run
+from deploy.report.run_reader import RunRecord
 from deploy.report.summary import summarize
-from deploy.spec.tier import JOB_CONFIGS, TierFacts
+from deploy.tiers.tier import JOB_CONFIGS, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
-from trainer.config import TrainConfig
-from trainer.config.overrides import Overrides
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings import TrainConfig
+from trainer.base.settings.resolution import Overrides
 
 FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",
          "--report_every_steps=10", "--checkpoint_every_steps=10")  # fmt: skip
 ONE, TWO, FOUR = TierFacts("one", "n1"), TierFacts("two", "g2", "NVIDIA_L4", 2), TierFacts("four", "g2", "NVIDIA_L4", 4)
 
 
-def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **more: Any) -> Plan:
-    return Plan(tuple(tiers), Overrides.parse(flags), *scaling, **more)  # type: ignore[arg-type]
+def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **more: Any) -> ComparisonRequest:
+    return ComparisonRequest(tuple(tiers), Overrides.parse(flags), *scaling, **more)  # type: ignore[arg-type]
 
 
-def compare(plan: Plan, out: Path, runner: "Planting", parallel: int = 1) -> int:
+def compare(plan: ComparisonRequest, out: Path, runner: "Planting", parallel: int = 1) -> int:
     return execution.compare(plan, plan.resolve(runner), out, runner, parallel)
 
 
@@ -57,20 +57,20 @@ class Planting:
         config: TrainConfig = overrides.resolve()
         return config
 
-    def check(self, run: TierPlan) -> None:
+    def check(self, run: TierRequest) -> None:
         if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
 
-    def costs(self, runs: Mapping[str, tuple[TierPlan, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
         return iter(())
 
-    def preflight(self, runs: Sequence[TierPlan]) -> None:
+    def preflight(self, runs: Sequence[TierRequest]) -> None:
         pass
 
-    def shared(self, runs: Mapping[str, tuple[TierPlan, int]], out: Path) -> AbstractContextManager[None]:
+    def shared(self, runs: Mapping[str, tuple[TierRequest, int]], out: Path) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def run(self, run: TierPlan, job_dir: Path) -> int:
+    def run(self, run: TierRequest, job_dir: Path) -> int:
         tier = run.tier
         self.asked.append((tier.name, job_dir.name, run.overrides.arguments()))
         code = self.script(tier, job_dir)
@@ -405,7 +405,7 @@ def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> No
             Image.new("L", (16, 16), 16 * shade).save(tmp_path / "photos" / name / f"{shade}.png")
     with deploy("compare", *flags) as process:
         assert process.wait(timeout=300) == 0
-    run = read_run(tmp_path / "out" / "l4x1" / "repeat-1")
+    run = RunRecord(tmp_path / "out" / "l4x1" / "repeat-1")
     assert (run.state, run.restarts) == ("done", 0)
 
 
@@ -417,16 +417,16 @@ def test_a_terminated_comparison_saves_its_run_and_goes_on(tmp_path: Path) -> No
     job = tmp_path / "out" / "l4x1" / "repeat-1"
     with deploy("compare", *flags) as process:
         for _ in range(600):
-            if len(read_run(job).reports) > 2:
+            if len(RunRecord(job).reports) > 2:
                 break
             time.sleep(0.1)
         process.terminate()
         _, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (75, "stopped: run the same command again to resume\n")
-    saved = read_run(job)
+    saved = RunRecord(job)
     assert saved.state == "interrupted"
     with deploy("compare", *flags) as process:
         assert process.wait(timeout=300) == 0
-    run = read_run(job)
+    run = RunRecord(job)
     assert (run.state, run.steps, run.restarts) == ("done", steps, 1)
     assert f"resumes at step {saved.steps:,}" in Path(f"{job}.log").read_text()

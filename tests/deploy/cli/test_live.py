@@ -1,7 +1,6 @@
 """Tests what a watch and a list of jobs show of a run: progress, money, idle GPUs; and the command at its end."""
 
 import json
-import shlex
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,13 @@ from typing import Any
 import pytest
 
 from deploy.cli import jobs, submit, watch
-from deploy.spec.tier import load_tier
-from deploy.vertex.api import parse_time
-from deploy.vertex.errors import STATE_UNKNOWN
+from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.cli.test_watch import EXITED, SDK
+from tests.deploy.cli.test_watch import SDK
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.vertex.test_backends import PARENT, SPEC
 from tests.support import refused
-from trainer.errors import UserError
 
 JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
 PRICE = {"usd-per-hour": "3-6000"}
@@ -146,50 +142,6 @@ def test_progress_that_cannot_be_read_ends_no_watch(
     assert watch.main([priced["name"], *SDK], session) == 0
     shown = capsys.readouterr().out
     assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
-
-
-OUTCOME = (
-    "printf '%s ' $DEPLOY_STATE $DEPLOY_EXIT_CODE $DEPLOY_USD $DEPLOY_NAME $DEPLOY_OUTPUT \"$DEPLOY_ERROR\" > told"
-)
-
-
-def test_a_command_is_told_how_it_ended(
-    cloud: Emulator, priced: Job, session: Session, capsys: Capture, tmp_path: Path
-) -> None:
-    uploads(cloud, priced, [report(50, 10)], submission="s", spent_usd=2.5)
-    cloud.end(priced, "FAILED", f"The replica {EXITED} 2.")
-    priced["endTime"] = rfc3339((parse_time(priced["startTime"]) or 0) + 1800)
-    notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
-    assert watch.main([priced["name"], *SDK, notify], session) == 2
-    told = Path("told").read_text()
-    assert told.startswith(f"FAILED 2 4.30 x gs://my-bucket/7 The replica {EXITED} 2.: 2 means its settings")
-    capsys.readouterr()
-    assert watch.main([priced["name"], *SDK, "--notify=sh -c 'echo no mail >&2; exit 3'"], session) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-    assert line == "warning: --notify=sh -c 'echo no mail >&2; exit 3' failed: exit code 3: no mail"
-
-
-def test_a_command_is_told_when_nobody_knows_how_it_ended(
-    cloud: Emulator, priced: Job, session: Session, flying: FlyingClock
-) -> None:
-    """Ctrl-C is no end."""
-    notify = f"--notify=sh -c {shlex.quote(OUTCOME)}"
-    flying.asleep = flying.interrupt
-    assert watch.main([priced["name"], *SDK, notify], session) == 75
-    assert not Path("told").exists()
-    cloud.faults, flying.asleep = [Fault("customJobs", 401, times=99)], lambda: None
-    with pytest.raises(SystemExit):
-        watch.main([priced["name"], *SDK, notify], session)
-    assert Path("told").read_text().startswith(f"UNKNOWN {STATE_UNKNOWN} not logged in")
-
-
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [("no-such-program x", "there is no program no-such-program"), ("mail 'me", "No closing quotation: write a")],
-)
-def test_a_command_that_cannot_run_is_refused_first(command: str, line: str, session: Session, priced: Job) -> None:
-    with pytest.raises(UserError, match=line):
-        watch.main([priced["name"], *SDK, f"--notify={command}"], session)
 
 
 @pytest.mark.usefixtures("dist")

@@ -21,9 +21,9 @@ from deploy.cli import local
 from deploy.localrun import processes as backend
 from deploy.localrun.processes import LocalJob, WorkerKill, readable
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
-from deploy.spec.tier import load_tier
+from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SMALL = ["--model=mlp", "--image_size=16", "--width=8", "--global_batch_size=8", "--jit_compile=false"]

@@ -16,7 +16,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.vertex.test_backends import SPEC
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
 PLAIN = [*WHERE, *JOB, IMAGE]

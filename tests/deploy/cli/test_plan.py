@@ -9,26 +9,24 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.comparison.directory import write_comparison
-from deploy.planning.estimation import Estimate, estimate
+from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.interval import Interval
 from deploy.report.collection import Collection, collect, repeat_folder
-from deploy.spec.tier import Tier, TierFacts
+from deploy.tiers.tier import Tier, TierFacts
 from tests.deploy.cli.test_compare import Planting, compare, deploy, planned
-from tests.deploy.conftest import Capture, Command
+from tests.deploy.conftest import Capture
 from tests.deploy.planted import edit, plant, planted_plan
-from trainer.config.train_config import TrainConfig
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, steps=10_000)
 CPU = TierFacts("cpu", "n1", price_per_hour=0.5)
 L4X2, L4X4 = TierFacts("l4x2", "g2", "NVIDIA_L4", 2, price_per_hour=2.0), TierFacts("l4x4", "g2", "NVIDIA_L4", 4)
 
 
-def known(
-    measured: Collection, tier: TierFacts, config: TrainConfig = CONFIG, **speeds: float
-) -> tuple[Estimate, list[str]]:
+def known(measured: Collection, tier: TierFacts, config: TrainConfig = CONFIG) -> tuple[Extrapolation, list[str]]:
     """Returns the estimate of one tier, for which a time must be known, and the assumptions."""
-    (found,), assumptions = estimate(measured, [tier], config, speeds)
+    (found,), assumptions = estimate(measured, [tier], config)
     assert found.seconds is not None
     return found, assumptions
 
@@ -99,23 +97,16 @@ def test_more_than_ideal_and_less_than_nothing_are_not_extrapolated(
 
 def test_another_kind_of_device_is_not_guessed(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
-    (l4,), _ = estimate(measured, [L4X2], CONFIG, {})
+    (l4,), _ = estimate(measured, [L4X2], CONFIG)
     assert (l4.seconds, l4.usd) == (None, None)
-    cure = "give --relative_speed=l4x2=FACTOR, or with --from= a run on it"
-    assert l4.reason == f"the speed of one NVIDIA_L4 was not measured: {cure}"
-    l4, assumptions = known(measured, L4X2, l4x2=20)
-    assert (l4.seconds.low, l4.seconds.high) == pytest.approx((5 + 1000 / 40, 5 + 1000 / 20))
-    assert any(line.startswith("l4x2: one device is 20.0 x as fast as one of the run of cpu") for line in assumptions)
+    assert l4.reason == "the speed of one NVIDIA_L4 was not measured: give with --from= a run on it"
 
 
 def test_nor_is_a_cpu_guessed_from_an_accelerator(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, L4X2))])
-    (cpu,), _ = estimate(measured, [CPU], CONFIG, {})
+    (cpu,), _ = estimate(measured, [CPU], CONFIG)
     assert (cpu.seconds, cpu.usd) == (None, None)
-    cure = "give --relative_speed=cpu=FACTOR, or with --from= a run on it"
-    assert cpu.reason == f"the speed of one n1 was not measured: {cure}"
-    cpu, _ = known(measured, CPU, cpu=0.1)
-    assert (cpu.seconds.low, cpu.seconds.high) == pytest.approx((5 + 10_000, 5 + 20_000))
+    assert cpu.reason == "the speed of one n1 was not measured: give with --from= a run on it"
 
 
 def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -> None:
@@ -129,7 +120,7 @@ def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -
     flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
     assert compare(planned((L4X2, CPU), flags), tmp_path / "short", Planting(script)) == 0
     measured = collect([str(tmp_path / "short")])
-    (two, four), _ = estimate(measured, [replace(CPU, name="cpu-2workers", workers=2), L4X4], CONFIG, {})
+    (two, four), _ = estimate(measured, [replace(CPU, name="cpu-2workers", workers=2), L4X4], CONFIG)
     assert two.seconds is not None
     assert four.seconds is not None
     assert (two.seconds.low, two.seconds.high) == pytest.approx((5 + 4_000, 5 + 8_000))
@@ -138,37 +129,22 @@ def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -
 
 def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
-    found, assumptions = estimate(measured, [replace(L4X4, price_per_hour=5.0), L4X2, CPU], CONFIG, {})
+    found, assumptions = estimate(measured, [replace(L4X4, price_per_hour=5.0), L4X2, CPU], CONFIG)
     assert [(each.seconds, each.usd) for each in found] == [(None, None)] * 3
-    assert found[1].reason.startswith("the speed of one NVIDIA_L4 was not measured: give --relative_speed=l4x2=FACTOR")
+    assert found[1].reason.startswith("the speed of one NVIDIA_L4 was not measured: give with --from=")
     bound = "a step takes 0.500 to 1 x the time of one of l4x2, for 1.25 to 2.50 x its money (docs/scaling.md)"
     assert [each.bound for each in found] == [bound, "", ""]
     assert assumptions == []
-    (two,), _ = estimate(measured, [L4X2], CONFIG, {"l4x2": 100})
-    assert (two.seconds, two.reason) == (None, "simulated devices share one machine: take a short run on one device")
-
-
-def test_a_relative_speed_is_against_one_device_never_several_simulated(tmp_path: Path) -> None:
-    for devices, seconds in ((4, 0.3), (1, 0.1)):
-        names = [f"CPU:{index}" for index in range(devices)]
-        plant(repeat_folder(tmp_path, f"l4x{devices}", 1), [seconds] * 20, devices=names)
-    measured = collect([str(tmp_path)])
-    four, assumptions = known(measured, L4X4, l4x4=100)
-    assert (four.seconds.low, four.seconds.high) == pytest.approx((5 + 1000 / 400, 5 + 1000 / 100))
-    assert assumptions[0].startswith(
-        f"the short run of l4x1 is {tmp_path / 'l4x1' / 'repeat-1'}: 200 steps on 1 device"
-    )
-    assert any(line.startswith("l4x4: one device is 100 x as fast as one of the run of l4x1;") for line in assumptions)
 
 
 def test_a_gpu_of_this_machine_is_the_tiers_only_by_its_name(tmp_path: Path) -> None:
     another = collect([str(short_run(tmp_path / "another", L4X2, gpu="NVIDIA GeForce RTX 4090 Laptop GPU"))])
-    found, assumptions = estimate(another, [L4X2, L4X4], CONFIG, {})
+    found, assumptions = estimate(another, [L4X2, L4X4], CONFIG)
     assert [each.seconds for each in found] == [None, None]
     assert found[0].reason.startswith("the speed of one NVIDIA_L4 was not measured")
     assert assumptions == []
     unnamed = collect([str(short_run(tmp_path / "unnamed", L4X2, gpu=""))])
-    (same, larger), assumptions = estimate(unnamed, [L4X2, L4X4], CONFIG, {})
+    (same, larger), assumptions = estimate(unnamed, [L4X2, L4X4], CONFIG)
     assert same.seconds is not None
     assert larger.seconds is None
     assert "l4x2: the GPU of the short run is taken for NVIDIA_L4" in assumptions
@@ -192,14 +168,14 @@ def test_a_repeat_that_failed_early_says_nothing_of_the_others(tmp_path: Path) -
     assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
     assert assumptions[0].startswith(f"the short run of cpu is {done}: 200 steps")
     with pytest.raises(UserError, match="is another training"):
-        estimate(collect([str(tmp_path)]), [CPU], replace(CONFIG, global_batch_size=200), {})
+        estimate(collect([str(tmp_path)]), [CPU], replace(CONFIG, global_batch_size=200))
 
 
 def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:
     folder = plant(tmp_path / "cpu", [0.1] * 20, devices=["CPU:0"])
     edit(folder / "run.json", data=None)
     with pytest.raises(UserError, match="does not say how many steps an epoch has: give --steps= instead of --epochs="):
-        estimate(collect([str(folder)]), [CPU], EPOCHS, {})
+        estimate(collect([str(folder)]), [CPU], EPOCHS)
     cpu, _ = known(collect([str(folder)]), CPU)
     assert cpu.seconds.middle == pytest.approx(5 + 10_000 * 0.1)
 
@@ -208,10 +184,10 @@ def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
     other = TrainConfig(model="mlp", global_batch_size=200, learning_rate=0.1, steps=100)
     with pytest.raises(UserError, match=r"is another training \(global_batch_size: 100 there, 200 here\)"):
-        estimate(measured, [CPU], other, {})
+        estimate(measured, [CPU], other)
     plant(tmp_path / "one-report", [0.1])
     with pytest.raises(UserError, match="the short run has no step times"):
-        estimate(collect([str(tmp_path / "one-report")]), [CPU], CONFIG, {})
+        estimate(collect([str(tmp_path / "one-report")]), [CPU], CONFIG)
 
 
 def test_an_interval_can_be_scaled() -> None:
@@ -284,13 +260,7 @@ def test_what_a_run_here_cannot_tell_is_said_before_it(
     assert shorts == []
     assert main(["plan", "l4x4", "cpu-2workers", *flags]) == 2
     assert capsys.readouterr().out.startswith("l4x4: this machine has no GPU: the short run does not measure it")
-    assert main(["plan", "l4x4", "--relative_speed=l4x4=9", *flags]) == 2
-    assert [(tier.name, tier.devices) for tier in shorts] == [("cpu-2workers", 1), ("l4x4", 1)]
-
-
-def test_a_relative_speed_of_no_tier_here_is_refused(refused: Command) -> None:
-    error = refused("plan", "l4x1", "l4x4", "--recipe=mlp_mnist", "--relative_speed=l4=100")
-    assert "relative_speed=l4: no such tier; did you mean 'l4x" in error
+    assert [(tier.name, tier.devices) for tier in shorts] == [("cpu-2workers", 1)]
 
 
 @pytest.mark.slow

@@ -12,16 +12,16 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from deploy.__main__ import main
-from deploy.cli.arguments import numbers_by_tier
+from deploy.cli.arguments import read_prices
 from deploy.report.collection import collect
+from deploy.report.forms import to_terminal
 from deploy.report.plots import Figure, draw, name_points, pareto_front
 from deploy.report.summary import summarize
-from deploy.report.table import to_terminal
 from docs.pictures import comparison
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import edit, noisy, plant, sample
-from trainer.errors import UserError
-from trainer.storage.address import Address
+from trainer.base.errors import UserError
+from trainer.base.storage.address import Address
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 
@@ -218,8 +218,8 @@ def test_the_pareto_front() -> None:
 @pytest.mark.parametrize("text", ["l4x1", "l4x1=", "=3", "l4x1=-1", "l4x1=0", "l4x1=nan", "l4x1=inf", "l4x1=x"])
 def test_prices_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="write --price_per_hour=TIER=NUMBER"):
-        numbers_by_tier("price_per_hour", [text])
-    assert numbers_by_tier("price_per_hour", ["a=b=0.5", "c=2"]) == {"a=b": 0.5, "c": 2.0}
+        read_prices([text])
+    assert read_prices(["a=b=0.5", "c=2"]) == {"a=b": 0.5, "c": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import free_addresses, local_workers
 from deploy.report.collection import collect
 from deploy.report.summary import summarize
-from deploy.spec.script import WORKER, read_script
-from deploy.spec.tier import load_tier
+from deploy.tiers.script import WORKER, read_script
+from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, WHERE, Capture, FlyingClock, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
-from trainer.storage.address import Address
+from trainer.base.storage.address import Address
 
 pytestmark = pytest.mark.usefixtures("dist")
 REPORTS = """

@@ -13,14 +13,14 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
-from deploy.spec.images import BuiltImage, remember
-from deploy.spec.packages import packages_with
-from deploy.spec.tier import load_tier
+from deploy.tiers.images import BuiltImage, remember
+from deploy.tiers.packages import packages_with
+from deploy.tiers.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
 from tests.deploy.emulator import METRIC, POSTS, QUOTA, RATE, Emulator, Fault, ends
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
@@ -426,7 +426,7 @@ def test_a_submitted_check_ends_with_its_verdict(
     output = tmp_path / "output"
     cloud.run = lambda google, job: train_here(google, job, output, {})
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    assert submit.main(["cpu", *SDK, "--check", "--replicas=1", "--image=prebuilt"], session) == 0
+    assert submit.main(["cpu", *SDK, "--check", "--replicas=1", "--image=us-docker.pkg.dev/p/r/x:1"], session) == 0
     assert "all agree; the numbers are in " in capsys.readouterr().out
     assert json.loads((output / "gpu_check.json").read_text())["agrees"] is True
     (job,) = cloud.jobs.values()

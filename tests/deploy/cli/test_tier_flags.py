@@ -5,8 +5,8 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import submit
-from deploy.spec.machine_table import load_machines
-from deploy.spec.tier import load_tier
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture
 from tests.deploy.emulator import Emulator, ends

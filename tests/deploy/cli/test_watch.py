@@ -11,16 +11,16 @@ import pytest
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.cli.target import find_target
 from deploy.vertex.api import JobStatus, parse_time
-from deploy.vertex.costs import format_duration
 from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
+from deploy.vertex.spending import format_duration
 from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job, needs_gcloud
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.vertex.test_backends import PARENT, SPEC
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 EXITED = "workerpool0-0 exited with a non-zero status of"
 SDK = ["--backend=sdk", "--project=my-proj"]

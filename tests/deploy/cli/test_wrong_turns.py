@@ -8,17 +8,17 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import compare, submit
 from deploy.cli.arguments import parse
-from deploy.spec import packages
-from deploy.spec.gcp_config import GcpConfig
+from deploy.tiers import packages
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
-from deploy.vertex.gcloud_errors import error_of
+from deploy.vertex.failures import gcloud_error
 from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Capture, Command
 from tests.deploy.emulator import Emulator, Fault
-from trainer.config.flags import Parser
-from trainer.config.overrides import Overrides, resolve
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.flags import Parser
+from trainer.base.settings.resolution import Overrides, resolve
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
 PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
@@ -44,7 +44,7 @@ SDK_LOGIN = "gcloud auth login"
         (["l4x4", "--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER)"),
         (["l4x4", *JOB, "--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
         (["l4x4", *JOB, "--data=photoz"],
-         "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, stacked_mnist, an exis"),
+         "data=photoz: no such data. Known: digits, mnist, fashion_mnist, cifar10, an existing path"),
         (["l4x4", *JOB, "--global_batch_size=66"], "l4x4: global_batch_size=66 does not divide over 4 replicas"),
         (["l4x4", *JOB], "region is missing: use --region=us-central1"),
         (["l4x4", *JOB, "--region=us-central1"], "bucket is missing: use --bucket=gs://NAME"),
@@ -112,8 +112,11 @@ def test_data_of_this_disk_are_told_the_way_to_the_cloud(
 @pytest.mark.parametrize(
     ("error", "login"),
     [
-        (error_of(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."), "gcloud auth login"),
-        (error_of(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
+        (
+            gcloud_error(1, "ERROR: (gcloud.ai) You do not currently have an active account selected."),
+            "gcloud auth login",
+        ),
+        (gcloud_error(1, "ERROR: (gcloud.ai) UNAUTHENTICATED: The token is too old."), "gcloud auth login"),
         (ApiError(401, "of the SDK", SDK_LOGIN), SDK_LOGIN),
     ],
 )

@@ -21,8 +21,8 @@ from deploy.vertex.submission import upload_packages
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
-from trainer.errors import UserError
-from trainer.storage.address import Address
+from trainer.base.errors import UserError
+from trainer.base.storage.address import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
@@ -47,7 +47,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
         runner.stop()
 
     monkeypatch.setattr("deploy.comparison.vertex_runner.upload_packages", stopped)
-    plan = comparison.Plan(tuple(tier.facts for tier in tiers), overrides)
+    plan = comparison.ComparisonRequest(tuple(tier.facts for tier in tiers), overrides)
     assert comparison.compare(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})
 

@@ -1,7 +1,6 @@
 """Tests comparisons on Vertex AI: one job per run, in parallel, with their costs, and refused commands."""
 
 import json
-import shlex
 import shutil
 import threading
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import compare
-from deploy.spec.tier import JOB_CONFIGS
+from deploy.tiers.tier import JOB_CONFIGS
 from deploy.vertex.session import Session
 from tests.deploy.conftest import (
     JOB,
@@ -24,11 +23,11 @@ from tests.deploy.conftest import (
     tier_of,
     train_here,
 )
-from tests.deploy.emulator import Emulator, ends
+from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
-from trainer.errors import UserError
-from trainer.storage import gcs
-from trainer.storage.address import Address
+from trainer.base.errors import UserError
+from trainer.base.storage import gcs
+from trainer.base.storage.address import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
@@ -84,12 +83,15 @@ def test_prices_are_printed_before_the_first_job_is_submitted(command: Command, 
 def test_a_warning_is_printed_once_for_all_its_tiers(
     session: Session, dist: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    tiers, flags = ["cpu", "t4x1", "l4x1"], ["--precision=mixed_bfloat16", "--image=prebuilt", "--dry_run"]
+    tiers, flags = (
+        ["cpu", "t4x1", "l4x1"],
+        ["--precision=mixed_bfloat16", "--spot", "--checkpoint_every_steps=0", "--dry_run"],
+    )
     given = [*tiers, "--on=vertex", *WHERE, *JOB, *flags]
     assert compare.main([*given, f"--out={tmp_path / 'out'}"], session) == 0
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert [line[:45] for line in warned] == [
-        "warning: cpu, t4x1, l4x1: the prebuilt Tensor",
+        "warning: cpu, t4x1, l4x1: SPOT with checkpoin",
         "warning: t4x1: precision=mixed_bfloat16: NVID",
     ]
 
@@ -182,26 +184,5 @@ def test_end_to_end_with_gcloud_and_real_training(
     assert "Simulated devices: l4x2" in capsys.readouterr().out
     sent = [json.dumps(job["jobSpec"]) for job in cloud.jobs.values()]
     assert all("vertex_trainer" in spec and '"disableRetries": true' in spec for spec in sent)
-    stored = [blob.name for blob in gcs.connect()._client.list_blobs(bucket.bucket)]
+    stored = [blob.name for blob in gcs.connect().client.list_blobs(bucket.bucket)]
     assert len([name for name in stored if name.endswith(".whl")]) == 1  # uploaded once
-
-
-def test_a_command_is_told_how_a_comparison_ended(
-    cloud: Emulator, command: Command, tmp_path: Path, flying: FlyingClock
-) -> None:
-    """The report is written by then; Ctrl-C is no end."""
-    told = tmp_path / "told"
-    script = f"echo $DEPLOY_STATE $DEPLOY_EXIT_CODE $DEPLOY_NAME $(ls $DEPLOY_OUTPUT/report.html | wc -l) > {told}"
-    notify = f"--notify=sh -c {shlex.quote(script)}"
-    trained, cloud.run = cloud.run, None
-    flying.asleep = flying.interrupt
-    command("cpu", notify, code=75)
-    assert not told.exists()
-    cloud.run, flying.asleep = ends("FAILED", "no disk"), lambda: None
-    for job in cloud.jobs.values():
-        cloud.end(job, "FAILED", "no disk")
-    command("cpu", notify, code=1)
-    assert told.read_text() == "FAILED 1 out 0\n"
-    cloud.run = trained
-    command("cpu", notify)
-    assert told.read_text() == "SUCCEEDED 0 out 1\n"

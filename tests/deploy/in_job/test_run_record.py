@@ -9,8 +9,8 @@ import pytest
 from deploy.in_job import run_record
 from deploy.in_job.job_files import LocalFiles
 from deploy.in_job.run_record import Record
-from deploy.report.run_reader import read_run
-from trainer.reporting.run_files import read_stats
+from deploy.report.run_reader import RunRecord
+from trainer.base.run_files.records import read_stats
 
 ABOUT: dict[str, Any] = {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}}
 
@@ -39,11 +39,12 @@ def test_times_are_those_between_reports(tmp_path: Path) -> None:
     run.at(12, step=20, examples=80, loss=2.0, accuracy=0.5)
     run.at(17, step=40, examples=160, loss=1.0, accuracy=float("nan"))
     run.end(20)
-    read = read_run(tmp_path)
+    read = RunRecord(tmp_path)
     assert [line.step_seconds for line in read.reports] == [None, 0.5, 0.25]
-    assert [line.images_per_second for line in read.reports] == [None, 8.0, 16.0]
-    assert (read.startup_seconds, read.wall_seconds, read.steps, read.unit) == (7.0, 20.0, 40, "examples")
-    assert (read.final, read.examples_per_step, read.state) == ({"loss": 1.0}, 4, "done")
+    assert [line.entry["images_per_second"] for line in read.reports] == [None, 8.0, 16.0]
+    assert (read.startup_seconds, read.wall_seconds, read.steps) == (7.0, 20.0, 40)
+    assert (read.final, read.state) == ({"loss": 1.0}, "done")
+    assert read.info["data"] == {"unit": "examples", "examples_per_step": 4}
     assert (read.problems, read.uncounted) == ((), False)
     assert json.loads((tmp_path / "run.json").read_text())["total_steps"] == 40
 
@@ -53,8 +54,8 @@ def test_without_examples_the_steps_are_counted(tmp_path: Path) -> None:
     run.at(1, step=1, loss=3.0)
     run.at(3, step=5, loss=2.0)
     run.end(4)
-    read = read_run(tmp_path)
-    assert (read.unit, read.reports[1].images_per_second) == ("steps", 2.0)
+    read = RunRecord(tmp_path)
+    assert (read.info["data"]["unit"], read.reports[1].entry["images_per_second"]) == ("steps", 2.0)
 
 
 def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
@@ -67,13 +68,13 @@ def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
     second.at(2, step=20, loss=0.5)
     second.at(4, step=40, loss=0.2)
     second.end(5)
-    read = read_run(tmp_path)
+    read = RunRecord(tmp_path)
     assert [(line.step, line.warm_up) for line in read.reports] == [(10, True), (20, True), (40, False)]
     assert (read.wall_seconds, read.restarts, read.uncounted, read.startup_seconds) == (36.0, 1, False, 10.0)
     third = Reporting(tmp_path)
     third.at(1, step=1, loss=9.0)
     third.end(2)
-    read = read_run(tmp_path)
+    read = RunRecord(tmp_path)
     assert (len(read.reports), read.wall_seconds, read.restarts) == (1, 2.0, 0)
 
 
@@ -106,4 +107,4 @@ def test_odd_values_of_a_report_are_left_out(tmp_path: Path) -> None:
     for step in (1, 2):
         run.at(step, step=step, examples=10**400, total_steps="x", loss=10**400, name="a", flag=True, val_loss=0.5)
     run.end(3)
-    assert read_run(tmp_path).final == {"val_loss": 0.5}
+    assert RunRecord(tmp_path).final == {"val_loss": 0.5}

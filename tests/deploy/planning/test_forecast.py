@@ -11,7 +11,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.planning.forecast import forecasts
 from deploy.planning.interval import Interval
-from deploy.planning.offers import lost_by_preemption, offers
+from deploy.planning.offers import PREEMPTIONS_PER_HOUR, lost_by_preemption, offers
 from deploy.planning.plan_page import chart_names
 from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import (
@@ -25,14 +25,14 @@ from deploy.planning.step_time import (
     step_seconds,
 )
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
-from deploy.spec.images import BuiltImage, remember
-from deploy.spec.machine_table import load_machines
-from deploy.spec.tier import JOB_CONFIGS, load_tier, tier_names
+from deploy.tiers.images import BuiltImage, remember
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.tier import JOB_CONFIGS, load_tier, tier_names
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import plant, planted_plan
-from trainer.config.train_config import TrainConfig
-from trainer.errors import UserError
-from trainer.reporting.plan_file import StepPlan, kept_plan, plan_key, read_plan
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan
+from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
 TABLE = load_machines()
@@ -142,13 +142,13 @@ def test_a_measured_card_narrows_the_time_on_others(tmp_path: Path) -> None:
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
     tier, job = load_tier("l4x1"), Interval(3600.0, 7200.0, 10_800.0)
-    standard, spot = offers(tier, TABLE, job, 300.0, 0.4)
+    standard, spot = offers(tier, TABLE, job, 300.0)
     assert (standard.strategy, standard.hours) == ("STANDARD", Interval(1, 2, 3))
     assert standard.usd.middle == pytest.approx(2 * standard.usd_per_hour)
     assert (spot.strategy, spot.hours.low) == ("SPOT", 1)
-    assert spot.hours.middle == pytest.approx(2 / (1 - 0.4 * 900 / 3600))
-    assert [each.strategy for each in offers(tier, TABLE, job, 9_000.0, 0.4)] == ["STANDARD"]
-    assert [each.strategy for each in offers(load_tier("h100x1"), TABLE, job, 300.0, 0.0)] == ["SPOT", "FLEX_START"]
+    assert spot.hours.middle == pytest.approx(2 / (1 - PREEMPTIONS_PER_HOUR * 900 / 3600))
+    assert [each.strategy for each in offers(tier, TABLE, job, 90_000.0)] == ["STANDARD"]
+    assert [each.strategy for each in offers(load_tier("h100x1"), TABLE, job, 300.0)] == ["SPOT", "FLEX_START"]
     for every, lost in (((500, 0), 125), ((0, 0), 5e5), ((0, 2), 60), ((500, 2), 60), ((100, 2), 25)):
         assert lost_by_preemption(0.5, *every, 1e6) == lost
 
@@ -198,7 +198,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
 def test_a_tier_that_the_chart_names_twice_has_its_strategy(
     tmp_path: Path, tiers: list[str], gflop: float, expected: set[str]
 ) -> None:
-    found = forecasts(list(map(load_tier, tiers)), plan_with(tmp_path, gflop=gflop), CONFIG, TABLE, {}, 0.05)
+    found = forecasts(list(map(load_tier, tiers)), plan_with(tmp_path, gflop=gflop), CONFIG, TABLE, {})
     table = PlanTable(plan_with(tmp_path), found, "", [])
     best = sorted((table.offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
     names = [name for _, name in chart_names(best)]
@@ -293,9 +293,9 @@ def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Captur
     shown = capsys.readouterr().out
     assert "b200: the memory of its devices is not in the table of machines" in shown
     assert "b200: no rates of NVIDIA_GB200 in the table of machines: give a run on it with --from=" in shown
-    run = plant(tmp_path / "l4x1", [0.5] * 20, devices=["GPU:0"], gpu="NVIDIA L4")
+    run = plant(tmp_path / "b200", [0.5] * 20, devices=["GPU:0"])
     flags = ["--global_batch_size=100", "--model=mlp", "--learning_rate=0.1", "--steps=10000"]
-    assert main(planned(tmp_path, str(tier), *flags, f"--from={run}", "--relative_speed=b200=3")) == 0
+    assert main(planned(tmp_path, str(tier), *flags, f"--from={run}")) == 0
     assert "b200: no price: give --price_per_hour=b200=USD" in capsys.readouterr().out
 
 
@@ -303,8 +303,8 @@ def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Captur
     ("--budget=-1", "'-1' must be a number above 0, in USD"),
     ("--within=eight", "'eight' must be a time"),
     ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
-    ("--relative_speed=l4x1=2", "relative_speed: it is relative to a run: give one with --from= or --short_steps="),
-    ("--preemptions_per_hour=often", "'often' must be a number of preemptions an hour"),
+    ("--relative_speed=l4x1=2", "--relative_speed is gone: measure a tier by a short run, `compare TIER --steps=50`"),
+    ("--preemptions_per_hour=1", "--preemptions_per_hour is gone: "),
 ])  # fmt: skip
 def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:
     assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", f"--out={tmp_path}", flag)

@@ -11,8 +11,8 @@ import yaml
 from deploy.__main__ import main
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import edit, plant, planted_plan
-from trainer.config.overrides import Overrides
-from trainer.reporting.plan_file import PREDICTED, kept_plan, predicted
+from trainer.base.run_files.plan_file import PREDICTED, kept_plan, predicted
+from trainer.base.settings.resolution import Overrides
 
 pytestmark = pytest.mark.usefixtures("dist")
 TRAINED = [*(flag for flag in JOB if "batch" not in flag), "--global_batch_size=64"]

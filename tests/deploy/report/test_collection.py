@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from deploy.report.collection import collect
+from deploy.report.forms import notes, to_json
 from deploy.report.summary import summarize
-from deploy.report.table import notes
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
-from trainer.errors import UserError
-from trainer.storage.address import Address
+from trainer.base.errors import UserError
+from trainer.base.storage.address import Address
 
 
 def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_job_directories_are_read_from_a_bucket(tmp_path: Path, bucket: Address)
     (tmp_path / "runs" / "one" / "checkpoints").mkdir()
     (tmp_path / "runs" / "one" / "checkpoints" / "weights").write_bytes(b"large")
     put(tmp_path / "runs", bucket / "lab/runs")
-    local, remote = (summarize(collect([path])) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
+    local, remote = (to_json(summarize(collect([path])), [], []) for path in (f"{tmp_path}/runs", f"{bucket}lab/runs"))
     assert local == remote
     (run,) = collect([f"{bucket}lab/runs/one/"]).runs
     assert (run.folder.name, run.problems) == ("one", ())

@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deploy.__main__ import main
+from deploy.report import measures
 from deploy.report.collection import collect
-from deploy.report.summary import QUALITY, TierSummary, summarize
-from deploy.report.table import COLUMNS, figures, money, notes, to_csv, to_json, to_markdown, to_terminal
-from deploy.report.timing import Spread, spread
+from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.measures import LOWER, MEASURES, QUALITY, Measure, best
+from deploy.report.repeats import Spread, spread
+from deploy.report.summary import summarize
+from deploy.report.table import figures, money, with_spread
+from deploy.report.tier_summary import TierSummary
 from deploy.report.verdict import verdict
+from tests.deploy.conftest import Capture
 from tests.deploy.planted import edit, noisy, plant, sample
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import number
 
 
 def rows_of(folder: Path, baseline: str = "", **prices: float) -> dict[str, TierSummary]:
@@ -231,19 +238,7 @@ def test_devices_are_compared_with_their_own_kind(tmp_path: Path) -> None:
     assert rows_of(tmp_path, "l4x1")["l4x2"].efficiency == pytest.approx(1)
 
 
-def test_simulated_devices_are_marked_everywhere(tmp_path: Path) -> None:
-    comparison(tmp_path, "strong", L4X1, L4X2)
-    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), devices=("CPU:0",))
-    plant(tmp_path / "l4x2" / "repeat-1", noisy(0.1), devices=("CPU:0", "CPU:1"))
-    collection = collect([str(tmp_path)])
-    rows = summarize(collection)
-    remarks, words = notes(rows, collection), verdict(collection, rows)
-    assert [row.simulated for row in rows] == ["NVIDIA_L4 simulated on a CPU"] * 2
-    forms = to_markdown(rows, remarks), to_csv(rows), to_json(rows, remarks, words), to_terminal(rows)
-    assert all("simulated" in text.lower() for text in (*forms, "\n".join(words)))
-
-
-def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: Path) -> None:
+def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_cost(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1), devices=("CPU:0",))
     plant(tmp_path / "l4x2" / "repeat-1", noisy(0.15), devices=("CPU:0", "CPU:1"))
@@ -261,6 +256,9 @@ def test_simulated_devices_have_times_and_neither_efficiency_nor_cost(tmp_path: 
         for claim in ("Fastest", "slower", "Best buy", "No verdict"):
             assert claim not in words
     remarks = notes([one, two], collect([str(tmp_path)]))
+    assert [row.simulated for row in (one, two)] == ["NVIDIA_L4 simulated on a CPU"] * 2
+    forms = to_markdown([one, two], remarks), to_csv([one, two]), to_json([one, two], [], []), to_terminal([one, two])
+    assert all("simulated" in text.lower() for text in forms)
     assert any(
         line.startswith("No efficiency, cost of the run, cost per million images for any tier") for line in remarks
     )
@@ -330,20 +328,47 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     markdown = to_markdown(rows, remarks).splitlines()
     assert markdown[2].startswith(r"| a\|b | done |")
     assert {line.replace(r"\|", "").count("|") for line in markdown[:4]} == {markdown[0].count("|")}
-    full = [column.title for column in COLUMNS if all(getattr(row, column.key) is not None for row in rows)]
+    titled = [measure for measure in MEASURES if measure.title]
+    full = [column.title for column in titled if all(getattr(row, column.key) is not None for row in rows)]
     assert [title for title in full if title not in to_terminal(rows)] == ["tier"]  # the head of the names
     assert "Final accuracy is accuracy." in remarks
     assert "FID" not in markdown[0]
     assert float(records[1]["profile_matrix"]) == content["tiers"][1]["profile_matrix"] == 0.5
     assert any(re.match("No profile for .*: .*--profile_steps", x) for x in remarks)
-    images = ", ".join(column.title for column in COLUMNS if column.key in QUALITY)
+    images = ", ".join(column.title for column in titled if column.key in QUALITY)
     assert "FID" not in "".join(remarks)
     sample(tmp_path / "c")
     line = f"No {images} for c: the run did not compute it: use --fid_every_steps."
     assert line in notes(summarize(collect([str(tmp_path)])), collection)
-    empty = [(row, column.key) for row in rows for column in COLUMNS if getattr(row, column.key) is None]
+    empty = [(row, column.key) for row in rows for column in titled if getattr(row, column.key) is None]
     without = {key for row, key in empty if key not in row.missing}
-    assert without == set(), "give these a reason in _with_reasons of deploy/report/summary.py"
+    assert without == set(), "give these a reason in deploy/report/measures.py"
+
+
+def test_a_new_measure_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Adds a field of result.json that no report shows: every form has it, and says why one tier has none."""
+    saving = Measure("saving_seconds", "saving s", lambda run: number(run.result.get("saving_seconds")), spread,
+                     with_spread, "result.json does not contain it", LOWER)  # fmt: skip
+    monkeypatch.setattr(measures, "MEASURES", (*MEASURES, saving))
+    for name, seconds in (("a/repeat-1", 4), ("a/repeat-2", 2), ("b/repeat-1", 9), ("c/repeat-1", None)):
+        edit(plant(tmp_path / name, noisy(0.1)) / "result.json", saving_seconds=seconds)
+    assert main(["report", str(tmp_path)]) == 0
+    a, b, c = json.loads((tmp_path / "table.json").read_text())["tiers"]
+    assert (a["saving_seconds"], b["saving_seconds"]["median"]) == (
+        {"median": 3, "low": 2.5, "high": 3.5, "count": 2},
+        9,
+    )
+    assert (c["saving_seconds"], c["missing"]["saving_seconds"]) == (None, "result.json does not contain it")
+    records = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    assert [record["saving_seconds"] for record in records] == ["3.0", "9.0", ""]
+    assert (records[0]["saving_seconds_low"], records[2]["saving_seconds_count"]) == ("2.5", "")
+    page, terminal = (tmp_path / "report.html").read_text(), capsys.readouterr().out
+    assert '<th scope="row">saving s</th><td>3.00<span>(2.50 - 3.50)</span></td><td>9.00</td><td></td>' in page
+    for text in (terminal, (tmp_path / "table.md").read_text()):
+        assert "saving s" in text
+        assert "3.00 (2.50 - 3.50)" in text
+        assert "No saving s for c: result.json does not contain it." in text
+    assert best(summarize(collect([str(tmp_path)]))[:2], "saving_seconds").tier == "a"
 
 
 def test_what_a_step_goes_to_is_said_with_what_to_do_about_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.spec.tier import JOB_CONFIGS
+from deploy.tiers.tier import JOB_CONFIGS
 from tests.deploy.conftest import ROOT
 
 OWN = "tests.deploy.study.quadratic"

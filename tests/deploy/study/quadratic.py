@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config.overrides import resolve
-from trainer.reporting.run_files import append_stats, drop_stats_after, write_json
+from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
+from trainer.base.run_files.run_layout import RESULT, RUN_INFO
+from trainer.base.settings.resolution import resolve
+from trainer.base.storage import keep_others_out
 from trainer.reporting.tuning import TuningMetric
-from trainer.storage import keep_others_out
-from trainer.storage.run_layout import RESULT, RUN_INFO
 
 
 def data(config: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from deploy.study.trials import read_trials
+from deploy.study.optuna_study import frozen_trial, open_journal
+from deploy.study.space import StudyParameter
 from tests.deploy.study.conftest import Tune, command
 
 pytest.importorskip("optuna")
@@ -47,7 +48,7 @@ def test_a_known_optimum_is_found_in_25_trials(tune: Tune) -> None:
     rows = [*csv.DictReader(Path("study/table.csv").read_text().splitlines())]
     assert [int(row["trial"]) for row in rows] == [trial["trial"] for trial in found["trials"]]
     page = Path("study/tune.html").read_text()
-    assert page.count("<svg") == 2
+    assert page.count("data:image/svg+xml;base64,") == 3, "by trial, setting and report"
     assert not re.search(r"<script|src=\"http|@import", page)
     assert tune("--tune=x=0..10", "--trials=25").stdout.count("complete loss") == 0
     assert set(starts().values()) == {1}
@@ -73,13 +74,15 @@ def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
 
 
 def test_a_hopeless_trial_is_ended_early_with_its_state_saved(tune: Tune) -> None:
-    """Five more trials are copies of the first; the seventh reports worse than their median and takes long."""
+    """Five more trials end as the first; the seventh reports worse than their median and takes long."""
     arguments = ("--tune=x=0..20", "--pause=1.5")
     tune(*arguments, "--trials=1")
-    for number in range(2, 7):
-        shutil.copytree("study/trial-001", f"study/trial-{number:03d}")
-    Path("study/trial-007").mkdir()
-    Path("study/trial-007/trial.json").write_text('{"settings": {"x": 20.0}}')
+    study, space = open_journal(Path("study"), "minimize"), [StudyParameter("x", float, (), 0.0, 20.0)]
+    for number in range(2, 8):
+        Path(f"study/trial-{number:03d}").mkdir()
+        state, values, reports = ("COMPLETE", [36.4], [38.4, 37.4, 36.4]) if number < 7 else ("RUNNING", [], [])
+        settings = {"x": 9.0 + 11 * (number == 7)}
+        study.add_trial(frozen_trial(number, state, space, settings, values, reports, seconds=60.0))
     shown = tune(*arguments, "--trials=7").stdout
     assert "trial 7: pruned loss 290.4" in shown
     assert "worse than the median of the other trials after as many reports" in shown
@@ -92,7 +95,7 @@ def test_a_killed_study_goes_on_and_repeats_no_trial_that_is_done(tune: Tune) ->
     """kill -9 at ten random points; its jobs outlive it or not."""
     chance = random.Random(26)
     arguments = ("--tune=x=0..10", "--tune=rows=4..12", "--trials=40", "--pause=0.05", "--no_pruning")
-    done_before: set[int] = set()
+    done_before: set[str] = set()
     frozen: dict[str, int] = {}
     for _ in range(10):
         with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True) as process:
@@ -100,22 +103,62 @@ def test_a_killed_study_goes_on_and_repeats_no_trial_that_is_done(tune: Tune) ->
             next(line for line in process.stdout if line.startswith("trial "))
             time.sleep(chance.uniform(0.0, 2.5))
             process.kill()
-        trials = read_trials(Path("study"), "loss", 1)
-        done = {trial.number for trial in trials if trial.state == "complete"}
+        done = complete_trials()
         assert done_before <= done
-        settled = {name: count for name, count in starts().items() if int(name[6:9]) in done}
+        settled = {name: count for name, count in starts().items() if name[:9] in done}
         assert {name: settled[name] for name in frozen} == frozen
         frozen, done_before = settled, done
     assert 3 <= len(done_before) < 40, "some trials were done when it was killed, not all"
-    count = max(trial.number for trial in trials)  # the last one may have been killed before it started
-    tune(*(f"--trials={count}" if one == "--trials=40" else one for one in arguments))
-    trials = read_trials(Path("study"), "loss", 1)
-    assert [trial.number for trial in trials] == list(range(1, count + 1))
-    assert {trial.state for trial in trials} == {"complete"}
+    fewer = [f"--trials={len(done_before) + 2}" if flag == "--trials=40" else flag for flag in arguments]
+    tune(*fewer)
     assert {name: starts()[name] for name in frozen} == frozen
-    for trial in trials:  # every step was reported once, in order, whatever was killed
-        lines = Path(f"study/trial-{trial.number:03d}/repeat-1/stats.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    for run in Path("study").glob("trial-*/repeat-1"):  # every step was reported once, in order, whatever was killed
+        assert [json.loads(line)["step"] for line in (run / "stats.jsonl").read_text().splitlines()] == [1, 2, 3]
+    killed = results()
+    Path("study").rename("killed")
+    tune(*fewer)
+    assert results() == killed, "as if nothing had been killed"
+
+
+def complete_trials() -> set[str]:
+    """Returns the folders of the trials that are complete by the study's journal."""
+    trials = open_journal(Path("study"), "minimize").trials
+    return {f"trial-{trial.number + 1:03d}" for trial in trials if trial.state.name == "COMPLETE"}
+
+
+def test_what_a_kill_leaves_of_the_journal_and_a_removed_folder_do_not_stop_the_study(tune: Tune) -> None:
+    """The journal's lock and half a line are removed; the trial whose folder is gone is replaced by another."""
+    tune("--tune=x=0..10", "--trials=2")
+    with open("study/journal.log", "a") as file:
+        file.write('{"op_code": 4, "wor')
+    Path("study/journal.log.lock").symlink_to("study/journal.log")
+    shutil.rmtree("study/trial-002")
+    shown = tune("--tune=x=0..10", "--trials=2").stdout
+    assert "trial 3: complete" in shown
+    assert [trial["trial"] for trial in results()["trials"]] in ([1, 3], [3, 1])
+    Path("study/journal.log").write_text("{}\n")
+    assert "journal.log is damaged" in tune("--tune=x=0..10", "--trials=2", code=2).stderr
+
+
+def test_a_study_of_the_older_form_is_reported_and_not_continued(tune: Tune) -> None:
+    """It had trial.json in each trial's folder and no journal."""
+    tune("--tune=x=0..10", "--trials=3")
+    new = results()
+    for trial in new["trials"]:
+        content = {"settings": {"x": trial["setting.x"]}, "ended": "", "reason": ""}
+        Path(f"study/trial-{trial['trial']:03d}/trial.json").write_text(json.dumps(content))
+    Path("study/trial-004").mkdir()
+    Path("study/trial-004/trial.json").write_text('{"settings": {"x": 5.0}, "ended": "failed", "reason": "NaN"}')
+    Path("study/journal.log").unlink()
+    shown = tune("--tune=x=0..10", "--trials=9").stdout
+    assert (
+        "study holds a study of the older form (trial.json): it is reported, not continued: use another --out" in shown
+    )
+    assert not Path("study/journal.log").exists()
+    old = results()
+    assert [*new["trials"]] == old["trials"][:3]
+    assert [old["trials"][3][key] for key in ("trial", "state", "reason")] == [4, "failed", "NaN"]
+    assert (old["best"], old["best_command"]) == (new["best"], new["best_command"])
 
 
 def test_ctrl_c_saves_the_trials_and_the_same_command_goes_on(tune: Tune) -> None:

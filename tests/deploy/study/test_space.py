@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.study.engine import load
-from deploy.study.space import Parameter, check_space, configurations, of_recipe, read_space
+from deploy.study.space import StudyParameter, check_space, configurations, of_recipe, read_space
 from tests.deploy.conftest import Command
-from trainer.config.overrides import Overrides
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import Overrides
 
 MLP = Overrides.parse(["--recipe=mlp_mnist", "--data=digits", "--steps=9"])
 OWN = Overrides.parse([f"--model={__package__}.quadratic:build", f"--data={__package__}.quadratic:data"])
@@ -18,9 +17,9 @@ OWN = Overrides.parse([f"--model={__package__}.quadratic:build", f"--data={__pac
 def test_ranges_and_lists_of_every_type_are_read() -> None:
     found = read_space(["learning-rate=1e-5..1e-3:log", "width=16,32,64", "warmup_steps=0..1e2"], MLP)
     assert found == [
-        Parameter("learning_rate", float, (), 1e-5, 1e-3, log=True),
-        Parameter("width", int, (16, 32, 64)),
-        Parameter("warmup_steps", int, (), 0, 100),
+        StudyParameter("learning_rate", float, (), 1e-5, 1e-3, log=True),
+        StudyParameter("width", int, (16, 32, 64)),
+        StudyParameter("warmup_steps", int, (), 0, 100),
     ]
     assert [one.text for one in found] == ["learning_rate=1e-05..0.001:log", "width=16,32,64", "warmup_steps=0..100"]
     assert [one.count for one in found] == [math.inf, 3, 101]
@@ -105,9 +104,3 @@ def test_rules_between_settings_are_checked_at_the_desk(flags: list[str], tune: 
 def test_a_command_that_could_only_fail_is_refused(arguments: list[str], reason: str, refused: Command) -> None:
     assert reason in refused("tune", "cpu", "--recipe=mlp_mnist", "--data=digits", *arguments)
     assert not Path("runs").exists()
-
-
-def test_a_missing_optuna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    with pytest.raises(UserError, match="needs Optuna: pip install optuna"):
-        load()

@@ -12,8 +12,8 @@ from deploy.cli import cancel, jobs, tune, watch
 from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Capture, Command, FlyingClock, needs_gcloud
 from tests.deploy.emulator import Emulator, Fault
-from trainer.config.overrides import Overrides
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import Overrides
 
 ASKED = [
     "l4x1", "--recipe=mlp_mnist", "--data=digits", "--epochs=3", "--on=vertex", "--project=my-proj", *WHERE,
@@ -41,7 +41,7 @@ def studies(google: Emulator, job: dict[str, Any]) -> None:
     google.log(job, "trial 1 begins")
     job["trials"] = [
         trial(1, "SUCCEEDED", 16.0, 0.91), trial(2, "SUCCEEDED", 64.0, 0.97),
-        trial(3, "INFEASIBLE", 32.0, None, infeasibleReason="The replica exited with a non-zero status of 2."),
+        trial(3, "INFEASIBLE", 32.0, 0.4, infeasibleReason="The replica exited with a non-zero status of 2."),
         trial(4, "STOPPING", 32.0, 0.5),
     ]  # fmt: skip
     google.end(job, "SUCCEEDED")

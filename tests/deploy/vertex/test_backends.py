@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.spec.gcp_config import GcpConfig
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex import submission
 from deploy.vertex.api import ApiError, Backend, CustomJob
 from deploy.vertex.errors import describe_error
@@ -14,7 +14,7 @@ from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
-from trainer.errors import UserError
+from trainer.base.errors import UserError
 
 POOL = {
     "machineSpec": {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1},
@@ -181,17 +181,16 @@ def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Em
 
 def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    for call in (lambda gcloud: gcloud.jobs(), lambda gcloud: gcloud.submit(REQUEST)):
-        with pytest.raises(UserError, match="gcloud is not installed"):
-            call(Gcloud("my-proj", "us-central1"))
+    with pytest.raises(UserError, match="gcloud is not installed"):
+        Gcloud("my-proj", "us-central1").submit(REQUEST)
 
 
 def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output so far is ignored."""
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
-    monkeypatch.setattr("deploy.vertex.gcloud.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("deploy.vertex.gcloud.COMMAND_TIMEOUT_S", 1.0)
     with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
-        Gcloud("my-proj", "us-central1").jobs()
+        Gcloud("my-proj", "us-central1").submit(REQUEST)
     assert (caught.value.code, caught.value.transient) == (0, True)
     child, deadline = (tmp_path / "child").read_text().strip(), time.monotonic() + 2
     while is_alive(child):
@@ -220,7 +219,7 @@ def test_a_broken_gcloud_is_final(message: str, retried: bool, tmp_path: Path, m
     """Without a network gcloud also prints that it crashed, https://github.com/XX-net/XX-Net/issues/13999"""
     stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {message}\nEND\nexit 1", monkeypatch)
     with pytest.raises(ApiError) as caught:
-        Gcloud("my-proj", "us-central1").jobs()
+        Gcloud("my-proj", "us-central1").submit(REQUEST)
     assert caught.value.transient == retried
     line = describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
     assert line.startswith(message.splitlines()[0])

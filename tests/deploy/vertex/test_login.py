@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.oauth2.credentials import Credentials
 
 from deploy.cli import watch
-from deploy.spec.gcp_config import GcpConfig
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError, Backend
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
@@ -24,9 +24,9 @@ from deploy.vertex.session import Session, tell_accounts
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
-from trainer.errors import UserError
-from trainer.storage import gcs, login
-from trainer.storage.address import Address
+from trainer.base.errors import UserError
+from trainer.base.storage import gcs, login
+from trainer.base.storage.address import Address
 
 DESK, OTHER = "desk@my-proj.iam.gserviceaccount.com", "other@my-proj.iam.gserviceaccount.com"
 SECRET = r"secret-\d|PRIVATE KEY"
@@ -119,7 +119,7 @@ def no_token_is_left(tmp_path: Path, shown: str) -> None:
 def test_gclouds_login_alone_does_everything(
     cloud: Emulator, tmp_path: Path, flying: FlyingClock, capsys: Capture
 ) -> None:
-    use_everything(Sdk("my-proj", "us-central1", cloud.url, cloud.url), cloud, tmp_path, flying)
+    use_everything(Sdk("my-proj", "us-central1"), cloud, tmp_path, flying)
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     no_token_is_left(tmp_path, shown.out + shown.err)
@@ -156,7 +156,7 @@ def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
     stand_in(tmp_path, script, monkeypatch)
     for number in (1, 2):  # a new token for each, because this one ends soon
         with pytest.raises(ApiError, match=f"600 secret-{number}$"):
-            Gcloud("my-proj", "us-central1").jobs()
+            Gcloud("my-proj", "us-central1").submit(REQUEST)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -167,7 +167,7 @@ def test_two_accounts_are_told_by_name(key: Key, capsys: Capture, monkeypatch: p
     tell_accounts("sdk")
     assert capsys.readouterr().err == ""
     tell_accounts("gcloud")
-    line = f"two logins: jobs are submitted as {DESK} (gcloud), buckets are read and written as {OTHER} (app"
+    line = f"two logins: jobs are created as {DESK} (gcloud), and watched, with their buckets, as {OTHER} (app"
     assert capsys.readouterr().err.startswith(line)
 
 
@@ -194,7 +194,7 @@ def test_a_network_that_fails_is_no_expired_login(
     monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", DESK)
     stand_in(tmp_path, f"cat >&2 <<'END'\n{printed}\nEND\nexit 1", monkeypatch)
     with pytest.raises(ApiError) as caught:
-        Sdk("my-proj", "us-central1", cloud.url, cloud.url).jobs()
+        Sdk("my-proj", "us-central1").jobs()
     assert caught.value.transient == transient
     assert line in describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.vertex.api import ApiError, Backend
-from deploy.vertex.gcloud_errors import error_of, lost_response
+from deploy.vertex.failures import gcloud_error, lost_response
 from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud
@@ -44,15 +44,15 @@ def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_gcloud_prints_is_a_refusal_or_a_lost_answer(text: str, code: int, transient: bool, unclear: bool) -> None:
-    error = error_of(1, f"Using endpoint [x]\nERROR: {text}\n\nIf you would like to report this issue, run x\n")
+    error = gcloud_error(1, f"Using endpoint [x]\nERROR: {text}\n\nIf you would like to report this issue, run x\n")
     assert (error.code, error.transient, error.may_have_succeeded) == (code, transient, unclear)
     assert "report this issue" not in str(error)
 
 
 def test_an_exit_status_of_gcloud_tells_a_wrong_argument_and_a_signal() -> None:
-    refused = error_of(2, "ERROR: (gcloud.ai.custom-jobs.create) unknown words")
+    refused = gcloud_error(2, "ERROR: (gcloud.ai.custom-jobs.create) unknown words")
     assert (refused.code, refused.transient, refused.may_have_succeeded) == (400, False, False)
-    killed = error_of(-9, "ERROR: (gcloud.ai.custom-jobs.create) INVALID_ARG")
+    killed = gcloud_error(-9, "ERROR: (gcloud.ai.custom-jobs.create) INVALID_ARG")
     assert (killed.code, killed.transient, killed.may_have_succeeded) == (0, True, True)
     assert "killed by signal 9" in str(killed)
 
@@ -97,7 +97,6 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
         monkeypatch.delenv("no_proxy", raising=False)
     else:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
-        monkeypatch.setattr(backend, "_api_url", secure, raising=False)
     began = session.clock.now()
     with pytest.raises(ApiError, match=match) as caught:
         submit_once(backend, REQUEST, session.clock)

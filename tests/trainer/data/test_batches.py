@@ -7,22 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.strategy import Replicas
 from trainer.data.batches import Schedule, batches, row_order
-from trainer.data.dataset import (
-    Arrays,
-    Dataset,
-    NestedArrays,
-    Subset,
-    failures_of_reading,
-    gathered,
-    image_spec,
-)
+from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.digits import load
+from trainer.data.examples import Examples, Subset
 from trainer.data.sources import load_dataset
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.strategy import Replicas
-from trainer.errors import PlatformFault, UserError
 
 
 def numbered(examples: int) -> Arrays:
@@ -37,7 +30,8 @@ def part_of(cluster: Cluster, replicas: int, rows: int) -> Replicas:
 
 
 def order(schedule: Schedule, first_step: int, steps: int) -> list[Any]:
-    return [rows.numpy() for rows in row_order(schedule, first_step).take(steps)]
+    rows = row_order(numbered(schedule.examples), schedule, first_step, first_step + steps)
+    return [step.numpy() for step in rows]
 
 
 def test_an_epoch_is_a_permutation_cut_into_steps() -> None:
@@ -49,7 +43,7 @@ def test_an_epoch_is_a_permutation_cut_into_steps() -> None:
 
 
 @pytest.mark.parametrize("examples", [
-    numbered(8), NestedArrays({"a": np.arange(8)}), Subset(numbered(8), seed=0, first=0, count=8),
+    numbered(8), NestedArrays({"a": np.arange(8)}), Subset(numbered(8), 0, 0, 8),
 ], ids=lambda examples: type(examples).__name__)  # fmt: skip
 def test_rows_are_gathered_in_the_hosts_memory(examples: Any) -> None:
     """A second logical device stands for a GPU, to which TensorFlow would first copy all examples."""
@@ -132,6 +126,10 @@ def wrong_size(config: TrainConfig) -> Dataset:
     return Dataset("wrong", Arrays(np.zeros((99, 5, 5, 1), np.uint8)))
 
 
+def of_a_strange_class(config: TrainConfig) -> Dataset:
+    return Dataset("strange", range(5))  # type: ignore[arg-type]
+
+
 def not_a_dataset(config: TrainConfig) -> int:
     return 3
 
@@ -140,6 +138,7 @@ def not_a_dataset(config: TrainConfig) -> int:
     ("few", "3 examples are fewer than global_batch_size=64"),
     ("wrong_size", "images are (5, 5, 1), but the settings require (32, 32, 1)"),
     ("not_a_dataset", "it returned int"),
+    ("of_a_strange_class", "its Dataset holds range: derive the class from Examples of trainer.data.dataset, or use"),
     ("no_such_function", "has no function no_such_function"),
     ("no_such_package.data:load", "cannot import no_such_package"),
     ("mine.py:load", "a module has no .py: use --data=mine:load"),
@@ -154,12 +153,19 @@ def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
     """Raises an error inside TensorFlow, which would turn it into an UnknownError."""
     error = kind("part-3#1: cannot be decoded; gs://bucket/ä")
 
-    def read(rows: Any) -> tuple[Any, ...]:
-        raise error
+    class Damaged(Examples):
+        count, spec = 9, (tf.TensorSpec((), tf.int32),)
 
-    data = tf.data.Dataset.range(2).map(lambda row: gathered(read, row, image_spec((1, 1, 1), labelled=False)))
-    with pytest.raises(kind) as caught, failures_of_reading():
-        next(iter(data))
-    assert caught.value is error
-    with pytest.raises(tf.errors.InvalidArgumentError), failures_of_reading():
-        tf.reshape(tf.zeros(3), (2,))
+        def gather(self, rows: Any) -> Any:
+            return self.read_by(self.read, rows)
+
+        def read(self, rows: Any) -> Any:
+            raise error
+
+    examples = Damaged()
+    for dataset in (Dataset("d", examples), Dataset("d", numbered(9), Subset(examples, 0, 0, 8))):
+        with pytest.raises(kind) as caught, dataset.reading():
+            next(iter(batches(examples, Schedule(9, 3, 1, 0), part_of(Cluster(), 1, 3))))
+        assert caught.value is error
+        with pytest.raises(tf.errors.InvalidArgumentError), dataset.reading():
+            tf.reshape(tf.zeros(3), (2,))

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image, features
 
 from tests.support import real_data
-from trainer.config.train_config import TrainConfig
-from trainer.data.decode import SUFFIXES, BadImage, decode
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.decode import IMAGE_SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset
 
 
@@ -100,7 +100,7 @@ def test_the_transparent_colour_of_a_16_bit_png_is_compared_in_all_bits(colours:
 def test_every_kind_of_name_that_pillow_gives_these_formats_is_read(tmp_path: Path) -> None:
     kinds = [".jfif", ".apng", *([".avif"] if "avif" in features.get_supported_modules() else [])]
     for suffix in kinds:
-        assert suffix in SUFFIXES
+        assert suffix in IMAGE_SUFFIXES
         file = tmp_path / f"x{suffix}"
         Image.new("RGB", (16, 16), (200, 100, 50)).save(file)
         assert np.abs(decode(file, 8, 3)[0].astype(int) - (200, 100, 50)).max() < 6

@@ -14,15 +14,16 @@ from tests.drill import read
 from tests.fixtures import Log, Make, Patch
 from tests.support import refused
 from tests.support import run_job as run
-from trainer.config.train_config import TrainConfig
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.arithmetic import arithmetic
 from trainer.data.dataset import Arrays, Dataset
-from trainer.data.fingerprint import Files, content_of, files_of
-from trainer.distribution.arithmetic import arithmetic
-from trainer.reporting.data_changes import refuse_changed_data
-from trainer.reporting.job_directory import open_job_dir
+from trainer.data.examples import Examples
+from trainer.data.fingerprint import DataFiles, content_of, files_of
+from trainer.run.data_changes import refuse_changed_data
 
 
-def known(path: Path) -> Files:
+def known(path: Path) -> DataFiles:
     found = files_of(TrainConfig(data=str(path)))
     assert found is not None
     return found
@@ -94,7 +95,7 @@ def test_rows_are_compared_where_no_files_are_known() -> None:
 
 
 def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> None:
-    class Nest:
+    class Nest(Examples):
         count = 3
 
         def gather(self, rows: Any) -> Any:

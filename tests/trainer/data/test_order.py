@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tests.support import refused
 from tests.trainer.data.test_batches import part_of
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
 from trainer.data.arrays import arrays_dataset, held_back
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Examples, Subset
+from trainer.data.examples import Examples, Subset
 from trainer.data.order import shuffled
-from trainer.distribution.cluster import Cluster
 
 LARGE = 10**9
 
@@ -85,7 +85,7 @@ def test_even_and_odd_orders_are_equally_frequent() -> None:
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(Examples):
     """Makes its rows: x is the number of the row."""
 
     count: int = LARGE
@@ -129,8 +129,7 @@ def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examp
 
 def test_a_subset_is_trained_on_in_the_order_of_its_own_rows() -> None:
     subset = Subset(Made(50), 3, 10, 40)
-    examples: Examples = subset
-    steps = batches(examples, Schedule(40, 10, 1, 3), part_of(Cluster(), 1, 10)).take(4)
+    steps = batches(subset, Schedule(40, 10, 1, 3), part_of(Cluster(), 1, 10)).take(4)
     rows = np.concatenate([part.numpy().ravel() for (part,) in steps])
     assert sorted(rows) == sorted(subset.located(np.arange(40)))
     assert list(rows) != sorted(rows)

@@ -8,16 +8,16 @@ import pytest
 import tensorflow as tf
 
 from tests.support import largest_difference, refused, run_job, run_steps, weights
-from trainer.build import build_setup, set_precision_and_seed
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches
-from trainer.data.dataset import Dataset, NestedArrays, failures_of_reading
+from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.sources import load_dataset
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.strategy import Replicas, make_replicas
+from trainer.invariance.layers import depends_on_replicas
 from trainer.models import build_model
-from trainer.models.layers import depends_on_replicas
+from trainer.run.build import build_setup, set_precision_and_seed
 
 BATCH = 16
 KINDS = (
@@ -44,7 +44,7 @@ def steps_of(data: str, worker: int, workers: int, local: int, first_step: int, 
     replicas = Replicas(None, ("CPU:0",) * local, BATCH // workers // local, BATCH, cluster)
     dataset = loaded(config)
     found = batches(dataset.train, Schedule(dataset.train.count, BATCH, 1, 0), replicas, first_step).take(count)
-    with failures_of_reading():
+    with dataset.reading():
         return [tf.nest.map_structure(lambda leaf: leaf.numpy().reshape(-1, *leaf.shape[3:]), parts) for parts in found]
 
 
@@ -142,7 +142,7 @@ MODELS = [
 ]  # fmt: skip
 
 
-# In two passes each, more kinds: tests/trainer/training/test_micro_batches.py
+# In two passes each, more kinds: tests/trainer/invariance/test_micro_batches.py
 @pytest.mark.parametrize(("model", "data"), MODELS)
 def test_two_replicas_give_the_numbers_of_one(model: str, data: str) -> None:
     (one, logs), (two, logs_of_two) = (run_steps(settings(data, model, f"--replicas={n}"), 8) for n in (1, 2))

@@ -15,14 +15,14 @@ import pytest
 from tests.support import refused
 from tests.trainer.data.test_sources import png, write_idx, write_tfrecord
 from tests.workers import ROOT
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
-from trainer.data.dataset import Arrays, Dataset, failures_of_reading
+from trainer.data.dataset import Arrays, Dataset
 from trainer.data.pieces import source_of
 from trainer.data.prepare import JOURNAL, main, prepare
 from trainer.data.shards import ShardRows
 from trainer.data.sources import load_dataset
-from trainer.errors import PlatformFault, UserError
 
 SIZE = 16
 
@@ -296,7 +296,7 @@ def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Pat
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     train = load_dataset(config(tmp_path / "shards", data_memory_mib=0)).train
     damage(tmp_path / "shards" / "train-00000.bin")
-    with pytest.raises(PlatformFault) as caught, failures_of_reading():
+    with pytest.raises(PlatformFault) as caught:
         train.gather(np.array([3], np.int32))
     assert str(caught.value) == f"data: {tmp_path}/shards/{line}"
 
@@ -322,10 +322,10 @@ def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path
 _STREAM = """
 import sys
 import numpy as np, tensorflow as tf
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import Schedule, batches
 from trainer.data.sources import load_dataset
-from trainer.distribution.strategy import make_replicas
+from trainer.cluster.strategy import make_replicas
 from trainer.reporting.resources import memory_gib
 
 given = TrainConfig(data=sys.argv[1], image_size=64, channels=3, data_memory_mib=int(sys.argv[2]), global_batch_size=64)

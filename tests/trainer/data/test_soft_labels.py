@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 from tests.support import largest_difference, refused, run_steps, small, weights
-from trainer.build import build_setup
-from trainer.config.overrides import resolve
+from trainer.base.settings.resolution import resolve
+from trainer.cluster.strategy import make_replicas
 from trainer.data.soft_labels import own_share, softening
-from trainer.distribution.step import StepContext
-from trainer.distribution.strategy import make_replicas
+from trainer.invariance.step import StepContext
+from trainer.measures.evaluation import evaluation
 from trainer.models.classifier import SoftAccuracy, SoftCrossentropy
-from trainer.training.evaluation import evaluation
+from trainer.run.build import build_setup
 
 SOFT = ("--model=mlp", "--width=16", "--precision=float64", "--label_smoothing=0.1", "--mixup=0.4")
 

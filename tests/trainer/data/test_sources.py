@@ -13,13 +13,13 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.support import real_data
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import UserError
+from trainer.base.log import start_logging
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import write_whole
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 from trainer.data.tfrecord import is_held
-from trainer.errors import UserError
-from trainer.log import start_logging
-from trainer.storage import write_whole
 
 
 def load(data: Path | str, **settings: Any) -> Dataset:
@@ -53,43 +53,6 @@ def test_idx_folder(tmp_path: Path, suffix: str) -> None:
     assert arrays(dataset.train).labels is not None
     assert arrays(dataset.evaluation).labels.tolist() == [2, 0]
     assert dataset.class_names == ("0", "1", "2")
-
-
-def write_mnist(folder: Path, count: int = 60) -> Any:
-    """Writes `count` digits, with one grey level each and its last figure as label, and two for evaluation."""
-    for begins, digits in (("train", count), ("t10k", 2)):
-        write_idx(folder / f"{begins}-images-idx3-ubyte", levels(digits))
-        write_idx(folder / f"{begins}-labels-idx1-ubyte", (np.arange(digits) % 10).astype(np.uint8))
-
-
-def test_stacked_mnist_has_each_digit_once_in_each_colour(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    dataset = load(f"stacked_mnist:{tmp_path}", channels=3)
-    images, labels = arrays(dataset.train).images, arrays(dataset.train).labels
-    assert images.shape == (60, 8, 8, 3)
-    assert (images == images[:, :1, :1]).all()
-    colours = images[:, 0, 0]
-    assert (np.sort(colours, axis=0) == np.arange(60)[:, np.newaxis]).all()
-    assert len(np.unique(np.argsort(colours, axis=0), axis=1)[0]) == 3  # in three orders
-    assert labels is not None
-    assert (labels == colours % 10 @ [100, 10, 1]).all()
-    assert dataset.evaluation is not None
-    assert dataset.evaluation.count == 2
-    again = load(f"stacked_mnist:{tmp_path}", channels=3, seed=7).train
-    assert (arrays(again).images == images).all()
-
-
-def test_stacked_mnist_is_made_of_what_keras_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = (levels(9), np.arange(9))
-    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: (part, part))
-    dataset = load("stacked_mnist", channels=3)
-    assert (dataset.train.count, arrays(dataset.train).image_shape) == (9, (8, 8, 3))
-
-
-def test_what_is_not_mnist_is_not_stacked(tmp_path: Path) -> None:
-    write_idx(tmp_path / "train-images-idx3-ubyte", levels(5))
-    with pytest.raises(UserError, match="each image needs a label from 0 to 9: use MNIST's files"):
-        load(f"stacked_mnist:{tmp_path}", channels=3)
 
 
 def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
@@ -377,7 +340,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
     ("folder:/no/such", "path not found"),
     ("gs:/bucket/x", "did you mean gs://bucket/x?"),
     ("idxx:/tmp", "unknown kind 'idxx'; did you mean 'idx'?"),
-    (__file__, "stacked_mnist:PATH, or --data=package.module:function, a function of yours that reads it"),
+    (__file__, "folder:PATH, or --data=package.module:function, a function of yours that reads it"),
 ])  # fmt: skip
 def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
     with pytest.raises(UserError, match=re.escape(line)):

@@ -9,12 +9,12 @@ import tensorflow as tf
 from tests.fixtures import Capture, Log, Patch
 from tests.support import fresh_collectives, refused, small
 from trainer import check as command
-from trainer.distribution.strategy import make_replicas
+from trainer.base.log import start_logging
+from trainer.cluster.strategy import make_replicas
 from trainer.gpu_check import on_gpus
 from trainer.gpu_check.on_gpus import Row, check_on_gpus, variants
 from trainer.gpu_check.rates import all_reduces, copies, empty_step
 from trainer.gpu_check.variants import Variant
-from trainer.log import start_logging
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 

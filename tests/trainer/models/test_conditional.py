@@ -13,16 +13,17 @@ import tensorflow as tf
 
 from tests.fixtures import Capture, Patch
 from tests.support import Signals, largest_difference, refused, run_job, run_steps, small, weights
-from trainer import generate, job
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer import generate
+from trainer.base.errors import INTERRUPTED
+from trainer.base.run_files.records import read_result
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.images import noise, noise_and_labels
-from trainer.errors import INTERRUPTED
+from trainer.measures import fid
 from trainer.models.conditional import classes_of, labelled, with_class
 from trainer.models.gan import build_generator
-from trainer.reporting.run_files import read_result
-from trainer.training import fid
+from trainer.run import job, saved_generator
 
 CLASSES = 10
 SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2")
@@ -47,7 +48,7 @@ def test_the_template_makes_the_images_that_the_step_makes() -> None:
 
 @pytest.mark.parametrize(("flags", "line"), [
     (("--model=cnn", "--image_size=24"), "conditional=true: cnn is no GAN, only dcgan, wgan_gp, r3gan are: use"),
-    (("--model=tests.models:classifier",), "has no generated_classes (trainer/interface.py): use --conditional=false"),
+    (("--model=tests.models:classifier",), "has no generated_classes (trainer.interface): use --conditional=false"),
     ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
     ((f"--data={__name__}:one_hot",), "one integer label is needed"),
     ((f"--data={__name__}:too_large",), "has labels from 0 to 2, but 2 classes: use labels from 0 to 1"),
@@ -171,7 +172,7 @@ def test_a_process_without_this_package_loads_the_templates(trained: Path) -> No
     with np.load(folder / "read.npz") as read:
         found = {name: read[name] for name in read.files}
     assert found.pop("classes") == CLASSES
-    expected = generate.load_generator(folder / "model.keras").generate(drawn, labels)
+    expected = saved_generator.load_generator(folder / "model.keras").generate(drawn, labels)
     for name, images in found.items():
         given = images if images.dtype == np.uint8 else np.clip(np.round((images + 1) * 127.5), 0, 255)
         assert np.abs(given.astype(int) - expected).max() <= 1, name
@@ -193,7 +194,7 @@ def test_generate_draws_the_classes_asked_for(
     assert pictures[0].shape == (rows * 66 + 2, columns * 66 + 2, 1)
     assert np.abs(pictures[0] - pictures[1]).max() <= 1
     if flags[0:1] == ("--label=7,0",):
-        generator = generate.load_generator(trained / "model" / "model.keras")
+        generator = saved_generator.load_generator(trained / "model" / "model.keras")
         image = generator.generate(noise(1, 3, 8)[1:2], tf.constant([0]))  # of the second row and column
         assert np.abs(pictures[0][68:132:4, 68:132:4] - image[0].astype(int)).max() <= 1
 
@@ -207,7 +208,7 @@ def test_generate_refuses_classes_that_the_model_has_not(trained: Path, label: s
         )
         assert expected in capsys.readouterr().err
     with refused("label=7: this generator takes no labels: drop --label, or train with --conditional"):
-        generate.labels_of("7", 0)
+        saved_generator.labels_of("7", 0)
 
 
 def test_values_of_a_class_are_those_of_its_images_alone(monkeypatch: Patch) -> None:

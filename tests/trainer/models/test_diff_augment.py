@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.config.train_config import DIFF_AUGMENTATIONS
-from trainer.distribution.step import StepContext, in_step
+from trainer.base.settings.train_config import DIFF_AUGMENTATIONS
+from trainer.invariance.step import StepContext, in_step
 from trainer.models.diff_augment import DiffAugment, color, cutout, translation
 
 ROWS, SIZE = 1000, 16

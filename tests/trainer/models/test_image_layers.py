@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from trainer.export import plain_copy
 from trainer.models.image_layers import ImageConv2D, ImageConv2DTranspose
+from trainer.run.export import plain_copy
 
 RANDOM = np.random.default_rng(0)
 

@@ -24,21 +24,21 @@ from tests.support import (
     weights,
 )
 from trainer import check as check_module
-from trainer import job
-from trainer.compat import all_layers
-from trainer.config.metric_names import STEP_METRICS
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.settings.metric_names import STEP_METRICS
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
 from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset
-from trainer.distribution.step import StepContext, in_step
-from trainer.distribution.strategy import make_replicas
-from trainer.errors import PlatformFault, UserError
-from trainer.export import export, plain_copy
+from trainer.invariance.compat import all_layers
+from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
+from trainer.invariance.step import StepContext, in_step
 from trainer.models import build_model
 from trainer.models.efficientnet import _freeze_below, _without_dropout
-from trainer.models.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.models.optimizers import StepSchedule, learning_rate
+from trainer.run import job, replica_check
+from trainer.run.export import export, plain_copy
 
 ROOT = Path(__file__).parents[3]
 RANDOM = np.random.default_rng(0)
@@ -55,7 +55,7 @@ FAMILIES = {
 ])  # fmt: skip
 def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     flags = (*FAMILIES.get(name, (f"--model={name}",)), "--precision=float64")
-    # wgan_gp on 2 and 4: tests/trainer/distribution/test_replicas.py; r3gan on 4: tests/trainer/test_job.py
+    # wgan_gp on 2 and 4: tests/trainer/invariance/test_replicas.py; r3gan on 4: tests/trainer/run/test_job.py
     several = {"mlp": (2, 4), "r3gan": (2,)}.get(name, (4,))
     runs = {n: run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, *several)}
     for replicas in several:
@@ -66,7 +66,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
 
 @pytest.mark.slow  # four replicas of two workers: tests/e2e/test_own_numbers.py
 def test_stock_layers_in_a_model_of_the_users_agree(monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.log.log.propagate", True)
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     flags = ("--model=tests.models:stock_layers", "--precision=float64", "--learning_rate=1e-3")
     (alone, logs), (together, logs_of_all) = (run_steps(small(*flags, f"--replicas={n}"), 4) for n in (1, 2))
     assert depends_on_replicas(together, 2) == []
@@ -125,7 +125,7 @@ def test_dcgans_first_losses_are_those_of_a_guess() -> None:
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
 
 
-@pytest.mark.slow  # a GAN: tests/trainer/test_export.py
+@pytest.mark.slow  # a GAN: tests/trainer/run/test_export.py
 def test_saved_models_load_without_this_package(tmp_path: Path) -> None:
     for name, flags in FAMILIES.items():
         model, _ = run_steps(small(*flags), 0)
@@ -367,7 +367,7 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_de
     (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(flags: list[str], line: str, separate_steps: None) -> None:
-    assert line in "\n".join(check_module.compare(resolve(["--data=digits", *flags, *CHECKED]).config))
+    assert line in "\n".join(replica_check.compare(resolve(["--data=digits", *flags, *CHECKED]).config))
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:

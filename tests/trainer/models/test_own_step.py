@@ -9,14 +9,14 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.support import fresh_collectives, largest_difference, refused, run_steps, weights
-from trainer.build import build_setup
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
-from trainer.distribution.step import current_step
-from trainer.distribution.strategy import make_replicas
+from trainer.invariance.step import current_step
+from trainer.measures.evaluation import Evaluation
 from trainer.reporting.progress import RunningMeans
-from trainer.training.evaluation import Evaluation
+from trainer.run.build import build_setup
 
 
 def table(config: TrainConfig) -> Any:
@@ -101,7 +101,7 @@ def _network(kind: Any) -> keras.Model:
 def _compiled(kind: Any, reduction: str = "sum_over_batch_size") -> keras.Model:
     model = _network(kind)
     loss = keras.losses.MeanSquaredError(reduction=reduction)
-    model.compile(keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2), loss, metrics=["mae"])
+    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["mae"])
     return model
 
 

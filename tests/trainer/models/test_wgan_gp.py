@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from tests.support import run_steps, small
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import Schedule, row_order
 from trainer.data.digits import load
-from trainer.distribution.step import StepContext
+from trainer.invariance.step import StepContext
 from trainer.models.gan import build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
 
@@ -130,8 +130,9 @@ def test_the_first_step_is_that_of_the_paper() -> None:
     step = StepContext(config.seed, tf.constant(0, tf.int64), 0, 16, 16)
     noise = step.normal((2, config.latent_dim), stream="noise")
     epsilon = step.uniform((1, 1, 1, 1), stream="interpolation")[:, 0]
-    (rows,) = next(iter(row_order(Schedule(1797, 16, 1, config.seed), 0))).numpy()
-    reals = tf.constant(load(config).train.images[rows] / 127.5 - 1)
+    digits: Any = load(config).train
+    (rows,) = next(iter(row_order(digits, Schedule(1797, 16, 1, config.seed), 0, 1))).numpy()
+    reals = tf.constant(digits.images[rows] / 127.5 - 1)
 
     losses = [float(paper.critic_step(reals, noise[:, 0], epsilon)), float(paper.generator_step(noise[:, 1]))]
     assert [logs.means()[name] for name in ("critic_loss", "generator_loss")] == pytest.approx(losses, rel=1e-6)

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import Line, largest_rows, peak_of
 from trainer.planning.allocator import Allocator
-from trainer.planning.peaks import Allocation, Prediction, Trace, peak_bytes, sizes, upper_envelope
+from trainer.planning.peaks import Allocation, PeakMemory, Trace, peak_bytes, sizes, upper_envelope
 from trainer.planning.planner import larger
-from trainer.reporting.plan_file import Line, largest_rows, peak_of
 
 MIB = 2**20
 
@@ -66,7 +66,7 @@ def trace(rows: int) -> Trace:
 
 
 def test_lines_follow_from_two_traces_and_hold_at_a_third() -> None:
-    found = Prediction(trace(8), trace(16), 10_000)
+    found = PeakMemory(trace(8), trace(16), 10_000)
     for rows in (8, 16, 64, 1000):
         assert peak_of(found.device_lines(), rows) == peak_bytes(trace(rows), 10_000, temporaries=False)
         assert peak_of(found.cpu_lines(), rows) == peak_bytes(trace(rows), 10_000, temporaries=True)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.plan_memory import tried
 from deploy.__main__ import main
 from tests.fixtures import Capture
-from trainer.reporting.plan_file import peak_of, read_plan
+from trainer.base.run_files.plan_file import peak_of, read_plan
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.base.log import log, start_logging
+from trainer.base.run_files.records import append_stats, drop_stats_after
+from trainer.base.terminal import duration
 from trainer.data.images import encode_png, grid, to_uint8
-from trainer.log import log, start_logging
 from trainer.reporting import console
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
 from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
-from trainer.reporting.run_files import append_stats, drop_stats_after
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
-from trainer.terminal import duration
 
 
 def events(folder: Path) -> list[Any]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from trainer.config.train_config import TrainConfig
-from trainer.errors import FAULT, USER_MUST_CHANGE, UserError
+from trainer.base.errors import FAULT, USER_MUST_CHANGE, UserError
+from trainer.base.run_files.records import last_reported_step
+from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.run_files import last_reported_step
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
 

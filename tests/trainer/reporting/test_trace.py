@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from trainer.reporting.breakdown import (
+from trainer.base.run_files.breakdown import (
     ALL_REDUCE,
     CALL,
     DISPATCH,
     INPUT,
-    KINDS,
     MATRIX,
     MEMORY,
+    TIME_SHARES,
     advice,
     divide,
     in_words,
@@ -47,7 +47,7 @@ def write(file: Path, planes: Mapping[str, Lines], operations: Mapping[str, str]
 
 
 def known(**shares: float) -> Any:
-    return pytest.approx({**dict.fromkeys(KINDS, 0.0), **shares})
+    return pytest.approx({**dict.fromkeys(TIME_SHARES, 0.0), **shares})
 
 
 def test_each_instant_belongs_to_what_runs_then() -> None:

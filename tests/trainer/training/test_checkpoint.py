@@ -15,11 +15,11 @@ import tensorflow as tf
 from tests.conftest import SMALL
 from tests.support import fresh_collectives, largest_difference, prepared, weights
 from tests.support import run_job as run
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
-from trainer.errors import NotFinite, UserError
-from trainer.log import log
+from trainer.base.errors import NotFinite, UserError
+from trainer.base.log import log
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
 from trainer.training.checkpoint import Checkpoints, Damaged, has_pending_hooks, read_checkpoint, whole_checkpoints
 from trainer.training.state import snapshot, variables_of

@@ -16,18 +16,17 @@ import tensorflow as tf
 from benchmarks.trainer_loop import fresh_collectives, setup_of
 from tests.fixtures import Log, Make, Patch
 from tests.support import Signals, largest_difference, permute_rows, run_job, weights
-from trainer import job
-from trainer.compat import cpus_taken_for_gpus
-from trainer.config.train_config import TrainConfig
+from trainer.base.errors import INTERRUPTED
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.step import NotCompilable
-from trainer.distribution.strategy import Replicas
-from trainer.errors import INTERRUPTED
+from trainer.invariance.step import NotCompilable
 from trainer.reporting.progress import StepLogs
-from trainer.training.compilation import Choice, Trial, choose
+from trainer.run import job
+from trainer.run.training_run import TrainingRun
+from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.steps import StepRunner
-from trainer.training_run import TrainingRun
 
 STEPS = 3
 GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16", "--critic_steps=2")
@@ -119,11 +118,11 @@ def mixing(config: TrainConfig, dataset: Dataset, *, how: str = "in a loop") -> 
 def test_what_xla_cannot_or_must_not_compile_runs_plain(
     flags: list[str], why: str, caplog: Log, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("trainer.log.log.propagate", True)
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     common = ["--data=digits", "--image_size=16", "--global_batch_size=8", "--jit_compile"]
     setup = setup_of(f"--model={__name__}:mixing", *common, *flags)
     before = weights(setup.model)
-    trial = Trial(
+    trial = TimedSteps(
         setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
     )
     choice = choose(setup.config, trial, 10)
@@ -158,7 +157,10 @@ def test_on_gpus_sums_are_inside_what_xla_compiles(name: str, monkeypatch: Patch
     """
     setup = setup_of("--data=digits", *FAMILIES[name], "--replicas=2")
     arguments = setup.rows_from(0), tf.constant(0, tf.int64), tf.constant(1)
-    with cpus_taken_for_gpus(), monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
+        for module in ("mirrored_run", "mirrored_strategy"):
+            path = f"tensorflow.python.distribute.{module}"
+            patch.setattr(pkgutil.resolve_name(path), "_is_gpu_device", lambda device: True)
         sums_of = pkgutil.resolve_name("tensorflow.python.ops.collective_ops")
         by_nccl = partial(sums_of.all_reduce_v2, communication_hint="NCCL")
         patch.setattr(sums_of, "all_reduce_v2", lambda *given, communication_hint, **named: by_nccl(*given, **named))
@@ -215,10 +217,10 @@ class PlantedRunner:
         return dataclasses.make_dataclass("Work", ["digest", "operations"])("work", self.clock.operations)
 
 
-def planted(clock: Clock, devices: tuple[str, ...] = ("CPU:0",), **of_replicas: Any) -> Trial:
+def planted(clock: Clock, devices: tuple[str, ...] = ("CPU:0",), **of_replicas: Any) -> TimedSteps:
     replicas = Replicas(tf.distribute.get_strategy(), devices, 8, 8, **of_replicas)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    return Trial(model, replicas, clock.runner, lambda: None, 0, clock=clock)
+    return TimedSteps(model, replicas, clock.runner, lambda: None, 0, clock=clock)
 
 
 @pytest.fixture
@@ -306,13 +308,13 @@ def compiled_is_faster(monkeypatch: Patch) -> list[bool]:
     """Makes auto choose XLA in a short run; the list has the way of each call of a trial."""
     calls: list[bool] = []
 
-    def seconds(self: Trial, compiled: bool, count: int) -> float:
+    def seconds(self: TimedSteps, compiled: bool, count: int) -> float:
         calls.append(compiled)
         self.runner(compiled)(self.rows, 0, 1)
         self._check()
         return (50.0 if compiled else 100.0) * count
 
-    monkeypatch.setattr(Trial, "seconds", seconds)
+    monkeypatch.setattr(TimedSteps, "seconds", seconds)
     return calls
 
 
@@ -378,9 +380,9 @@ def test_killed_equals_never_killed_and_a_trial_leaves_no_trace(
 def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
     small_config: Make, compiled_is_faster: list[bool], monkeypatch: Patch
 ) -> None:
-    signals, trial = Signals(monkeypatch), Trial.seconds
+    signals, trial = Signals(monkeypatch), TimedSteps.seconds
 
-    def signalled(self: Trial, compiled: bool, count: int) -> float:
+    def signalled(self: TimedSteps, compiled: bool, count: int) -> float:
         if compiled:
             signals.come()
         return trial(self, compiled, count)
@@ -388,7 +390,7 @@ def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
     config = small_config("--model=mlp", "--image_size=16", "--steps=120")
     config = dataclasses.replace(config, cache_dir=config.job_dir + "-cache")
     with monkeypatch.context() as patch:
-        patch.setattr(Trial, "seconds", signalled)
+        patch.setattr(TimedSteps, "seconds", signalled)
         fresh_collectives()
         assert job.run(config, [], 0.0) == INTERRUPTED
     assert run_info(config)["compilation"] == {}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Capture, Patch
 from tests.gpu_graph import GpuStep, optimised, row
-from trainer.config.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.planning.counting import traced_steps
 
@@ -45,7 +45,7 @@ def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
     """Returns the loop over steps that the flags describe; CPU:1 and CPU:2 stand for the GPUs of two replicas."""
-    monkeypatch.setattr("trainer.distribution.strategy._cpus", lambda count: [f"CPU:{i + 1}" for i in range(count)])
+    monkeypatch.setattr("trainer.cluster.strategy._cpus", lambda count: [f"CPU:{i + 1}" for i in range(count)])
     monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
     return GpuStep(optimised(traced_steps(setup_of(*flags))))
 

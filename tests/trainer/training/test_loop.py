@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pytest
 
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.cluster import Cluster
-from trainer.distribution.strategy import make_replicas
-from trainer.errors import UserError
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.strategy import make_replicas
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.training.loop import CallSize, Hook, train
 from trainer.training.preemption import Control, StopRequest

@@ -1,5 +1,6 @@
 """Tests what ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -9,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,18 @@ from tests.drill import losses, numbers
 from tests.support import Signals
 from tests.support import run_job as run
 from tests.workers import ROOT
-from trainer import job
-from trainer.config.overrides import resolve
-from trainer.config.train_config import TrainConfig
-from trainer.distribution.strategy import make_replicas
-from trainer.errors import INTERRUPTED, UserError
-from trainer.reporting.run_files import write_json
-from trainer.storage.rolling import Rolling, longest_wait_seconds
+from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.run_files.records import write_json
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.measures.evaluation import Evaluation
+from trainer.run import job
+from trainer.run.training_run import TrainingRun
 from trainer.training import preemption
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints, write_checkpoint
-from trainer.training.evaluation import Evaluation
-from trainer.training.preemption import Control, StopRequest, stop_on_signals
+from trainer.training.preemption import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
 from trainer.training.steps import StepRunner
-from trainer.training_run import TrainingRun
 
 Make = Callable[..., TrainConfig]
 
@@ -96,31 +95,35 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_signal_while_streamed_data_do_not_come_leaves(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps that run wait for a download, which drips or does not come; without such a wait they are finished."""
-    left, release = list[str](), threading.Event()
-    monkeypatch.setattr(preemption, "_STARVED_SECONDS", 0.2)
-    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.02)
+def test_a_handler_that_c_code_replaces_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ignores SIGTERM as TensorFlow's server does, without Python's knowledge."""
+    left: list[str] = []
     monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
-    with ThreadPoolExecutor() as pool, stop_on_signals() as stop:
-        monkeypatch.setattr(Rolling, "_future", lambda self, number: pool.submit(release.wait, 20))
-        if waits:
-            pool.submit(Rolling.get, Rolling.__new__(Rolling), 7)
+    with leave_on_signals():
+        ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))
+        os.kill(os.getpid(), signal.SIGTERM)
+        keep_handlers()
+        assert not left
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: left)
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(preemption, "_COMPILING_SECONDS", 0.2)
+    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(preemption, "leave_at_once", left.set)
+    with stop_on_signals() as stop:
+        stop.nothing_to_save = compiling
         os.kill(os.getpid(), signal.SIGTERM)
         eventually(lambda: stop)
-        if waits:
-            eventually(lambda: left)
-        else:
-            time.sleep(0.5)
-        release.set()
-    assert bool(left) == waits
-    assert longest_wait_seconds() == 0
+        assert left.wait(30 if compiling else 0.5) == compiling
 
 
 LONG_CALL = """
 import tensorflow as tf
-from trainer.log import start_logging
+from trainer.base.log import start_logging
 from trainer.training.preemption import stop_on_signals
 
 start_logging()
@@ -328,7 +331,7 @@ def test_early_stopping_survives_restarts(
 def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
     small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.log.log.propagate", True)
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     caplog.set_level("INFO", "trainer")
     folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
     shutil.copytree(undisturbed, folder)

@@ -1,0 +1,279 @@
+"""Declares what a report says of a tier: MEASURES, one table that rows, tables, CSV, JSON, pages and notes follow.
+
+A new measure is one entry.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.report.repeats import common, largest, median, spread
+from deploy.report.run_reader import RunRecord
+from deploy.report.table import figures, milliseconds, money, percent, with_spread
+from deploy.report.tier_summary import (
+    UNKNOWN,
+    UNKNOWN_MACHINE,
+    TierSummary,
+    count_of_devices,
+    count_of_workers,
+    kind_of_devices,
+    simulated_devices,
+)
+from trainer.base.run_files.breakdown import WORDS
+from trainer.base.run_files.records import items, mapping, number, positive, whole
+from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
+from trainer.base.settings.metric_names import FALLING, OF_IMAGES
+
+LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
+ACCURACIES = ("val_accuracy", "accuracy")
+NO_IMAGES = "the run generated no images"  # as of a table: its notes leave out measures of images
+MIXED = "its repeats differ"
+_NO_MACHINE = "the job directory does not state the machine"
+_NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
+_NO_STEPS = "the repeats differ, or do not state it"
+_NO_EPOCH = "no full epoch after the first, which is warm-up"
+_NO_PROFILE = "the run was not profiled: use --profile_steps=100..110"
+_NO_ACCURACY = "the model reports no accuracy"
+_NO_GPU_MEMORY = f"{STATS} contains no GPU memory"
+LOWER, HIGHER = "lower", "higher"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Describes a measure of a tier.
+
+    `key`: its name in CSV and JSON; `title`: with the unit, "" for what tables do not show; `read`: its value in a run,
+    or a list of values; `combine`: makes one value of those of all repeats; `show`: formats it; `missing`: why a tier
+    that is done has none, or a function of the tier that says it; `better`: lower or higher values. Without `combine`,
+    `read` takes the tier instead of a run. `compared`: with another tier or at a price, and therefore after the others;
+    `planned`: a tier has it before a run is done.
+    """
+
+    key: str
+    title: str
+    read: Callable[[Any], Any]
+    combine: Callable[[Iterable[Any]], Any] | None = None
+    show: Callable[[Any], str] = str
+    missing: str | Callable[[TierSummary], str] = ""
+    better: str = ""
+    compared: bool = False
+    planned: bool = False
+
+    def value(self, row: TierSummary) -> Any:
+        """Returns the value over the repeats of a tier."""
+        if self.combine is None:
+            return self.read(row)
+        values = [self.read(run) for run in row.runs]
+        return self.combine(part for value in values for part in (value if isinstance(value, list) else [value]))
+
+    def reason(self, row: TierSummary) -> str:
+        """Returns why the tier has no value; "" if that needs no words."""
+        text = self.missing(row) if callable(self.missing) else self.missing
+        return text if self.planned or not text else row.not_done or text
+
+
+def _result(key: str) -> Callable[[RunRecord], float | None]:
+    """Returns the function that reads a number of result.json."""
+    return lambda run: number(run.result.get(key))
+
+
+def _info(part: str, key: str) -> Callable[[RunRecord], int | None]:
+    """Returns the function that reads a count in a part of run.json."""
+    return lambda run: whole(mapping(run.info, part).get(key))
+
+
+def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
+    """Returns the function that reads a number of each line of stats.jsonl that times steps."""
+    return lambda run: [positive(line.entry.get(key)) for line in run.timed]
+
+
+def _if_done(read: Callable[[RunRecord], Any]) -> Callable[[RunRecord], Any]:
+    """Returns the function that reads the value of a run that is done."""
+    return lambda run: read(run) if run.state == "done" else None
+
+
+def _warm_up(row: TierSummary) -> int | None:
+    return largest(run.warm_up_steps for run in row.runs) if any(run.timed for run in row.runs) else None
+
+
+def _input_wait(run: RunRecord) -> list[float]:
+    """Returns the shares of the steps that were lost waiting for the batch."""
+    waits = [(line.step_seconds, number(line.entry.get("input_wait_seconds"))) for line in run.timed]
+    return [min(1.0, max(0.0, waited / seconds)) for seconds, waited in waits if seconds and waited is not None]
+
+
+def _gpu_memory(run: RunRecord) -> list[float | None]:
+    """Returns the memory of each GPU in each report and epoch."""
+    gpus = [gpu for line in (*run.reports, *run.epochs) for gpu in items(line.entry, "gpus")]
+    return [number(gpu.get("memory_gib")) for gpu in gpus if isinstance(gpu, dict)]
+
+
+def _of_profile(kind: str) -> Measure:
+    """Returns the measure of a kind's share of the profiled steps; None if any of the shares is damaged."""
+
+    def read(run: RunRecord) -> float | None:
+        profile = mapping(mapping(run.result, "profile"), "shares")
+        shares = {name: share for name in WORDS if (share := number(profile.get(name))) is not None and 0 <= share <= 1}
+        return shares[kind] if len(shares) == len(WORDS) else None
+
+    return Measure(f"profile_{kind}", f"profile: {WORDS[kind]}", read, median, percent, _NO_PROFILE)
+
+
+def _name(names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> Callable[[TierSummary], str | None]:
+    """Returns the function that names the first loss or accuracy that all runs (or any run) of a tier have."""
+    return lambda row: next((name for name in names if row.done and have(name in run.final for run in row.done)), None)
+
+
+_loss, _accuracy = _name(LOSSES, all), _name(ACCURACIES, any)
+
+
+def _last(name: Callable[[TierSummary], str | None]) -> Callable[[TierSummary], float | None]:
+    """Returns the function that reads the last value of what a tier's runs call so."""
+    return lambda row: median(run.final.get(name(row) or "") for run in row.done)
+
+
+def _of_images(name: str, title: str) -> Measure:
+    """Returns a measure of generated images, which the trainer computes."""
+    read, better = _if_done(lambda run: run.final.get(name)), LOWER if name in FALLING else HIGHER
+    return Measure(name, title, read, median, figures, _no_quality, better)
+
+
+def _quality(row: TierSummary) -> str:
+    """Returns what the measures of images of all its runs were computed with."""
+    about = {run.quality for run in row.done}
+    return MIXED if len(about) > 1 else "".join(about)
+
+
+def _images(run: RunRecord) -> int | None:
+    """Returns the number of images that the whole run read."""
+    return _product(run.steps, _info("data", "examples_per_step")(run))
+
+
+def _unit(row: TierSummary) -> str:
+    """Returns what the runs count: images, examples, or the steps of a script that counts no examples."""
+    unit = common(str(mapping(run.info, "data").get("unit")) for run in row.runs)
+    return unit if unit in ("examples", "steps") else "images"
+
+
+def _speed_up(row: TierSummary) -> float | None:
+    both = row.has_speed and row.base.has_speed
+    return row.images_per_second.median / row.base.images_per_second.median if both else None
+
+
+def _efficiency(row: TierSummary) -> float | None:
+    """Returns the speed-up of a device, if the devices are real and of one kind."""
+    comparable = row.kind == row.base.kind != UNKNOWN and not (row.simulated or row.base.simulated)
+    return row.speed_up * row.base.devices / row.devices if comparable and row.speed_up is not None else None
+
+
+def _price(row: TierSummary) -> float | None:
+    return row.price
+
+
+def _cost(row: TierSummary) -> float | None:
+    return None if row.no_cost else _product(row.price_per_hour, row.total_seconds, 1 / 3600)
+
+
+def _rate(row: TierSummary) -> float | None:
+    """Returns USD per million images."""
+    seconds = 1e6 / row.images_per_second.median if row.images_per_second else None
+    return None if row.no_cost else _product(row.price_per_hour, 1 / 3600, seconds)
+
+
+def _product(*factors: Any) -> Any:
+    """Returns the product; None if a factor is None."""
+    return None if None in factors else math.prod(factors)
+
+
+def _not_timed(row: TierSummary) -> str:
+    no_stats = (run.no_stats for run in row.group.runs if run.no_stats)
+    return next(no_stats, "fewer than two reports were timed: lower report_every_steps")
+
+
+def _no_wait(row: TierSummary) -> str:
+    return f"{STATS} does not contain it" if row.step_seconds else _not_timed(row)
+
+
+def _no_speed(row: TierSummary) -> str:
+    return f"{row.base.tier if row.has_speed else row.tier} has no finished run with images/s"
+
+
+def _no_efficiency(row: TierSummary) -> str:
+    if row.speed_up is None:
+        return _no_speed(row)
+    if row.simulated or row.base.simulated:
+        return row.no_cost if row.simulated else f"the devices of {row.base.tier} are simulated"
+    same = row.base.kind == UNKNOWN or row.kind == UNKNOWN
+    return UNKNOWN_MACHINE if same else f"its devices are of another kind than those of {row.base.tier}"
+
+
+def _no_total(row: TierSummary) -> str:
+    removed = f"{RESULT} was removed and made again: it does not count the time before"
+    return removed if any(run.uncounted for run in row.group.runs) else _NO_RESULT
+
+
+def _no_price(row: TierSummary) -> str:
+    return f"the price is not known: use --price_per_hour={row.tier}=USD"
+
+
+def _no_cost(row: TierSummary) -> str:
+    return row.no_cost or "its price or its total time is missing"
+
+
+def _no_rate(row: TierSummary) -> str:
+    return row.no_cost or (_no_price(row) if row.price_per_hour is None else _not_timed(row))
+
+
+def _no_quality(row: TierSummary) -> str:
+    if any(run.quality for run in row.group.runs):
+        return "its features, images or formulas are others than those it would be compared with"
+    images = any(run.sample for run in row.group.runs)
+    return "the run did not compute it: use --fid_every_steps" if images else NO_IMAGES
+
+
+MEASURES = (
+    Measure("tier", "tier", lambda row: row.group.name),
+    Measure("state", "state", lambda row: row.runs[0].state if row.runs else "missing"),
+    Measure("machine", "machine", lambda row: row.facts and row.facts.machine, missing=_NO_MACHINE, planned=True),
+    Measure("kind", "", kind_of_devices),
+    Measure("workers", "", count_of_workers),
+    Measure("devices", "devices", count_of_devices),
+    Measure("simulated", "", simulated_devices),
+    Measure("repeats", "repeats", lambda row: len(row.done)),
+    Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
+    Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),
+    Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format, _NO_STEPS),
+    Measure("warmup_steps", "", _warm_up, missing=_not_timed),
+    Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed, LOWER),
+    Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread, _NO_EPOCH, LOWER),
+    Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
+    Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER, compared=True),
+    Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER, compared=True),
+    Measure("input_wait", "waits for input", _input_wait, median, percent, _no_wait, LOWER),
+    *map(_of_profile, WORDS),
+    Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
+    Measure("total_seconds", "total s", _if_done(lambda run: run.wall_seconds), median, figures, _no_total, LOWER),
+    Measure("price_per_hour", "price an hour", _price, None, money, _no_price, LOWER, compared=True, planned=True),
+    Measure("cost", "cost of the run", _cost, None, money, _no_cost, LOWER, compared=True),
+    Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER, compared=True),
+    Measure("final_loss", "final loss", _last(_loss), None, figures, _NO_RESULT, LOWER),
+    Measure("final_accuracy", "final accuracy", _last(_accuracy), None, "{:.4f}".format, _NO_ACCURACY, HIGHER),
+    _of_images("fid", "FID"),
+    _of_images("coverage", "coverage"),
+    Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT, LOWER),
+    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", _gpu_memory, largest, figures, _NO_GPU_MEMORY, LOWER),
+    Measure("loss_name", "", _loss),
+    Measure("accuracy_name", "", _accuracy),
+    Measure("images", "", _images, common),
+    Measure("unit", "", _unit),
+    Measure("quality", "", _quality),
+)
+QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)  # the measures of images
+
+
+def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
+    """Returns the tier with the best value of a measure, which all of them have; the first of equal ones."""
+    better = next(measure.better for measure in MEASURES if measure.key == key)
+    values = {row.tier: getattr(row.values[key], "median", row.values[key]) for row in rows}
+    return (min if better == LOWER else max)(rows, key=lambda row: values[row.tier])

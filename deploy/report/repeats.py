@@ -1,0 +1,47 @@
+"""Combines the values of several runs or reports into one. Unknown values, which are None, do not count."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Holds a median with its quartiles, and the number of values."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def width(self) -> float:
+        """Returns the interquartile range."""
+        return self.high - self.low
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Returns median and quartiles; None of no values."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return Spread(known[0], known[0], known[0], 1) if known else None
+    low, middle, high = statistics.quantiles(known, n=4, method="inclusive")
+    return Spread(middle, low, high, len(known))
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Returns the median; None of no values."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def largest(values: Iterable[Any]) -> Any:
+    """Returns the largest value; None of no values."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def common(values: Iterable[Any]) -> Any:
+    """Returns the value if all are equal; else None."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None

@@ -1,0 +1,112 @@
+"""Holds what a study was asked for, and keeps the request in its folder: another study in it is refused."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.study.space import StudyParameter, TrialSettings, configurations
+from deploy.tiers.job_spec import TrainingRequest, request_on
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import read_json
+from trainer.base.run_files.run_layout import RUN_INFO
+from trainer.base.settings import TrainConfig
+from trainer.base.settings.metric_names import FALLING, OF_IMAGES
+from trainer.base.settings.resolution import Overrides
+from trainer.base.storage import make_writable, write_whole
+
+STUDY_FILE = "study.json"
+SENT_STUDY = "vertex.json"  # the job of Vertex AI that runs the study
+JOURNAL = "journal.log"  # of Optuna: the trials here
+OLD_TRIALS = "trial-*/trial.json"  # of the older form, which had no journal
+GOALS = ("minimize", "maximize")
+_MAY_CHANGE = ("trials", "parallel", "command", "pruning")  # of a study that has begun here
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRequest:
+    """Holds a study's request. `command` is what the user typed; `goal` is one of GOALS."""
+
+    tier: Tier
+    overrides: Overrides
+    space: tuple[StudyParameter, ...]
+    metric: str
+    goal: str
+    trials: int
+    parallel: int = 1
+    repeats: int = 1
+    pruning: bool = True
+    command: str = ""
+
+    def request(self, settings: TrialSettings, repeat: int = 1) -> TrainingRequest:
+        """Resolves a trial's settings. Raises UserError if the trainer would refuse them on the tier."""
+        request = request_on(self.tier, self.overrides.replace(**settings, tuning_metric=self.metric))
+        if repeat == 1:
+            return request
+        assert isinstance(request.config, TrainConfig), "a study has a recipe"
+        return request_on(self.tier, request.overrides.replace(seed=request.config.seed + repeat - 1))
+
+    @property
+    def most_trials(self) -> int:
+        """Returns the number of trials, which the space may limit."""
+        return int(min(self.trials, configurations(self.space)))
+
+    @property
+    def first(self) -> TrialSettings:
+        """Returns the settings of some trial, where only those that all trials share matter."""
+        return {parameter.name: parameter.samples()[0] for parameter in self.space}
+
+    def asked(self, on: str) -> dict[str, Any]:
+        """Returns the content of study.json."""
+        names = ("metric", "goal", "repeats", "trials", "parallel", "pruning", "command")
+        of_space = [parameter.text for parameter in self.space]
+        asked = {"on": on, "tier": self.tier.name, "flags": self.overrides.arguments(), "tune": of_space}
+        return {**asked, **{name: getattr(self, name) for name in names}}
+
+
+def goal_of(metric: str, asked: str) -> str:
+    """Returns whether the metric is to fall or to rise: a loss falls, an accuracy rises, as for best_metric.
+
+    Raises UserError if its name does not tell and `asked` is empty.
+    """
+    falls, rises = metric.endswith("loss") or metric in FALLING, "accuracy" in metric or metric in OF_IMAGES
+    if not (asked or falls or rises):
+        raise UserError(
+            f"metric={metric}: it is unknown whether higher or lower is better: add --goal=maximize or minimize"
+        )
+    return asked or ("minimize" if falls else "maximize")
+
+
+def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
+    """Raises UserError if `out` is not writable or holds something else than this study; creates no folder.
+
+    More trials, others at a time and another pruning are allowed, but not for a job of Vertex AI.
+    """
+    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
+    if (out / RUN_INFO).exists():
+        raise UserError(f"out={out} holds a training run (run.json): use another --out")
+    sent = (out / SENT_STUDY).exists()
+    if not (sent or (out / JOURNAL).exists() or is_old(out)):
+        return
+    stored, problem = read_json(out / STUDY_FILE)
+    if problem:
+        raise UserError(f"{problem}, but the folder holds trials of unknown settings: use another --out")
+    may_change = ("command",) if sent else _MAY_CHANGE
+    names = [name for name in asked if name not in may_change and stored.get(name) != asked[name]]
+    if names:
+        shown = "; ".join(f"{name}: {stored.get(name, 'unset')} stored, {asked[name]} given" for name in names)
+        raise UserError(f"{out} holds another study ({shown}): use another --out")
+
+
+def is_old(out: Path) -> bool:
+    """Returns whether `out` holds a study of the older form, which is reported and not continued."""
+    return any(out.glob(OLD_TRIALS)) and not (out / JOURNAL).exists()
+
+
+def write_study(out: Path, asked: Mapping[str, Any]) -> None:
+    """Writes study.json."""
+    make_writable(out, "out")
+    write_whole(out / STUDY_FILE, json.dumps(dict(asked), indent=2) + "\n")

@@ -1,0 +1,260 @@
+"""Checks on the user's machine whether a job would fail, or waste money, in the cloud."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from deploy.tiers.gcp_config import GcpConfig, checked_address
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.packages import TRAINER, Package
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UnknownData, UserError
+from trainer.base.settings.own_settings import is_dotted, taken_by
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
+
+SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
+
+
+def check_devices(tier: Tier, config: TrainConfig) -> None:
+    """Raises UserError unless every accelerator that is paid for is used and the batch divides over them."""
+    if tier.accelerators and config.replicas > tier.accelerators:
+        raise UserError(
+            f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
+            "or take a larger tier"
+        )
+    if tier.workers > 1 and config.strategy in ("one_device", "mirrored"):
+        raise UserError(
+            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it"
+        )
+    if tier.workers == 1 and config.strategy == "multi_worker":
+        raise UserError(f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several")
+    devices = tier.workers * (config.replicas or tier.accelerators or 1)
+    try:
+        config.rows_per_replica(devices)
+    except UserError as error:
+        raise UserError(f"{tier.name}: {error}") from None
+
+
+class NoMachines(UserError):
+    """Reports that a region does not have the tier's accelerator; another one may."""
+
+
+def check_region(tier: Tier, gcp: GcpConfig) -> None:
+    """Raises NoMachines if the region does not have the tier's accelerator."""
+    if not tier.accelerator_type:
+        return
+    accelerator = load_machines().accelerators[tier.accelerator_type]
+    if gcp.region not in accelerator.regions:
+        raise NoMachines(
+            f"region={gcp.region} has no {accelerator.name} for training: use --region= with one of "
+            f"{', '.join(accelerator.regions)}"
+        )
+
+
+def check_continent(bucket: str, region: str, location: str) -> None:
+    """Raises UserError if the bucket is on another continent than the region.
+
+    `location`: the bucket's, as Cloud Storage states it, or empty if it is not known:
+    https://cloud.google.com/storage/docs/locations
+    """
+    if location and _continent(location) != _continent(region):
+        raise UserError(
+            f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
+            "price: use a bucket or a region of the same continent"
+        )
+
+
+def _continent(location: str) -> str:
+    word = re.split(r"[-\d]", location.lower())[0]
+    return {"us": "america", "nam": "america", "northamerica": "america", "eu": "europe", "eur": "europe"}.get(
+        word, word
+    )
+
+
+# Values of inputs that name something which the image has or can fetch; the others may be empty.
+_NAMED = {
+    "data": DATA_SOURCES,
+    "weights": ("imagenet", "none"),
+    "fid_features": ("inception",),
+    "fid_weights": ("imagenet",),
+}
+
+
+def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
+    """Raises UserError if a setting names something that the job cannot reach, such as this machine's disk."""
+    for field in config.inputs:
+        value = getattr(config, field)
+        if value not in _NAMED.get(field, ("",)):
+            _check_reachable(field, value, packages)
+    for field in ("model", "callbacks"):
+        _check_shipped(field, getattr(config, field), packages)
+
+
+def _check_reachable(field: str, value: str, packages: Sequence[Package]) -> None:
+    address = value[value.find("gs:/") :]
+    if address.startswith("gs:/"):
+        checked_address(field, address)
+    elif is_dotted(value):
+        _check_shipped(field, value, packages)
+    elif not value.split(":")[-1].startswith("/gcs/"):
+        raise UserError(f"{field}={value}: {_unreachable(field, value)}")
+
+
+UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
+
+
+def _unreachable(field: str, value: str) -> str:
+    """Returns why the job cannot reach a local path, and the commands that copy it to a bucket."""
+    kind, path = split_kind(value)
+    remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
+    copy = f"gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/"
+    return f"{UNREACHABLE}: copy it with `{copy}` and use --{field}={remote}"
+
+
+@contextmanager
+def sent_to_the_cloud() -> Iterator[None]:
+    """Adds to the error for unknown data, within the block, how to copy data to a bucket."""
+    try:
+        yield
+    except UnknownData as error:
+        raise UserError(f"{error}; {_unreachable('data', error.data)}") from None
+
+
+def _check_shipped(field: str, value: str, packages: Sequence[Package]) -> None:
+    if is_dotted(value):
+        check_module(field, value, value.split(":")[0], packages)
+
+
+def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
+    """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
+    top, path = module.split(".")[0], module.replace(".", "/")
+    package = next((each for each in packages if each.name == (TRAINER if top == "trainer" else top)), None)
+    holder = next((each.name for each in packages if _modules(f"{each.name}/{top}") & each.files.keys()), "")
+    if package is None and holder:
+        raise UserError(
+            f"{field}={value}: the job has the module {top} as {holder}.{top}: use --{field}={holder}.{value}, or "
+            f"--package with the folder {top} itself"
+        )
+    if package is None and (top != "trainer" or packages):
+        raise UserError(
+            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
+            "with it"
+        )
+    if package and package.files and not _modules(path, runs) & package.files.keys():
+        raise UserError(
+            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
+        )
+
+
+def _modules(path: str, runs: bool = False) -> set[str]:
+    """Returns the files of which one is the module at `path`, or the program if it `runs`."""
+    return {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
+
+
+def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
+    """Raises UserError for a TensorBoard instance that Vertex AI would not accept."""
+    board = spec.get("tensorboard")
+    if not board:
+        return
+    match = re.fullmatch(r"projects/[^/]+/locations/([^/]+)/tensorboards/[^/]+", board)
+    if not match:
+        raise UserError(f"tensorboard={board}: write projects/PROJECT/locations/REGION/tensorboards/ID")
+    if match[1] != gcp.region:
+        raise UserError(f"tensorboard={board} is not in the job's region {gcp.region}: use one of that region")
+    if "serviceAccount" not in spec:
+        raise UserError(
+            "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
+            "gserviceaccount.com to the tier"
+        )
+
+
+# Google's own images. Its list says that the last, of TensorFlow 2.17, were available until 2026-07-11:
+# https://cloud.google.com/vertex-ai/docs/supported-frameworks-list
+_PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
+
+
+def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterator[str]:
+    """Yields warnings of what is allowed but may be a mistake. `images`: of the job's containers."""
+    yield from _prebuilt(images)
+    yield from _local_paths(config)
+    yield from _too_many_steps(config.steps or 0, tier)
+    if tier.strategy == "SPOT":
+        yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
+    if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
+        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
+    yield from _small_machine(tier)
+
+
+def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
+    """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
+    yield from _prebuilt(images)
+    if tier.strategy == "SPOT":
+        yield (
+            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+            "AIP_CHECKPOINT_DIR, is left"
+        )
+    yield from _small_machine(tier)
+
+
+def _prebuilt(images: Collection[str]) -> Iterator[str]:
+    if any(_PREBUILT.match(image) for image in images):
+        yield (
+            "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
+            "use --image=install, or --image=URI with your own, built by `python -m deploy image`"
+        )
+
+
+def _small_machine(tier: Tier) -> Iterator[str]:
+    if any(pool.machine_type == "n1-standard-4" for pool in tier.pools):
+        yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
+
+
+def _local_paths(config: TrainConfig) -> Iterator[str]:
+    """Yields a warning for each of the user's own settings that names a file which open() cannot read in the job."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not taken_by(field) or not isinstance(value, str):
+            continue
+        if value.startswith("gs://"):
+            mounted = f"/gcs/{value.removeprefix('gs://')}"
+            yield f"{field.name}={value}: tf.io.gfile reads gs://, but open() and NumPy need --{field.name}={mounted}"
+        elif Path(value).is_file() or ("/" in value and Path(value).exists()):
+            yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
+
+
+MOST_STEPS_PER_SECOND = 1000.0  # no model that was measured is faster
+
+
+def _too_many_steps(steps: int, tier: Tier) -> Iterator[str]:
+    """Yields a warning if so many steps cannot end before the tier's timeout, however small they are."""
+    if steps > MOST_STEPS_PER_SECOND * tier.timeout_s:
+        yield (
+            f"steps={steps:,}: the job is stopped after its timeout of {tier.timeout_s:,.0f} s, and these steps would "
+            f"need {steps / tier.timeout_s:,.0f} a second: use fewer, or a longer scheduling.timeout"
+        )
+
+
+def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
+    """Yields a warning if a preemption may lose much work. `steps`, `minutes`: between checkpoints; 0: not by these."""
+    if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
+        return
+    if minutes:
+        yield (
+            f"SPOT with checkpoint_every_minutes={minutes:g}: a preemption may lose as much: "
+            f"use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60} or less"
+        )
+    elif steps:
+        yield (
+            f"SPOT with checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes: "
+            f"use --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
+        )
+    else:
+        yield (
+            "SPOT with checkpoint_every_steps=0: the state is saved at the end only, a preemption loses all of it: "
+            f"use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+        )

@@ -1,0 +1,106 @@
+"""Reads project, region and bucket of a job from flags or from gcloud's configuration."""
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+
+from deploy.tiers.machine_table import load_machines
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import nearest
+from trainer.base.storage import parse
+from trainer.base.storage.login import gcloud_property
+
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+_PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, with a domain in old ones (example.com:my-project), or a number
+
+
+@dataclasses.dataclass(frozen=True)
+class GcpConfig:
+    """Holds project (may be empty if nothing is sent), region and bucket (gs://name[/prefix], no trailing slash)."""
+
+    project: str
+    region: str
+    bucket: str
+
+
+def read_gcp_config(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ, *, with_project: bool = False
+) -> GcpConfig:
+    """Reads --project, --region and --bucket; raises one UserError that names all missing or malformed values.
+
+    `with_project`: a project is required.
+    """
+    checked_project = needed_project if with_project else str
+    reads: list[Callable[[], str]] = [
+        lambda: needed_region(args.region, environment),
+        lambda: checked_address("bucket", args.bucket),
+        lambda: checked_project(read_project(args.project, environment)),
+    ]
+    values, errors = [], []
+    for read in reads:
+        try:
+            values.append(read())
+        except UserError as error:
+            errors.append(str(error))
+    if errors:
+        raise UserError("; ".join(errors))
+    region, bucket, project = values
+    return GcpConfig(project, region, bucket)
+
+
+def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the flag, or gcloud's region; UserError if neither is set or it is malformed."""
+    region = read_region(flag, environment)
+    if not region:
+        raise UserError("region is missing: use --region=us-central1, or `gcloud config set ai/region us-central1`")
+    return checked_region(region)
+
+
+def read_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the flag, or gcloud's region; empty if neither is set."""
+    return flag or gcloud_property("ai", "region", environment) or gcloud_property("compute", "region", environment)
+
+
+def read_project(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the flag, or gcloud's project; empty if neither is set, UserError if it is malformed."""
+    project = flag or gcloud_property("core", "project", environment)
+    if project and not _PROJECT.fullmatch(project):
+        raise UserError(
+            f"project={project}: use its ID, of lower-case letters, digits and hyphens, as my-project-123: "
+            "`gcloud projects list` shows it"
+        )
+    return project
+
+
+def needed_project(project: str) -> str:
+    """Returns `project`; UserError if it is empty."""
+    if not project:
+        raise UserError("project is missing: use --project=ID, or `gcloud config set project ID`")
+    return project
+
+
+def checked_region(region: str) -> str:
+    """Returns `region`; UserError if it is malformed, or Vertex AI trains nothing there."""
+    if not _REGION.fullmatch(region):
+        zone = re.fullmatch(rf"({_REGION.pattern})-[a-z]", region)
+        fix = f"this is a zone: use --region={zone[1]}" if zone else "regions look like us-central1"
+        raise UserError(f"region={region}: {fix}")
+    known = load_machines().regions
+    if region not in known:
+        raise UserError(
+            f"region={region}: not a region of Vertex AI training{nearest(region, known)} `python -m "
+            "deploy machines` lists them"
+        )
+    return region
+
+
+def checked_address(flag: str, address: str) -> str:
+    """Returns a gs:// address without a trailing slash; UserError if it is malformed."""
+    if not address:
+        raise UserError(f"{flag} is missing: use --{flag}=gs://NAME, a bucket of yours in the job's region")
+    found = parse(address, flag)
+    if found is None or "//" in address.removeprefix("gs://"):
+        raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
+    return str(found).rstrip("/")

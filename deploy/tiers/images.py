@@ -1,0 +1,136 @@
+"""Chooses the image that a job runs in: that of --image=, the tier's, the one built in this folder, or a plain one."""
+
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deploy.tiers.packages import Package
+from deploy.tiers.spec_rules import check_image
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
+from trainer.base.storage import write_whole
+
+INSTALL = "install"  # the value of --image= that is no address
+PLAIN_IMAGE = (
+    "python:3.12-slim"  # on Docker Hub; https://docs.cloud.google.com/vertex-ai/docs/training/containers-overview
+)
+IMAGE_RECORD = Path("runs/image.json")  # of the image that was built in this folder
+
+
+class ImageContents(enum.Enum):
+    """Names what is in an image, and so what must be added to it when a job starts."""
+
+    ALL = "all that the job needs"
+    TENSORFLOW = "Python and TensorFlow: Vertex AI installs the packages"
+    PYTHON = "Python: the start command installs TensorFlow and the packages"
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltImage:
+    """Holds what `python -m deploy image` built in this folder.
+
+    `tensorflow`: the package that pip installed, empty for the default; `sources`: the hash of each package in it, by
+    name; `time`: in UTC, for people.
+    """
+
+    uri: str
+    tensorflow: str
+    sources: Mapping[str, str]
+    time: str
+
+    def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
+        """Returns why a job on `tier` with these packages cannot run in this image; empty if it can."""
+        wanted = {package.name: package.digest for package in packages}
+        differing = sorted({name for name, _ in self.sources.items() ^ wanted.items()})
+        if differing:
+            return f"has other sources of {', '.join(differing)} than this folder"
+        return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """Holds the choice of an image. `uri`: empty for those that the tier's file names.
+
+    `built`: whether it was built in this folder; `about`: for people, why it was or was not taken.
+    """
+
+    uri: str
+    contents: ImageContents
+    built: bool = False
+    about: str = ""
+
+
+def choose_image(tier: Tier, asked: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
+    """Returns the image of a job on `tier`. `asked`: the value of --image=; `built`: what this folder remembers."""
+    if installs(asked):
+        return Image(asked.partition(":")[2] or PLAIN_IMAGE, ImageContents.PYTHON)
+    if asked:
+        return Image(asked, ImageContents.ALL)
+    pool = tier.spec["workerPoolSpecs"][0]
+    if "containerSpec" in pool:
+        return Image("", ImageContents.ALL)
+    if pool["pythonPackageSpec"].get("executorImageUri"):
+        return Image("", ImageContents.TENSORFLOW)
+    misfit = built.misfit(tier, packages) if built else ""
+    if built and not misfit:
+        about = f"runs in {built.uri}, built in this folder on {built.time} from these sources"
+        return Image(built.uri, ImageContents.ALL, True, about)
+    about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image=" if built else ""
+    return Image(PLAIN_IMAGE, ImageContents.PYTHON, about=about)
+
+
+def installs(asked: str) -> bool:
+    """Returns whether --image= asks for a plain Python image: `install`, or `install:URI` for one of the user's own."""
+    return asked == INSTALL or asked.startswith(f"{INSTALL}:")
+
+
+def check_asked_image(asked: str) -> None:
+    """Raises UserError unless --image= is `install`, or has the address of an image in a repository."""
+    if asked in ("", INSTALL):
+        return
+    if asked == "prebuilt":
+        raise UserError(f"image=prebuilt: Google's last image of TensorFlow, 2.17, has ended: use --image={INSTALL}")
+    uri = asked.removeprefix(f"{INSTALL}:")
+    if "/" not in check_image("image", uri) and not installs(asked):
+        raise UserError(
+            f"image={asked}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
+        )
+
+
+def remember(image: BuiltImage) -> None:
+    """Replaces what this folder remembers."""
+    IMAGE_RECORD.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(IMAGE_RECORD, json.dumps(dataclasses.asdict(image), indent=2) + "\n")
+
+
+def remembered() -> BuiltImage | None:
+    """Returns the image that was built in this folder, if any. Raises UserError if the record is damaged."""
+    try:
+        content = json.loads(IMAGE_RECORD.read_text(encoding="utf-8"))
+        found = BuiltImage(content["uri"], content["tensorflow"], dict(content["sources"]), content["time"])
+        if not all(
+            isinstance(text, str) for text in (found.uri, found.tensorflow, found.time, *found.sources.values())
+        ):
+            raise ValueError("a value is no text")
+        check_image("uri", found.uri)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+        raise UserError(f"{IMAGE_RECORD}: not a record of an image ({error}): remove it") from None
+    return found
+
+
+def tag_name(uri: str) -> str:
+    """Returns the image's name in the API of Artifact Registry; empty if the address is not of this form.
+
+    https://docs.cloud.google.com/artifact-registry/docs/reference/rest/v1/projects.locations.repositories.packages.tags
+    """
+    found = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/((?:[^/]+\.[^/]+/)?[^/.]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
+    if not found:
+        return ""
+    location, project, repository, package, tag = found.groups()
+    project, package = project.replace("/", ":"), package.replace("/", "%2F")  # example.com:my-project
+    return f"projects/{project}/locations/{location}/repositories/{repository}/packages/{package}/tags/{tag}"

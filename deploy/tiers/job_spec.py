@@ -1,0 +1,300 @@
+"""Builds the full CustomJobSpec of a tier and the trainer's settings, or reports why that job could only fail."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from deploy.tiers.checks import (
+    UNREACHABLE,
+    check_devices,
+    check_inputs,
+    check_module,
+    check_region,
+    check_tensorboard,
+    warnings,
+    warnings_of_script,
+)
+from deploy.tiers.gcp_config import GcpConfig, checked_address
+from deploy.tiers.images import BuiltImage, Image, ImageContents, choose_image
+from deploy.tiers.packages import Package, built
+from deploy.tiers.plain_image import about_installing, run_in_plain_image
+from deploy.tiers.script import Script
+from deploy.tiers.spec_changes import check_kms_key
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import PREDICTED
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import output_address
+
+TASK = "trainer.task"
+CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
+START_S = 600  # starting the machines and pulling the image take some minutes
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """Holds what is asked of a job beside the tier and the trainer's settings.
+
+    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD; `max_wait_s`: the
+    longest wait for machines.
+    """
+
+    subject: str
+    submission: str
+    name: str = ""
+    packages: tuple[Package, ...] = ()
+    image: str = ""  # --image=
+    built_image: BuiltImage | None = None  # that this folder remembers
+    max_cost: float | None = None
+    max_wait_s: float | None = None
+    disable_retries: bool = False
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""
+    check: bool = False  # check the GPUs of the tier instead of training
+    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
+
+    @property
+    def folder(self) -> str:
+        """Returns the name of the job directory below the bucket's jobs/.
+
+        It is without the tier: the next tier of a fallback resumes from the checkpoints of the last.
+        """
+        return self.name or f"{self.subject}-{self.submission}"
+
+
+# What is asked of a job and what that means on a tier: the trainer's flags and settings, or a script, which is both.
+Program = Overrides | Script
+Settings = TrainConfig | Script
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRequest:
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
+
+    tier: Tier
+    overrides: Program
+    config: Settings
+
+    def in_job_dir(self, job_dir: str) -> "TrainingRequest":
+        """Returns the same training with another job directory."""
+        config = dataclasses.replace(self.config, job_dir=job_dir)
+        return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Holds a job that is ready to be submitted: its display name, job directory (`output`), spec and warnings."""
+
+    name: str
+    tier: Tier
+    gcp: GcpConfig
+    config: Settings
+    output: str
+    spec: Mapping[str, Any]
+    packages: tuple[Package, ...]
+    image: Image
+    about: tuple[str, ...]  # its image
+    warnings: tuple[str, ...]
+    checks: bool = False  # the tier's GPUs, and trains nothing
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""  # that encrypts what the job keeps on its disks
+
+
+def request_on(tier: Tier, overrides: Program) -> TrainingRequest:
+    """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
+    if isinstance(overrides, Script):
+        return TrainingRequest(tier, overrides, overrides)
+    expected = tier.accelerators
+    if overrides.values.get("expect_devices", expected) != expected:
+        given = overrides.values["expect_devices"]
+        raise UserError(
+            f"--expect_devices={given}: the workers of {tier.name} have {expected} accelerators: drop the flag"
+        )
+    pool = tier.spec["workerPoolSpecs"][0]
+    arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
+    in_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
+    config = in_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
+    check_devices(tier, config)
+    return TrainingRequest(tier, overrides, config)
+
+
+def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
+    """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
+    tier, config = _limited(request.tier, options), request.config
+    remembered = None if isinstance(config, Script) else options.built_image  # which holds the trainer
+    image = choose_image(tier, options.image, remembered, options.packages)
+    check_region(tier, gcp)
+    check_kms_key(options.kms_key, gcp.region)
+    if isinstance(config, TrainConfig) and (image.contents is not ImageContents.ALL or image.built):
+        check_inputs(config, options.packages)
+    spec = copy.deepcopy(dict(tier.spec))
+    output = _output(spec, config, gcp, options.folder)
+    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    check_tensorboard(spec, gcp)
+    request = dataclasses.replace(request, tier=tier)
+    write = _write_script if isinstance(config, Script) else _write_training
+    packages, about, shown = write(spec, request, gcp, options, image)
+    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
+    return Job(
+        name, tier, gcp, config, output, spec, packages, image, (*filter(None, [image.about]), *about), shown,
+        options.check, options.labels, options.kms_key,
+    )  # fmt: skip
+
+
+_Written = tuple[tuple[Package, ...], list[str], tuple[str, ...]]  # what goes along, about the image, warnings
+
+
+def _write_script(
+    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, image: Image
+) -> _Written:
+    """Makes the workers of `spec` run the user's script."""
+    script, tier = request.overrides, request.tier
+    assert isinstance(script, Script), "a script is what is asked and what runs"
+    package = built(options.packages[0])
+    output = spec["baseOutputDirectory"]["outputUriPrefix"]
+    pools = [spec["workerPoolSpecs"][pool.index] for pool in tier.pools if pool.index < 2]
+    images = {script.write_task(pool, tier, package, gcp.bucket, output, image) for pool in pools}
+    about = [script.about_image(image, package)] if image.contents is ImageContents.PYTHON else []
+    return (package,), about, tuple(warnings_of_script(tier, images))
+
+
+def _write_training(
+    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, image: Image
+) -> _Written:
+    """Makes the workers of `spec` run the trainer."""
+    tier, config, overrides = request.tier, request.config, request.overrides
+    assert isinstance(config, TrainConfig), "no script"
+    assert isinstance(overrides, Overrides), "no script"
+    if image.contents is not ImageContents.ALL:
+        _check_modules(tier, options.packages, image)
+    packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
+    arguments = [*_arguments(overrides), f"--expect_devices={tier.accelerators}"]
+    images = set()
+    for pool in tier.pools:
+        if pool.index < 2:  # a Reduction Server takes none of our arguments
+            task, module = _task(spec["workerPoolSpecs"][pool.index], image)
+            images.add(task.get("executorImageUri") or task.get("imageUri", ""))
+            task["args"] = [*task.get("args", []), *arguments]
+            if options.check:
+                module = CHECK
+                _run_check(task)
+            if options.predicted:
+                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
+            if image.contents is ImageContents.PYTHON:
+                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
+            elif packages:
+                task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
+    installing = image.contents is ImageContents.PYTHON
+    about = [about_installing(tier, image.uri, "network" in spec)] if installing else []
+    return packages, about, tuple(warnings(tier, config, images))
+
+
+def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:
+    """Raises UserError if a pool runs a module that the packages do not contain."""
+    for pool in tier.pools:
+        task = tier.spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {})
+        if "pythonModule" in task and (image.contents is ImageContents.PYTHON or not task.get("packageUris")):
+            where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
+            check_module(where, module, module, packages, runs=True)
+
+
+def _run_check(task: dict[str, Any]) -> None:
+    """Makes the task of a worker pool run the check of its GPUs."""
+    task["args"].append("--on_gpus")
+    if "pythonModule" in task:
+        task["pythonModule"] = CHECK
+    else:
+        task["command"] = ["python", "-m", CHECK]
+
+
+def training(config: Settings) -> str:
+    """Returns one line that states what is trained."""
+    if isinstance(config, Script):
+        return config.about
+    count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
+    length = f"{count:,} {unit}{'s' if count > 1 else ''}"
+    by_default = not config.recipe and config.model == TrainConfig.model
+    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+    return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
+
+
+def to_yaml(spec: Mapping[str, Any]) -> str:
+    """Returns the spec as `gcloud ai custom-jobs create --config` reads it."""
+    return yaml.dump(dict(spec), Dumper=_Dumper, sort_keys=False, width=1_000_000)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as such, so that a program in a spec can be read."""
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent)
+
+
+def _limited(tier: Tier, options: JobOptions) -> Tier:
+    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
+    scheduling = dict(tier.spec.get("scheduling", {}))
+    if options.disable_retries:
+        scheduling["disableRetries"] = True
+    if options.max_wait_s is not None and tier.strategy == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait_s)}s"
+    if options.max_cost is not None:
+        scheduling["timeout"] = f"{_seconds_for(options.max_cost, tier)}s"
+    return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
+
+
+def _seconds_for(max_cost: float, tier: Tier) -> int:
+    hourly = tier.price_per_hour
+    if hourly is None:
+        raise UserError(f"max_cost={max_cost:g}: the price of {tier.name} is not known: give it with --prices=FILE")
+    seconds = math.floor(max_cost / hourly * 3600)
+    if seconds < START_S:
+        raise UserError(
+            f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a job takes "
+            f"minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+        )
+    return min(seconds, int(tier.timeout_s))
+
+
+def _arguments(overrides: Overrides) -> list[str]:
+    """Returns the flags for the job's machines, where the output is elsewhere and a recipe's file does not exist."""
+    if overrides.names_recipe_file:
+        overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
+    return overrides.without("job_dir", "expect_devices").arguments()
+
+
+def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
+    """Returns the pool's pythonPackageSpec or containerSpec, whichever the image takes, and the module that it runs."""
+    before = pool.get("pythonPackageSpec") or pool.get("containerSpec", {})
+    module = before.get("pythonModule", TASK)
+    if image.uri:
+        for key in ("pythonPackageSpec", "containerSpec"):
+            pool.pop(key, None)
+        kept = {key: before[key] for key in ("args", "env") if key in before}
+        if image.contents is ImageContents.TENSORFLOW:
+            pool["pythonPackageSpec"] = {"executorImageUri": image.uri, "pythonModule": module, **kept}
+        else:
+            pool["containerSpec"] = {"imageUri": image.uri, **kept}
+    task: dict[str, Any] = pool.get("containerSpec") or pool["pythonPackageSpec"]
+    return task, module
+
+
+def _output(spec: Mapping[str, Any], config: Settings, gcp: GcpConfig, folder: str) -> str:
+    """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
+    if config.job_dir:
+        address = output_address(config.job_dir, "job_dir")
+        if address is None:
+            raise UserError(
+                f"job_dir={config.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
+            )
+        return checked_address("job_dir", str(address))
+    in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
+    return checked_address("baseOutputDirectory", in_file) if in_file else f"{gcp.bucket}/jobs/{folder}"

@@ -1,0 +1,243 @@
+"""Builds the trainer and a user's package as wheels for Cloud Storage, from a clean copy of the sources.
+
+A wheel's address contains the hashes of its sources and of the wheel: the same sources are built once in a folder, the
+same wheel is uploaded once, from whichever machine, and an object is never replaced.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import trainer
+from deploy.tiers.checkout import COPIES, ROOT, beside
+from deploy.tiers.sources import MOST_MB, user_sources
+from trainer.base.errors import UserError
+from trainer.base.storage import expanded
+
+DIST = Path("dist")
+TRAINER = "vertex_trainer"
+_BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+_TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, the earliest ZIP date, for every file in a wheel
+
+# Of a folder all goes along: data files, and subfolders without an __init__.py, which Python can import too.
+_USER_SETUP = """\
+from setuptools import setup
+
+setup(
+    name={name!r},
+    version="0",
+    {kind}=[{module!r}],
+    package_data={{"": ["**/*"]}},
+    install_requires={requires!r},
+)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """Holds sources to build: `files` maps paths in the clean copy to contents; `name` is the import name.
+
+    Files are read in pieces when they are hashed and copied: a package may be larger than the memory.
+    """
+
+    name: str
+    version: str
+    files: Mapping[str, bytes | Path]
+    about: str = ""  # what goes along, for people
+    sha256: str = ""  # of the wheel, once it is built
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns 12 hexadecimal digits of the sources' SHA-256."""
+        digest = hashlib.sha256()
+        for path, content in sorted(self.files.items()):
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            digest.update(os.fsencode(path) + f"\0{size}\0".encode())
+            for piece in _pieces(content):
+                digest.update(piece)
+        return digest.hexdigest()[:12]
+
+    @property
+    def folder(self) -> str:
+        """Returns the wheel's folder, below dist/ and below the bucket's packages/."""
+        return f"{self._stem}-{self.digest}"
+
+    @property
+    def wheel(self) -> str:
+        """Returns the wheel's file name: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+        return f"{self._stem}-py3-none-any.whl"
+
+    def build(self) -> Path:
+        """Returns the file to upload, which is built if needed. Raises UserError if that fails."""
+        return build_wheel(self)
+
+    @property
+    def _stem(self) -> str:
+        return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
+
+    def uri(self, bucket: str) -> str:
+        """Returns the address in `bucket`, a gs:// address, of the wheel, which must have been built."""
+        return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
+
+
+def _pieces(content: bytes | Path) -> Iterator[bytes]:
+    """Yields the content in pieces of a megabyte."""
+    if isinstance(content, bytes):
+        yield content
+        return
+    with content.open("rb") as file:
+        while piece := file.read(2**20):
+            yield piece
+
+
+def _distribution(module: str) -> str:
+    """Returns pip's name for a module's package: normalised by PEP 503, with a letter or digit first and last.
+
+    The prefix prevents that `keras_` and the like are mistaken for the distribution of that name.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", module.lower())
+    inner = name.strip("-")
+    return name if name == inner else f"user-{inner}".strip("-")
+
+
+def trainer_package() -> Package:
+    """Returns the trainer's sources: the same of a checkout and of an installed copy."""
+    files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
+    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy"):
+        files |= _sources(folder)
+    copies = f"{COPIES.parent.name}/{COPIES.name}/"
+    return Package(
+        TRAINER, trainer.__version__, {name: file for name, file in files.items() if not name.startswith(copies)}
+    )
+
+
+def user_package(given: str, most_mb: float = MOST_MB) -> Package:
+    """Returns a folder that Python can import, with its requirements.txt, or one module.
+
+    Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes.
+    """
+    path = expanded(given).resolve()
+    alone = path.suffix == ".py" and path.is_file()
+    name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
+    if not (path.parent / first).is_file() or not name.isidentifier():
+        inside = next(
+            (f"did you mean {given}/{found.parent.name}?" for found in sorted(path.glob("*/__init__.py"))), ""
+        )
+        raise UserError(
+            f"package={given}: must be a folder that Python can import: "
+            + (inside or "such as my_models with an __init__.py, or one module, such as mine.py")
+        )
+    if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
+        raise UserError(f"package={given}: {name} is a name of this project: rename your package")
+    listed = path / "requirements.txt"
+    requires = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    requires = [line for line in (re.split(r"(?:^|\s)#", line)[0].strip() for line in requires) if line]
+    for line in requires:
+        check_requirement(line)
+    sources = user_sources(path, most_mb)
+    if first not in sources.files:
+        raise UserError(f"package={given}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
+    kind = "py_modules" if alone else "packages"
+    setup = _USER_SETUP.format(name=_distribution(name), kind=kind, module=name, requires=requires)
+    return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
+
+
+OLDEST = {"tensorflow": (2, 17), "keras": (3, 12)}  # of the trainer's install_requires in setup.py
+_SPECIFIER = re.compile(r"(===?|[<>~!]=?)\s*v?(\d+(?:\.\d+)*)(\.\*)?")
+
+
+def check_requirement(line: str) -> None:
+    """Raises UserError for a line of requirements.txt that names a version of TensorFlow or Keras before the trainer's.
+
+    The job would install it over the image's, or pip would find no solution.
+    """
+    named = re.match(r"(tensorflow|keras)(?:[-_.]?(?:cpu|gpu|intel))?\s*(?:\[[^]]*\])?\s*(.*)", line, re.IGNORECASE)
+    if not named or not re.match(r"[=<>~!(;]|$", named[2]):
+        return
+    oldest = OLDEST[named[1].lower()]
+    for operator, text, series in _SPECIFIER.findall(named[2].partition(";")[0]):
+        version = tuple(map(int, text.split(".")))
+        if operator in ("==", "===") and not series:
+            version += (0,) * (2 - len(version))  # 2 is 2.0
+        upper = version[:-1] if operator == "~=" else version  # ~=2.10.0 means 2.10.*
+        below = operator in ("==", "===", "~=") and upper < oldest[: len(upper)]
+        if below or (operator == "<" and version <= oldest) or (operator == "<=" and version < oldest):
+            raise UserError(
+                f"requirements.txt: {line}: the trainer needs {named[1]}>={'.'.join(map(str, oldest))}: drop the line, "
+                "so that the image's own is used"
+            )
+
+
+def packages_with(folder: str, most_mb: float = MOST_MB) -> list[Package]:
+    """Returns the packages of a job: the user's `folder` unless that is empty, then the trainer."""
+    return [*([user_package(folder, most_mb)] if folder else []), trainer_package()]
+
+
+def _sources(folder: Path) -> dict[str, Path]:
+    """Returns every file below `folder`, by its path from the folder's parent, without caches and hidden files."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        inner = path.relative_to(folder.parent)
+        hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts)
+        if path.is_file() and not hidden and path.suffix != ".pyc":
+            found[inner.as_posix()] = path
+    return found
+
+
+def write_copy(package: Package, folder: Path) -> None:
+    """Writes only the package's sources below `folder`. Raises UserError if they changed since they were hashed."""
+    for name, content in package.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.writelines(_pieces(content))
+        path.chmod(0o644)  # whatever the umask: the wheel stores it
+    if Package(package.name, package.version, {name: folder / name for name in package.files}).digest != package.digest:
+        raise UserError(f"{package.name}: its files changed while they were copied: run the same command again")
+
+
+def _reason(output: str) -> str:
+    """Returns the line of the output with the error of setuptools, rather than of its caller."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line or "Error:" in line]
+    return (errors or lines or ["python -m build printed nothing"])[-1].strip()
+
+
+def build_wheel(package: Package) -> Path:
+    """Returns the wheel, with its sdist beside it, and builds both if needed; UserError if the build fails."""
+    folder = DIST / package.folder
+    if (folder / package.wheel).is_file():
+        return folder / package.wheel
+    if importlib.util.find_spec("build") is None:
+        raise UserError("the package `build` is missing: pip install '.[deploy]'")
+    with tempfile.TemporaryDirectory() as scratch:
+        copy, out = Path(scratch, "copy"), Path(scratch, "out")
+        write_copy(package, copy)
+        command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
+        done = subprocess.run(  # reproducible: the wheel depends neither on the clock nor on the umask
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
+        )
+        if done.returncode or not (out / package.wheel).is_file():
+            raise UserError(f"{package.name} could not be built: {_reason(done.stdout)}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(out.iterdir()):  # the sdist before the wheel, which marks the folder as complete
+            partial = folder / f".{file.name}.part"
+            shutil.copyfile(file, partial)
+            partial.replace(folder / file.name)
+    return folder / package.wheel
+
+
+def built(package: Package) -> Package:
+    """Returns the package with the SHA-256 of its wheel, which is built if needed."""
+    if package.sha256:
+        return package
+    return dataclasses.replace(package, sha256=hashlib.sha256(package.build().read_bytes()).hexdigest())

@@ -1,0 +1,216 @@
+"""Describes a training script of the user's own, which runs instead of the trainer: `--script=train.py`, `--module=`.
+
+A Script takes the place of the trainer's Overrides and of the TrainConfig that they resolve to: what is asked is also
+what runs, on every tier.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.tiers.code_archive import CodeArchive
+from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.packages import DIST, Package
+from deploy.tiers.plain_image import IN_JOB, STARTER, driver_variables
+from deploy.tiers.sources import MOST_MB, user_sources
+from deploy.tiers.tier import Tier, TierFacts
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.settings.fields import nearest
+from trainer.base.storage import expanded, make_writable
+
+WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
+_OURS = (
+    "__init__.py",
+    "starter.py",
+    "script_worker.py",
+    "script_output.py",
+    "run_record.py",
+    "job_files.py",
+    "on_path/vertex_report.py",
+)
+_MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """Holds a script, or a module that runs as a program, with its arguments.
+
+    `folder`: that goes along; `command`: what Python is given, in the folder where it starts.
+    """
+
+    name: str  # as the user wrote it
+    folder: Path
+    command: tuple[str, ...]
+    words: tuple[str, ...] = ()  # the script's arguments
+    job_dir: str = ""
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Returns nothing: what a script reads is not known."""
+        return {}
+
+    @property
+    def subject(self) -> str:
+        """Returns what names of jobs begin with."""
+        return re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-") or "script"
+
+    @property
+    def about(self) -> str:
+        """Returns one line that states what runs."""
+        return f"runs {shlex.join(['python', *self.command, *self.words])}"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Returns the one setting of the trainer that a script has too."""
+        return {"job_dir": self.job_dir} if self.job_dir else {}
+
+    def replace(self, **values: Any) -> "Script":
+        """Returns the script with another job directory."""
+        return dataclasses.replace(self, **values)
+
+    def arguments(self) -> list[str]:
+        """Returns what identifies the script, as flags of a command."""
+        return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
+
+    def rows_per_replica(self, devices: int) -> int:
+        """Returns 0: the batch is the script's own."""
+        return 0
+
+    @property
+    def start_folder(self) -> Path:
+        """Returns the folder in which Python starts on this machine."""
+        return self.folder.parent if self.command[0] == "-m" else self.folder
+
+    def plan(self, tier: TierFacts, job_dir: str) -> dict[str, Any]:
+        """Returns what `script_worker` needs to know on `tier`, but for the folder."""
+        about = {
+            "config": {"script": self.name, "arguments": list(self.words)},
+            "cluster": {"workers": tier.workers, "replicas": tier.devices},
+            "accelerators": tier.accelerators,
+        }
+        return {"command": list(self.command), "job_dir": job_dir, "about": about}
+
+    def local_plan(self, tier: TierFacts, job_dir: Path) -> dict[str, str]:
+        """Returns the variable of `script_worker` on this machine, where the script's own folder is used."""
+        return {"TRAINER_SCRIPT": json.dumps({**self.plan(tier, str(job_dir)), "folder": str(self.start_folder)})}
+
+    def package(self, most_mb: float = MOST_MB) -> CodeArchive:
+        """Returns the archive of a job: the folder, and the programs that run the script.
+
+        Raises UserError for what must not go along, as `--package` does.
+        """
+        sources = user_sources(self.folder, most_mb, outputs=(Path("runs").resolve(), DIST.resolve()))
+        whole = self.command[0] == "-m"  # a package keeps its name
+        code = {name if whole else name.partition("/")[2]: path for name, path in sources.files.items()}
+        beside = self.folder.parent / "requirements.txt"
+        listed = next((code[name] for name in ("requirements.txt", f"{self.folder.name}/requirements.txt")
+                       if name in code), beside if whole and beside.is_file() else None)  # fmt: skip
+        if listed:
+            code["requirements.txt"] = listed
+        if not whole and self.command[0] not in code:
+            raise UserError(f"script={self.name}: .gitignore or .gcloudignore names it: it would not go along")
+        files = {f"code/{name}": content for name, content in code.items()}
+        ours = {f"ours/in_job/{name}": IN_JOB / name for name in _OURS}
+        about = f"ships {self.folder.name}: {sources}; vertex_report.py"
+        if listed:
+            about += "; requirements.txt is installed at each start"
+        return CodeArchive(self.subject, "0", {**files, **ours, "ours/__main__.py": _MAIN}, about)
+
+    def about_image(self, image: Image, package: Package) -> str:
+        """Returns what a script finds in a plain Python image."""
+        listed = "code/requirements.txt" in package.files
+        found = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
+        return f"runs in {image.uri}, with {found}: --image=URI names another"
+
+    def write_task(
+        self, pool: dict[str, Any], tier: TierFacts, package: Package, bucket: str, output: str, image: Image
+    ) -> str:
+        """Makes the task of a worker pool run the script, and returns the address of its image."""
+        before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
+        uri = str(image.uri or before.get("executorImageUri") or before["imageUri"])
+        # Of another image than a plain one it is not known how it finds the driver.
+        gpus = tier.accelerators if image.contents is ImageContents.PYTHON else 0
+        code = [package.uri(bucket), package.sha256]
+        start = {"gpus": gpus, "packages": [], "code": code, "script": self.plan(tier, output)}
+        variables = {"TRAINER_START": json.dumps(start), "PYTHONUNBUFFERED": "1", **driver_variables(gpus)}
+        given = {variable["name"]: variable for variable in before.get("env", [])}
+        pool["containerSpec"] = {
+            "imageUri": uri,
+            "command": ["python3", "-c", STARTER.read_text(encoding="utf-8")],
+            "args": [*before.get("args", []), *self.words],
+            "env": [*({"name": name, "value": value} for name, value in variables.items() if name not in given),
+                    *given.values()],
+        }  # fmt: skip
+        return uri
+
+
+def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:
+    """Returns the script of `--script` or `--module`. Raises UserError if there is none to run."""
+    if script and module:
+        raise UserError("--script and --module contradict each other: drop one of them")
+    if script:
+        if package:
+            raise UserError(
+                "--script and --package contradict each other: the script's folder goes along: drop --package"
+            )
+        return _of_file(script, words, job_dir)
+    return _of_module(module, package, words, job_dir)
+
+
+def _of_file(name: str, words: Sequence[str], job_dir: str) -> Script:
+    path = expanded(name).resolve()
+    if path.is_dir():
+        inside = sorted(file.name for file in path.glob("*.py"))[:5]
+        raise UserError(
+            f"script={name}: it is a folder: name the file in it" + (f": {', '.join(inside)}" * bool(inside))
+        )
+    if not path.is_file():
+        known = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UserError(
+            f"script={name}: there is no such file{nearest(path.name, known)} give the path of a Python file"
+        )
+    if path.suffix != ".py":
+        raise UserError(f"script={name}: it must be a Python file, with the ending .py")
+    return Script(name, path.parent, (path.name,), tuple(words), job_dir)
+
+
+def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> Script:
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise UserError(f"module={name}: write a module as `python -m` takes it, as my.task; a file is --script=")
+    folder = expanded(package or parts[0]).resolve()
+    if folder.name != parts[0]:
+        raise UserError(
+            f"module={name}: it is not in the package {folder.name}: use --package with the folder {parts[0]}"
+        )
+    if not folder.is_dir():
+        raise UserError(f"module={name}: there is no folder {parts[0]} here: use --package=FOLDER, or --script=FILE")
+    path = folder.joinpath(*parts[1:])
+    if not (path.with_suffix(".py").is_file() and parts[1:]) and not (path / "__main__.py").is_file():
+        raise UserError(f"module={name}: there is no such program in {folder.name}: no {path.name}.py or __main__.py")
+    return Script(name, folder, ("-m", name), tuple(words), job_dir)
+
+
+def refuse_rendered_script(tier: Tier) -> None:
+    """Raises UserError if the spec is that of a script's job: here the trainer would run in its place."""
+    task = tier.spec["workerPoolSpecs"][0].get("containerSpec", {})
+    start = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}.get("TRAINER_START", "{}")
+    if '"script"' in start:
+        raise UserError(
+            f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
+            " python -m deploy local TIER --script=FILE -- ARGUMENTS"
+        )
+
+
+def check_script_folder(script: Script, job_dir: Path) -> None:
+    """Raises UserError if the job directory cannot be written, or holds the run of another program."""
+    make_writable(job_dir, "job_dir")
+    info, _ = read_run_info(job_dir)
+    held = mapping(info, "config").get("script", "a recipe" if info else script.name)
+    if held != script.name:
+        raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")

@@ -1,0 +1,220 @@
+"""Reads tiers (machine specs) from job_configs/ or the user's files, and checks that such machines exist."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.tiers.checkout import beside
+from deploy.tiers.machine_table import Machines, Price, load_machines
+from deploy.tiers.schema import check_shape
+from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
+from deploy.tiers.spec_rules import check_access, check_disk, check_scheduling, check_strategy, check_task
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import nearest
+from trainer.base.settings.yaml_file import read_yaml
+
+JOB_CONFIGS = beside("job_configs")
+DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # the timeout of a job that states none
+DISK = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100}  # of a machine whose tier states none
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs."""
+
+    index: int
+    replicas: int
+    machine_type: str
+    accelerator_type: str | None
+    accelerators: int
+    price: Price
+
+
+@dataclasses.dataclass(frozen=True)
+class TierFacts:
+    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` devices (0: its CPU).
+
+    The price is in USD an hour, for all of them.
+    """
+
+    name: str
+    machine_type: str
+    accelerator_type: str = ""
+    accelerators: int = 0
+    workers: int = 1
+    price_per_hour: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """Returns the type of the devices: the accelerator's, or the machine's if it has none."""
+        return self.accelerator_type or self.machine_type
+
+    @property
+    def devices(self) -> int:
+        """Returns the number of replicas: accelerators of all workers, or one for each CPU worker."""
+        return max(1, self.accelerators) * self.workers
+
+    @property
+    def machine(self) -> str:
+        """Returns the machines in words: `2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
+        each = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
+        return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tier(TierFacts):
+    """Holds a machine spec: `spec` is the CustomJobSpec of its file, without arguments, packages or bucket."""
+
+    spec: Mapping[str, Any]
+    pools: tuple[Pool, ...]
+    price_inferred: bool = False  # the price is an estimate
+
+    @property
+    def facts(self) -> TierFacts:
+        """Returns what a comparison needs of the tier."""
+        return TierFacts(*(getattr(self, field.name) for field in dataclasses.fields(TierFacts)))
+
+    @property
+    def strategy(self) -> str:
+        """Returns the scheduling strategy: STANDARD, SPOT or FLEX_START."""
+        return str(self.spec.get("scheduling", {}).get("strategy", "STANDARD"))
+
+    @property
+    def timeout_s(self) -> float:
+        """Returns the seconds after which Vertex AI ends the job."""
+        timeout = self.spec.get("scheduling", {}).get("timeout")
+        return float(timeout[:-1]) if timeout else DEFAULT_TIMEOUT_S
+
+    @property
+    def most_usd(self) -> float | None:
+        """Returns the cost in USD of a job that runs until its timeout; None if the price is not known."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
+
+
+def one_machine(tier: Tier, timeout_s: int) -> Tier:
+    """Returns the tier with its chief alone, for `timeout_s` at most, whose failure is not retried."""
+    (chief,), spec = tier.pools[:1], dict(tier.spec)
+    before = spec.get("scheduling", {})
+    timeout = f"{int(min(timeout_s, tier.timeout_s))}s"
+    spec["scheduling"] = {**before, "timeout": timeout, "disableRetries": True}
+    spec["workerPoolSpecs"] = list(spec["workerPoolSpecs"])[:1]
+    price = chief.price.under(tier.strategy)
+    return dataclasses.replace(tier, spec=spec, pools=(chief,), workers=1, price_per_hour=price)
+
+
+def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
+    """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
+    path = find_tier(name)
+    spec = read_yaml(path, path.name)
+    check_shape(spec, "CustomJobSpec", path.name)
+    spec, origin = changes.applied(spec, path.name)
+    machines = load_machines(price_file)
+    pools = tuple(_pools(spec, path.name, machines))
+    _check_pools(pools, path.name)
+    _check_images(spec, pools, path.name)
+    check_scheduling(spec.get("scheduling", {}), origin)
+    check_strategy(spec, pools, origin)
+    check_access(spec, origin)
+    first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
+    prices = [pool.price.under(strategy) for pool in pools]
+    usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]
+    return Tier(
+        name=path.stem,
+        machine_type=first.machine_type,
+        accelerator_type=first.accelerator_type or "",
+        accelerators=first.accelerators,
+        workers=sum(pool.replicas for pool in pools if pool.index < 2),  # without a Reduction Server
+        price_per_hour=sum(usd) if len(usd) == len(pools) else None,
+        spec=spec,
+        pools=pools,
+        price_inferred=any(pool.price.inferred for pool in pools),
+    )
+
+
+def find_tier(name: str) -> Path:
+    """Returns the file of a tier: a path, or a bare name in job_configs/. Raises UserError if there is none."""
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
+        if os.path.isfile(path):
+            return path
+    if "," in name:
+        raise UserError(f"tier {name}: separate several tiers by blanks: {name.replace(',', ' ')}")
+    known = tier_names()
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
+    raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or your own .yaml file")
+
+
+def tier_names() -> list[str]:
+    """Returns the bare names of all tiers in job_configs/, the user's and the package's."""
+    return sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
+
+
+def _families(known: Sequence[str]) -> str:
+    """Returns `Known: cpu, l4x1/2/4`: names that differ only in the count of accelerators are grouped."""
+    families: dict[str, list[str]] = {}
+    for name in known:
+        counted = re.fullmatch(r"(.+x)(\d+)", name)
+        counts = families.setdefault(counted[1] if counted else name, [])
+        counts += [counted[2]] if counted else []
+    return "Known: " + ", ".join(family + "/".join(counts) for family, counts in families.items())
+
+
+def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[Pool]:
+    for place, pool in enumerate(spec.get("workerPoolSpecs", [])):
+        where = f"{name}: workerPoolSpecs[{place}]"
+        if not pool:
+            if place != 1:
+                raise UserError(f"{where} is empty: remove it; only pool 1 may be skipped")
+            continue
+        if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
+            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
+        check_disk(pool.get("diskSpec", {}), where)
+        check_task(place, pool, where)
+        machine = pool.get("machineSpec", {})
+        kind, accelerator = machine.get("machineType", ""), machine.get("acceleratorType")
+        count = int(machine.get("acceleratorCount", 0))
+        machines.check(kind, accelerator, count, f"{where}.machineSpec")
+        yield Pool(
+            place, int(pool.get("replicaCount", 1)), kind, accelerator, count, machines.price(kind, accelerator, count)
+        )
+
+
+def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
+    if not pools or pools[0].index != 0:
+        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    empty = next((pool for pool in pools if not pool.replicas), None)
+    if empty:
+        raise UserError(f"{name}: workerPoolSpecs[{empty.index}].replicaCount=0: remove the pool, or ask for 1")
+    if pools[0].replicas != 1:
+        raise UserError(
+            f"{name}: workerPoolSpecs[0].replicaCount={pools[0].replicas}: pool 0 is the chief alone, so 1: move the "
+            f"other {pools[0].replicas - 1} to workerPoolSpecs[1]"
+        )
+    for pool in pools:
+        if pool.index == 1 and dataclasses.replace(pool, index=0, replicas=1) != pools[0]:
+            raise UserError(
+                f"{name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
+                "share of a batch, so give both the same machineSpec"
+            )
+        if pool.index > 2:
+            raise UserError(f"{name}: workerPoolSpecs[{pool.index}]: the chief evaluates: remove the pool")
+
+
+def _check_images(spec: Mapping[str, Any], pools: tuple[Pool, ...], name: str) -> None:
+    """Raises UserError if one pool names an image and the other leaves it to --image=."""
+    tasks = [spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {}) for pool in pools if pool.index < 2]
+    if len({"executorImageUri" in task or not task for task in tasks}) > 1:
+        raise UserError(
+            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+        )
+
+
+def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:
+    """Raises UserError, naming the flag, for the first name in `given` that is not in `known`."""
+    for name in given:
+        if name not in known:
+            named = f"{flag}={name}" if flag else name
+            raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")

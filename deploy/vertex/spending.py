@@ -1,0 +1,64 @@
+"""Computes what a job costs: per hour, at most, and up to now."""
+
+from contextlib import suppress
+from functools import partial
+
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.spec_changes import PRICE_LABEL
+from deploy.tiers.tier import Tier
+from deploy.vertex.api import JobStatus
+from trainer.base.terminal import duration
+
+format_duration = partial(duration, hours_always=True)
+
+
+def price_and_limit(tier: Tier) -> str:
+    """Describes the hourly price, the highest cost and the timeout of a job on `tier`."""
+    limit = f"until its timeout of {format_duration(tier.timeout_s)}"
+    if tier.price_per_hour is None:
+        return f"the price of this tier is not known (--prices=FILE); it runs {limit} at most"
+    table = load_machines()
+    estimate = f" (estimate of {table.date} for {table.region})" if tier.price_inferred else ""
+    return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
+
+
+def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:
+    """Returns the seconds for which the job's machines have run, and their cost in USD; None without a price."""
+    ran = max((status.ended or now) - status.started, 0.0) if status.started else 0.0
+    return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
+
+
+def price_label(usd: float | None) -> dict[str, str]:
+    """Returns a price an hour as the label that `usd_per_hour` reads; nothing without a price."""
+    return {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
+
+
+def usd_per_hour(status: JobStatus) -> float | None:
+    """Returns the price in the label of a job; None without one."""
+    with suppress(ValueError):
+        return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
+    return None
+
+
+def spent(status: JobStatus, now: float) -> float:
+    """Returns what the job has cost so far in USD; 0 without a price label."""
+    return time_and_cost(status, usd_per_hour(status), now)[1] or 0.0
+
+
+def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
+    """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
+    ran, usd = time_and_cost(status, usd_per_hour(status), now)
+    return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
+
+
+def describe_spending(status: JobStatus, before: float, now: float) -> str:
+    """Returns what the job has cost so far and may cost at most, and the total with earlier jobs of its directory.
+
+    Empty without a price label. `before`: USD that the earlier jobs cost.
+    """
+    price = usd_per_hour(status)
+    _, usd = time_and_cost(status, price, now)
+    if usd is None or price is None:
+        return ""
+    total = f"; {before + usd:.2f} USD with earlier jobs of its directory" if before else ""
+    return f"{usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most{total}"

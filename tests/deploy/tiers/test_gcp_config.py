@@ -1,0 +1,87 @@
+"""Project, region and bucket: flags, gcloud's configuration, and names that cannot be."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.tiers.checks import check_continent
+from deploy.tiers.gcp_config import checked_address, checked_region
+from tests.deploy.conftest import needs_gcloud, run
+from trainer.base.errors import UserError
+from trainer.base.storage.login import gcloud_property
+
+
+@needs_gcloud
+def test_gclouds_configuration_is_read_as_gcloud_reads_it(tmp_path: Path, cloud: object) -> None:
+    set_property = ["gcloud", "config", "set", "--quiet"]
+    assert run([*set_property, "ai/region", "europe-west4"]).returncode == 0
+    assert gcloud_property("ai", "region") == "europe-west4"
+    assert gcloud_property("core", "project") == "my-proj"  # from the environment
+    assert gcloud_property("ai", "endpoint") == ""
+
+
+def test_the_environment_wins_and_nothing_configured_is_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "gcloud"
+    environment = {"CLOUDSDK_CONFIG": str(folder)}
+    assert gcloud_property("core", "project", environment) == ""
+    (folder / "configurations").mkdir(parents=True)
+    (folder / "active_config").write_text("work\n")
+    (folder / "configurations" / "config_work").write_text("[core]\nproject = mine\n")
+    (folder / "configurations" / "config_home").write_text("[core]\nproject = other\n")
+    assert gcloud_property("core", "project", environment) == "mine"
+    assert gcloud_property("core", "project", environment | {"CLOUDSDK_ACTIVE_CONFIG_NAME": "home"}) == "other"
+    assert gcloud_property("core", "project", environment | {"CLOUDSDK_CORE_PROJECT": "given"}) == "given"
+
+
+@pytest.mark.parametrize(
+    "address", ["gs://abc", "gs://abc/", "gs://a.b-c_d9/x/y", "gs://my-bucket/a b/", "gs://1ab", "gs://google-data"]
+)
+def test_good_addresses(address: str) -> None:
+    assert checked_address("bucket", address) == address.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("", "bucket is missing: use --bucket=gs://NAME"),
+        ("my-bucket", "an address looks like gs://bucket or gs://bucket/folder"),
+        ("gs:/my-bucket/x", "did you mean gs://my-bucket/x?"),
+        ("gs:///my-bucket", "did you mean gs://my-bucket?"),
+        ("GS://my-bucket/x", "did you mean gs://my-bucket/x?"),
+        ("s3://my-bucket", "must be a local path, gs://BUCKET"),
+        ("gs://my-bucket//x", "an address looks like"),
+        ("gs://My-Bucket", "lower-case letters, digits"),
+        ("gs://-bucket", "a letter or digit first and last"),
+        ("gs://ab", "3 to 63 characters"),
+        ("gs://" + 64 * "a", "3 to 63 characters"),
+        ("gs://192.168.0.1", "must not be an IP address"),
+    ],
+)
+def test_addresses_that_cannot_be(address: str, line: str) -> None:
+    with pytest.raises(UserError, match=re.escape(line)):
+        checked_address("bucket", address)
+
+
+@pytest.mark.parametrize(
+    ("region", "line"), [("us-central1-a", "this is a zone: use --region=us-central1"), ("us", "us-central1")]
+)
+def test_regions_that_are_none(region: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        checked_region(region)
+
+
+@pytest.mark.parametrize(
+    ("location", "region", "fits"),
+    [
+        ("US", "us-central1", True), ("NAM4", "us-east1", True), ("EUROPE-WEST4", "europe-west1", True),
+        ("", "us-east1", True),        ("NORTHAMERICA-NORTHEAST1", "us-east1", True), ("ASIA1", "asia-east1", True),
+        ("EU", "us-central1", False), ("US-EAST1", "asia-east1", False), ("ME-CENTRAL2", "europe-west4", False),
+    ],
+)  # fmt: skip
+def test_a_bucket_on_another_continent_is_refused(location: str, region: str, fits: bool) -> None:
+    if fits:
+        check_continent("gs://abc", region, location)
+        return
+    with pytest.raises(UserError, match="use a bucket or a region of the same continent"):
+        check_continent("gs://abc", region, location)

@@ -1,0 +1,357 @@
+"""What is sent: the full spec of every tier, word for word, and the refusals that need the trainer's settings."""
+
+import copy
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.cloud.aiplatform_v1.types import CustomJobSpec
+
+from deploy.__main__ import main
+from deploy.cli.submit import describe
+from deploy.in_job import starter
+from deploy.tiers.checks import check_module
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered, tag_name
+from deploy.tiers.job_spec import Job, JobOptions, render, request_on, to_yaml
+from deploy.tiers.packages import Package
+from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
+from tests.deploy.conftest import WHERE, Capture
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import Overrides, resolve
+from trainer.base.settings.train_config import DATA_KINDS
+from trainer.data import sources
+
+GOLDEN = Path(__file__).parent / "golden"
+GCP = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
+FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
+PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
+
+
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
+    options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
+    on = load_tier(tier) if isinstance(tier, str) else tier
+    return render(request_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
+
+
+def task(made: Job, pool: int = 0) -> Any:
+    spec = made.spec["workerPoolSpecs"][pool]
+    return spec.get("containerSpec") or spec["pythonPackageSpec"]
+
+
+@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
+    """What `submit` says of the job, and its whole spec but for the start command. UPDATE_GOLDEN=1 writes them anew."""
+    submitted = job(path.stem)
+    spec = copy.deepcopy(dict(submitted.spec))
+    for pool in spec["workerPoolSpecs"]:
+        command = pool["containerSpec"]["command"]
+        assert command[2] == Path(starter.__file__).read_text()
+        command[2] = "(deploy/in_job/starter.py)"
+    made = "".join(f"# {line}\n" for line in describe(submitted)) + to_yaml(spec)
+    golden = GOLDEN / path.name
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(made)
+    before = golden.read_text() if golden.exists() else ""
+    assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
+    CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.glob("*.yaml")} <= {path.name for path in JOB_CONFIGS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("tier", ["cpu", "t4x2", "l4x4", "l4x1-2workers"])
+def test_the_trainer_takes_the_arguments_and_expects_the_devices(tier: str) -> None:
+    made = job(tier)
+    for pool in range(len(made.spec["workerPoolSpecs"])):
+        config = resolve(task(made, pool)["args"]).config
+        assert config.expect_devices == load_tier(tier).accelerators
+        assert (config.recipe, config.data) == ("wgan_gp_photos", "gs://my-bucket/photos")
+
+
+def test_an_image_of_ones_own_becomes_a_container_spec_in_every_pool() -> None:
+    made = job("l4x1-2workers", image="us-docker.pkg.dev/p/r/mine:1")
+    assert made.packages == ()
+    for pool in made.spec["workerPoolSpecs"]:
+        assert "pythonPackageSpec" not in pool
+        assert pool["containerSpec"]["imageUri"] == "us-docker.pkg.dev/p/r/mine:1"
+        assert pool["containerSpec"]["args"][-1] == "--expect_devices=1"
+    CustomJobSpec.from_json(json.dumps(made.spec))
+
+
+def with_image_of_google(name: str, image: str = "us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17:latest") -> Tier:
+    """A tier whose file names a prebuilt image, in which Vertex AI installs the packages."""
+    tier = load_tier(name)
+    spec = copy.deepcopy(dict(tier.spec))
+    for pool in spec["workerPoolSpecs"]:
+        pool["pythonPackageSpec"] = {"executorImageUri": image, "pythonModule": "trainer.task"}
+    return dataclasses.replace(tier, spec=spec)
+
+
+def test_a_tier_file_may_name_a_prebuilt_image() -> None:
+    made = job(with_image_of_google("l4x1-2workers"))
+    for pool in made.spec["workerPoolSpecs"]:
+        assert pool["pythonPackageSpec"] == {
+            "executorImageUri": "us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17:latest",
+            "pythonModule": "trainer.task", "args": [*FLAGS, "--expect_devices=1"],
+            "packageUris": [PACKAGE.uri("gs://my-bucket")],
+        }  # fmt: skip
+    CustomJobSpec.from_json(json.dumps(made.spec))
+
+
+def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("pythonM", "executorImageUri: a/b\n      pythonM"))
+    tier = load_tier(str(file))
+    assert task(job(tier, built_image=OWN))["executorImageUri"] == "a/b"
+    assert task(job(tier, image="install"))["imageUri"] == "python:3.12-slim"
+    assert (
+        task(job(tier, image="install:eu-docker.pkg.dev/p/r/python:3"))["imageUri"] == "eu-docker.pkg.dev/p/r/python:3"
+    )
+
+
+OWN = BuiltImage("us-docker.pkg.dev/p/r/mine:1", "", {PACKAGE.name: PACKAGE.digest}, "2026-11-22 18:00")
+
+
+@pytest.mark.parametrize(("tier", "change", "line"), [
+    ("l4x1", {}, ""),
+    ("cpu", {"tensorflow": "tensorflow==2.21.*"}, ""),
+    ("l4x1", {"tensorflow": "tensorflow==2.21.*"}, "has no CUDA"),
+    ("l4x1", {"sources": {PACKAGE.name: "000000000000"}}, "has other sources of vertex_trainer than this folder"),
+    ("l4x1", {"sources": {**OWN.sources, "mine": "1"}}, "has other sources of mine than this folder"),
+])  # fmt: skip
+def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
+    tier: str, change: dict[str, Any], line: str
+) -> None:
+    made = job(tier, built_image=dataclasses.replace(OWN, **change))
+    if line:
+        assert task(made)["imageUri"] == "python:3.12-slim"
+        assert made.about[0].startswith(f"{OWN.uri}, built in this folder, {line}: not used; build it again")
+        assert made.about[1].startswith("runs in python:3.12-slim: each worker installs")
+    else:
+        assert task(made)["imageUri"] == OWN.uri
+        assert (made.packages, "command" in task(made)) == ((), False)
+        assert made.about == (f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",)
+
+
+def test_an_image_has_its_name_in_artifact_registry() -> None:
+    assert tag_name("us-docker.pkg.dev/p/r/x/y:1") == "projects/p/locations/us/repositories/r/packages/x%2Fy/tags/1"
+    of_a_domain = tag_name("us-east4-docker.pkg.dev/example.com/p/r/x:v1.0")
+    assert of_a_domain == "projects/example.com:p/locations/us-east4/repositories/r/packages/x/tags/v1.0"
+    for unknown in ("eu.gcr.io/p/x:1", "python:3.12-slim", f"us-docker.pkg.dev/p/r/x@sha256:{'0' * 64}"):
+        assert tag_name(unknown) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"uri": 1}', '{"uri": "x y", "tensorflow": "", "sources": {}, "time": ""}']
+)
+def test_a_damaged_record_of_an_image_is_one_line(text: str) -> None:
+    remember(OWN)
+    assert remembered() == OWN
+    IMAGE_RECORD.write_text(text)
+    with pytest.raises(UserError, match=r"^runs/image\.json: not a record of an image \(.*\): remove it$"):
+        remembered()
+
+
+def test_a_job_dir_becomes_the_base_output_directory(tmp_path: Path) -> None:
+    made = job("cpu", *FLAGS, "--job_dir=gs://my-bucket/again/")
+    assert made.spec["baseOutputDirectory"] == {"outputUriPrefix": "gs://my-bucket/again"}
+    assert not any("job_dir" in argument for argument in task(made)["args"])
+
+
+def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: mlp\ndata: digits\nimage_size: 8\nepochs: 3\njit_compile: true\nlearning_rate: 1.0e-3\n")
+    made = job("cpu", f"--recipe={recipe}", "--steps=7", "--image_size=12", "--skip_bad_images")
+    arguments = task(made)["args"]
+    assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
+    there, here = resolve(arguments).config, made.config
+    assert (there.model, there.image_size, there.steps, there.epochs) == ("mlp", 12, 7, None)
+    assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == ("true", True, here.learning_rate)
+
+
+def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
+    spec = yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text())
+    spec |= {
+        "network": "projects/1/global/networks/n", "serviceAccount": "a@b.iam.gserviceaccount.com",
+        "enableWebAccess": True, "tensorboard": "projects/p/locations/us-central1/tensorboards/1",
+        "scheduling": {
+            "timeout": "600s", "strategy": "SPOT", "restartJobOnWorkerRestart": True, "disableRetries": True,
+        },
+    }  # fmt: skip
+    spec["workerPoolSpecs"][0]["pythonPackageSpec"] |= {"executorImageUri": "a/b", "env": [{"name": "A", "value": "b"}]}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    made = dict(job(load_tier(str(file))).spec)
+    del made["baseOutputDirectory"]
+    for added in ("args", "packageUris"):
+        del made["workerPoolSpecs"][0]["pythonPackageSpec"][added]
+    assert made == spec
+
+
+def test_max_cost_sets_the_timeout_by_the_price() -> None:
+    made = job("l4x4", max_cost=5.0)
+    hourly = load_tier("l4x4").price_per_hour
+    assert hourly
+    seconds = int(made.spec["scheduling"]["timeout"].removesuffix("s"))
+    assert 5 - hourly / 3600 < seconds / 3600 * hourly <= 5
+    assert made.tier.timeout_s == seconds
+    assert job("l4x4", max_cost=1e5).tier.timeout_s == load_tier("l4x4").timeout_s  # never longer than the tier's own
+
+
+def test_a_tier_that_ends_soon_by_itself_is_no_lack_of_money() -> None:
+    assert job(tier_with("scheduling", {"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
+
+
+def test_disable_retries_is_said_in_the_spec() -> None:
+    assert job("l4x4", disable_retries=True).spec["scheduling"] == {"timeout": "86400s", "disableRetries": True}
+
+
+def tier_with(change: str, value: object) -> Tier:
+    """l4x1 with one more key in its spec."""
+    file = Path("changed.yaml")
+    file.write_text(yaml.safe_dump({**yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text()), change: value}))
+    return load_tier(str(file))
+
+
+EUROPE = GcpConfig("my-proj", "europe-west1", "gs://my-bucket")
+DIGITS = "--recipe=wgan_gp_digits"
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
+def test_a_job_dir_is_an_address(given: str) -> None:
+    assert job("cpu", DIGITS, f"--job_dir={given}").output == "gs://my-bucket/here"
+
+
+def test_the_kinds_of_data_are_the_trainers() -> None:
+    assert set(DATA_KINDS) == set(sources.LOADERS)
+
+
+@pytest.mark.parametrize("data", ["mnist", "idx:/gcs/my-bucket/x", "/gcs/my-bucket/x", "shards:gs://my-bucket/x"])
+def test_data_that_the_machines_can_see(data: str) -> None:
+    assert job("cpu", "--model=mlp", f"--data={data}").config.data == data
+
+
+def test_a_folder_of_this_disk_needs_no_slash() -> None:
+    Path("photos").mkdir()
+    with pytest.raises(UserError, match="cannot read this disk"):
+        job("cpu", "--model=mlp", "--data=photos")
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "gcp", "line"),
+    [
+        ("tensorboard", "my-board", GCP, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
+        ("tensorboard", "projects/p/locations/us-east1/tensorboards/1", GCP, "is not in the job's region us-central1"),
+        ("tensorboard", "projects/p/locations/us-central1/tensorboards/1", GCP, "tensorboard without serviceAccount"),
+        ("baseOutputDirectory", {"outputUriPrefix": "my-bucket/x"}, GCP,
+         "baseOutputDirectory=my-bucket/x: an address looks"),
+        ("enableWebAccess", True, EUROPE,
+         "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
+    ],
+)  # fmt: skip
+def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, gcp: GcpConfig, line: str) -> None:
+    with pytest.raises(UserError, match=re.escape(line)):
+        job(tier_with(change, value), gcp=gcp)
+
+
+def test_too_little_money_or_no_price_is_refused() -> None:
+    with pytest.raises(UserError, match=r"pays for 78 s of l4x4 \(4.60 USD an hour\).*give 0.77 or more"):
+        job("l4x4", max_cost=0.1)
+    unpriced = tier_with("scheduling", {"strategy": "FLEX_START", "maxWaitDuration": "60s"})
+    assert unpriced.price_per_hour is None
+    with pytest.raises(UserError, match="the price of changed is not known: give it with --prices=FILE"):
+        job(unpriced, max_cost=5.0)
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
+def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
+    for name in ("initial_checkpoint", "initial_model"):
+        assert job("cpu", DIGITS, f"--{name}={given}").config.inputs[name] == given
+
+
+def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mine:1") -> str:
+    """The one warning of a job, or none."""
+    lines = job(tier, *FLAGS, *flags, image=image).warnings
+    assert len(lines) <= 1
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "line"),
+    [
+        (0, 0, "a preemption loses all of it: use --checkpoint_every_minutes=15"),
+        (5000, 0, "SPOT with checkpoint_every_steps=5000: at a second a step a preemption loses over 15 minutes"),
+        (0, 5, ""),
+        (5000, 15, ""),
+        (500, 0, ""),
+        (500, 30, ""),
+        (0, 30, "SPOT with checkpoint_every_minutes=30: a preemption may lose as much: use --checkpoint_every_min"),
+        (5000, 15.5, "SPOT with checkpoint_every_minutes=15.5: a preemption may lose as much"),
+    ],
+)
+def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes: float, line: str) -> None:
+    flags = [f"--checkpoint_every_steps={steps}", f"--checkpoint_every_minutes={minutes}"]
+    said = warned(tier_with("scheduling", {"strategy": "SPOT"}), *flags)
+    assert line in said
+    assert bool(said) == bool(line)
+    assert warned("l4x1", *flags) == ""
+
+
+def test_what_may_be_a_mistake_is_a_warning() -> None:
+    assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
+    line = "the prebuilt TensorFlow image was listed as available until"
+    assert warned("l4x1-2workers", image="europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15:latest").startswith(line)
+    assert warned("cpu", image="us-docker.pkg.dev/my-project/vertex-ai/training:1") == ""
+
+
+def test_a_package_of_ones_own_may_be_named() -> None:
+    mine = Package("my_models", "0", {"my_models/gan.py": b""}, sha256="0123456789abcdef")
+    flags = ["--model=my_models.gan:build", "--data=digits"]
+    made = job(with_image_of_google("l4x1"), *flags, packages=(mine, PACKAGE))
+    wheels = [uri.rsplit("/", 1)[-1] for uri in task(made)["packageUris"]]
+    assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
+
+
+def test_the_name_of_a_module_within_a_package_is_whole() -> None:
+    holder = Package("mine", "0", {"mine/__init__.py": b"", "mine/nets/__init__.py": b"", "mine/one.py": b""})
+    for name in "nets", "one":
+        with pytest.raises(
+            UserError, match=f"the job has the module {name} as mine.{name}: use --model=mine.{name}:b, or"
+        ):
+            check_module("model", f"{name}:b", name, (holder, PACKAGE))
+
+
+@pytest.mark.usefixtures("dist")
+def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, capsys: Capture) -> None:
+    mine = tmp_path / "my_models"
+    mine.mkdir()
+    (mine / "__init__.py").write_text("")
+    flags = [*FLAGS, *WHERE, f"--package={mine}"]
+    for project, shown_project in (["--project=my-proj"], " --project=my-proj"), ([], ""):
+        assert main(["render", "l4x4", *flags, *project]) == 0
+        shown = capsys.readouterr()
+        command = f"python -m deploy package --bucket=gs://my-bucket{shown_project} --package={mine}"
+        assert f"upload the packages that the spec names first: {command}\n" in shown.err
+        assert "/packages/my_models-0-" in shown.out
+    assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("dist")
+def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
+    flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--name=demo"]
+    assert main(["render", "l4x4", *FLAGS, *flags]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)
+    CustomJobSpec.from_json(json.dumps(spec))
+    assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
+    assert main(["render", "l4x4", *FLAGS, "--bucket=gs://my-bucket"]) == 2
+    assert "region is missing" in capsys.readouterr().err
+    assert main(["render", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
+    assert "it names a folder too" in capsys.readouterr().err

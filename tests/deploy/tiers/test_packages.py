@@ -1,0 +1,274 @@
+"""What is shipped: named by its sources, built from a clean copy, and installed as Vertex AI's containers do."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.__main__ import main
+from deploy.cli import image
+from deploy.tiers import packages as package
+from deploy.tiers.images import IMAGE_RECORD, remembered
+from deploy.tiers.packages import Package, build_wheel, built, packages_with, trainer_package, user_package
+from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
+from trainer.base.errors import UserError
+
+
+def mine(folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models") -> Path:
+    """A package of a user's own."""
+    path = folder / name
+    for file in ("__init__.py", "inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py"):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).write_text("")
+    (path / "gan.py").write_text(code)
+    (path / "table.json").write_text("{}")
+    (path / "__pycache__").mkdir()
+    (path / "__pycache__" / "gan.pyc").write_bytes(b"x")
+    (path / ".secret").write_text("x")
+    return path
+
+
+def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
+    one, other = Package("p", "1", {"a": b"x", "b": b"y"}), Package("p", "1", {"b": b"y", "a": b"x"})
+    assert one.digest == other.digest
+    assert one.digest != Package("p", "1", {"a": b"xb", "b": b"y"}).digest
+    assert one.digest != Package("p", "1", {"a": b"y", "b": b"x"}).digest
+    assert Package("p", "1", {"a": b"bc"}).digest != Package("p", "1", {"ab": b"c"}).digest
+    wheel = dataclasses.replace(one, sha256="0123456789abcdef")
+    assert wheel.uri("gs://b/c") == f"gs://b/c/packages/p-1-{one.digest}-0123456789ab/p-1-py3-none-any.whl"
+
+
+def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
+    built = trainer_package()
+    wheel = build_wheel(built)
+    assert wheel == dist / built.folder / built.wheel
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"trainer/task.py", "trainer/recipes/wgan_gp_digits.yaml", "trainer/data/digits.npz"} <= names
+    assert {
+        "deploy/tiers/machines.yaml",
+        "deploy/Dockerfile",
+        "deploy/cloudbuild.yaml",
+        "deploy/vertex/sdk.py",
+    } <= names
+    assert not [name for name in names if name.startswith(("tests", "benchmarks")) or "__pycache__" in name]
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/trainer/task.py") for name in archive.getnames())
+    before = wheel.stat().st_mtime_ns
+    assert build_wheel(built).stat().st_mtime_ns == before  # the same sources are not built again
+
+
+def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built by others, at other times: here so that the environment says so, which setuptools takes for the time."""
+    wheels = []
+    for number, (time, umask) in enumerate([("1000000000", 0o022), ("1500000000", 0o077)]):
+        monkeypatch.setattr(package, "DIST", tmp_path / f"dist{number}")
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
+        before = os.umask(umask)
+        try:
+            wheels.append(build_wheel(user_package(str(mine(tmp_path / str(number))))))
+        finally:
+            os.umask(before)
+    one, other = wheels
+    assert one.relative_to(tmp_path / "dist0") == other.relative_to(tmp_path / "dist1")
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path) -> None:
+    """Whatever its spelling; pip wants small letters in the wheel's name."""
+    folder = mine(tmp_path, name="My_Models")
+    (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")
+    wheel = build_wheel(user_package(str(folder)))
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        about = archive.read("my_models-0.dist-info/METADATA").decode()
+    inner = ("inner/__init__.py", "inner/tables-1.0/deep/table.json", "plain/layers.py")
+    top = ("__init__.py", "gan.py", "table.json", "requirements.txt")
+    assert {name for name in names if ".dist-info" not in name} == {f"My_Models/{name}" for name in (*top, *inner)}
+    where = [*WHERE, "--project=p", f"--package={folder}"]
+    assert main(["render", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
+    assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
+
+
+def test_one_module_goes_along_alone_unless_it_imports_its_neighbour(tmp_path: Path, dist: Path) -> None:
+    file, code = tmp_path / "mine.py", "import os, trainer\nfrom json import loads\ndef build(config, dataset): ...\n"
+    file.write_text(code)
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").write_text("")
+    with zipfile.ZipFile(build_wheel(user_package(str(file)))) as archive:
+        assert {name for name in archive.namelist() if ".dist-info" not in name} == {"mine.py"}
+    flags = ["--model=mine:build", "--data=digits", *WHERE, "--project=p"]
+    assert main(["render", "cpu", *flags, f"--package={file}"]) == 0
+    for line in ("import os, other.part", "from other import part", "from . import other"):
+        file.write_text(code + line)
+        with pytest.raises(UserError, match=r"mine\.py, line 4, imports from its folder, which does not go along"):
+            user_package(str(file))
+
+
+def test_a_change_that_keeps_names_and_lengths_is_sent_anew(tmp_path: Path) -> None:
+    before, after = (user_package(str(mine(tmp_path / code, f"X = {code}\n"))) for code in "12")
+    assert before.about == after.about  # names and sizes
+    assert (before.name, before.files.keys()) == (after.name, after.files.keys())
+    assert before.uri("gs://b") != after.uri("gs://b")
+
+
+@pytest.mark.parametrize(
+    ("name", "wheel"),
+    [
+        ("my__models", "my_models"), ("_mods", "user_mods"), ("keras_", "user_keras"), ("modèles", "mod_les"),
+        ("__", "user"), ("Vertex_trainers", "vertex_trainers"),
+    ],
+)  # fmt: skip
+def test_pip_has_a_name_for_whatever_python_imports(name: str, wheel: str, tmp_path: Path) -> None:
+    assert user_package(str(mine(tmp_path, name=name))).wheel == f"{wheel}-0-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("name", ["my__models", "_mods_"])
+def test_what_is_imported_keeps_the_name_of_its_folder(name: str, tmp_path: Path, dist: Path) -> None:
+    wheel = build_wheel(user_package(str(mine(tmp_path, name=name))))
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"{name}/gan.py" in archive.namelist()
+        assert archive.testzip() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("nothing", "a folder that Python can import"),
+        ("my-models", "such as my_models"),
+        ("trainer", "a name of this project"),
+        ("Vertex__trainer", "a name of this project"),
+    ],
+)
+def test_a_folder_that_is_no_package_is_refused(name: str, line: str, tmp_path: Path) -> None:
+    if name != "nothing":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    with pytest.raises(UserError, match=re.escape(line)):
+        user_package(str(tmp_path / name))
+
+
+def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> None:
+    folder = mine(tmp_path)
+    (folder / "requirements.txt").write_text("not a requirement\n")
+    with pytest.raises(UserError, match=r"my_models could not be built: .*requirement"):
+        build_wheel(user_package(str(folder)))
+    assert not (dist / user_package(str(folder)).folder).exists()
+
+
+def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_path: Path) -> None:
+    site, desk = tmp_path / "site", tmp_path / "desk"
+    zipfile.ZipFile(build_wheel(trainer_package())).extractall(site)
+    desk.mkdir()
+    flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--dry_run"]
+    done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
+               cwd=desk)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert built(trainer_package()).uri("gs://my-bucket") in done.stdout
+    assert not (site / "setup.py").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.floor
+def test_vertex_installs_it_over_an_image_without_touching_tensorflow(dist: Path, tmp_path: Path) -> None:
+    """The two pip commands of a prebuilt container; this interpreter's packages stand for those of the image.
+
+    Under Python 3.10 with TensorFlow 2.17, as `make test-floor` runs it, that is the newest prebuilt image.
+    """
+    wheel = build_wheel(trainer_package())
+    python = an_image(tmp_path)
+    environment = {**os.environ, "PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONNOUSERSITE": ""}
+    pip = [python, "-m", "pip", "install", "--user", "--quiet", "--no-warn-script-location",
+           "--disable-pip-version-check"]  # fmt: skip
+    before, broken = versions(python, environment), complaints(python, environment)
+    for flags in (["--upgrade", "--force-reinstall", "--no-deps"], []):
+        done = run([*pip, *flags, str(wheel)], env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (packages,) = (tmp_path / "user" / "lib").glob("python*/site-packages")
+    added = {path.name.split("-")[0] for path in packages.glob("*.dist-info")}
+    assert not added & {"tensorflow", "keras", "numpy", "protobuf", "h5py"}
+    assert "vertex_trainer" in added
+    assert versions(python, environment) == before
+    assert complaints(python, environment) <= broken
+    trained = run([python, "-m", "trainer.task", *JOB, f"--job_dir={tmp_path}/job"], env=environment, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((tmp_path / "job" / "result.json").read_text())["state"] == "done"
+
+
+def an_image(folder: Path) -> str:
+    """A Python with this one's packages below it, and pip's --user allowed."""
+    home = folder / "image"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(home)], check=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    below = [path for path in sys.path if path.endswith("-packages")]
+    (packages / "image.pth").write_text("".join(f"{path}\n" for path in below))
+    return str(home / "bin" / "python")
+
+
+def complaints(python: str, environment: dict[str, str]) -> set[str]:
+    """What `pip check` finds broken."""
+    checked = run([python, "-m", "pip", "check", "--disable-pip-version-check"], env=environment)
+    return set(checked.stdout.splitlines()) if checked.returncode else set()
+
+
+def versions(python: str, environment: dict[str, str]) -> str:
+    names = ("tensorflow", "keras", "numpy", "protobuf")
+    code = f"import importlib.metadata as about; print([(name, about.version(name)) for name in {names}])"
+    done = run([python, "-c", code], env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture) -> None:
+    uri = "us-docker.pkg.dev/my-proj/repo/trainer:1"
+    flags = ["--tensorflow=tensorflow[and-cuda]>=2.17,<2.22", "--project=my-proj", f"--package={mine(tmp_path)}"]
+    assert main(["image", f"--image={uri}", "--dry-run", *flags]) == 0
+    context = Path("dist/image")
+    assert capsys.readouterr().out.strip() == (
+        "# ships my_models: 6 files, 0.0 MB\n"
+        f"gcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "
+        f"'--substitutions=^;^_IMAGE={uri};_TENSORFLOW=tensorflow[and-cuda]>=2.17,<2.22' {context}"
+    )
+    assert {path.name for path in context.iterdir()} == {"Dockerfile", "cloudbuild.yaml", "packages"}
+    for name in ("vertex_trainer", "my_models"):
+        assert (context / "packages" / name / "setup.py").is_file()
+    assert not list(context.rglob("*.pyc"))
+    for source in re.findall(r"^COPY (\S+)", (context / "Dockerfile").read_text(), re.MULTILINE):
+        assert (context / source).exists()
+    steps = yaml.safe_load((context / "cloudbuild.yaml").read_text())
+    used = set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps)))
+    assert used == {"_IMAGE", "_TENSORFLOW"}
+    assert "USER trainer" in (context / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([], "required: --image"),
+        (["--image=trainer"], "use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),
+        (["--image=us-docker.pkg.dev/p/r/x:1", "--tensorflow=torch"], "use tensorflow or tensorflow[and-cuda]"),
+    ],
+)
+def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused: Command) -> None:
+    assert line in refused("image", *flags)
+
+
+def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources = {package.name: package.digest for package in packages_with("")}
+    for code in (0, 1):
+        stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\nexit {code}', monkeypatch)
+        assert image.main(["--image=us-docker.pkg.dev/p/r/x:1"]) == code
+        assert (tmp_path / "given").read_text().startswith("builds submit")
+        found = remembered()
+        assert (found and (found.uri, found.sources)) == (None if code else ("us-docker.pkg.dev/p/r/x:1", sources))
+        IMAGE_RECORD.unlink(missing_ok=True)

@@ -1,0 +1,214 @@
+"""What of a user's package goes along with a job, and what is refused: credentials, gigabytes, code with errors."""
+
+import os
+import re
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from deploy.__main__ import main
+from deploy.tiers.ignore_file import is_ignored, rules_in
+from deploy.tiers.packages import OLDEST, Package, check_requirement, trainer_package, user_package, write_copy
+from deploy.tiers.sources import user_sources
+from tests import versions
+from tests.deploy.conftest import WHERE, Capture, Command
+from tests.docs.sources import ROOT
+from trainer.base.errors import UserError
+
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvg\n-----END PRIVATE KEY-----\n"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    folder = tmp_path / "my_models"
+    (folder / "data").mkdir(parents=True)
+    for name in ("__init__.py", "gan.py", "data/table.json"):
+        (folder / name).write_text("")
+    return folder
+
+
+def shipped(folder: Path) -> set[str]:
+    return {name.removeprefix("my_models/") for name in user_package(str(folder)).files} - {"setup.py"}
+
+
+PLAIN = {"__init__.py", "gan.py", "data/table.json"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_folder", "ignored"),
+    [
+        ("*.ckpt", "a/b.ckpt", False, True), ("*.ckpt", "a/b.ckpt2", False, False), ("data/", "data", True, True),
+        ("data/", "data", False, False), ("data/", "a/data", True, True), ("/data", "a/data", True, False),
+        ("/data", "data", True, True), ("a/b", "a/b", False, True), ("a/b", "x/a/b", False, False),
+        ("**/b", "x/a/b", False, True), ("a/**", "a/x/y", False, True), ("a/**/b", "a/b", False, True),
+        ("a/**/b", "a/x/y/b", False, True), ("*.p[yc]", "a.pc", False, True), ("*.p[!y]", "a.py", False, False),
+        ("run?", "run1", False, True), ("run?", "run/", False, False), ("# *", "# x", False, False),
+        ("\\#x", "#x", False, True), ("\\!x", "!x", False, True), ("a b ", "a b", False, True),
+        ("[", "[", False, True), ("a.b", "axb", False, False), ("*\n!keep.bin", "keep.bin", False, False),
+        ("!x\n*", "x", False, True), ("d*r/f", "dir/f", False, True), ("d*r", "d/r", False, False),
+    ],
+)  # fmt: skip
+def test_a_line_of_gitignore(pattern: str, path: str, is_folder: bool, ignored: bool, tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text(f"{pattern}\n")
+    assert is_ignored(tmp_path / path, rules_in(tmp_path), is_folder=is_folder) == ignored
+
+
+def test_ignored_and_hidden_files_notebooks_and_links_that_leave_are_left_out(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("*.ckpt\n")  # of the repository
+    (mine / ".gcloudignore").write_text("#!include:.gitignore\nraw/\n*.pem\n!data/table.json\n")
+    (mine / "raw").mkdir()
+    (tmp_path / "outside.py").write_text("")
+    for name in ("a.ckpt", "raw/photo.png", "key.pem", "try.ipynb", ".env", "__pycache__"):
+        (mine / name).write_text(KEY)
+    (mine / "away.py").symlink_to(tmp_path / "outside.py")
+    (mine / "all").symlink_to(tmp_path)
+    (mine / "broken").symlink_to(mine / "nothing")
+    (mine / "same.py").symlink_to(mine / "gan.py")
+    os.mkfifo(mine / "pipe")
+    assert shipped(mine) == PLAIN | {"same.py"}
+    about = user_package(str(mine)).about
+    assert about.startswith(
+        "ships my_models: 4 files, 0.0 MB; left out: my_models/a.ckpt, my_models/all/, my_models/aw"
+    )
+
+
+def test_a_package_that_is_ignored_whole_is_refused(mine: Path) -> None:
+    (mine / ".gitignore").write_text("*\n")
+    with pytest.raises(UserError, match=r"names its __init__\.py: nothing would go along"):
+        user_package(str(mine))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("server.pem", "x"), ("id_rsa", "x"), ("data/service-account.json", "{}"), ("credentials.json", "{}"),
+        ("client_secret_1.apps.json", "{}"), ("prod.env", "X=1"), ("store.p12", "x"), ("tls.key", "x"),
+        ("config.py", f"K = '''{KEY}'''"), ("sa.json", '{"type": "service_account", "x": 1}'),
+        ("adc.json", '{"type": "authorized_user", "refresh_token": "x"}'), ("a.txt", "AKIAIOSFODNN7EXAMPLE"),
+        ("b.py", f"T = 'ghp_{'a1' * 18}'"), ("c.yaml", f"key: AIza{'B' * 35}"), ("d.txt", f"hf_{'x' * 34}"),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_credential_is_refused(name: str, content: str, mine: Path) -> None:
+    (mine / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(f"package: my_models/{name} looks like a")) as caught:
+        user_package(str(mine))
+    assert "name it in .gcloudignore" in str(caught.value)
+    assert content[:20] not in str(caught.value) or len(content) < 5
+    (mine / ".gcloudignore").write_text(f"/{name}\n")
+    assert shipped(mine) == PLAIN
+
+
+def test_what_only_resembles_a_credential_goes_along(mine: Path) -> None:
+    (mine / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    (mine / "secrets.py").write_text("def keyword(token: str, task: str = 'risk-analysis'): ...\n")
+    assert shipped(mine) == PLAIN | {"ca.pem", "secrets.py"}
+
+
+def test_a_large_package_is_refused_before_it_is_read(mine: Path, tmp_path: Path) -> None:
+    with open(mine / "weights.bin", "wb") as file:
+        file.truncate(3 * 10**9)  # sparse
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"3,000.0 MB in 4 files, the largest my_models/weights.bin .*mb=3001"):
+        user_package(str(mine))
+    os.truncate(mine / "weights.bin", 150 * 10**6)
+    built = user_package(str(mine), 151)
+    write_copy(built, tmp_path / "copy")
+    assert (tmp_path / "copy" / "my_models" / "weights.bin").stat().st_size == 150 * 10**6
+    assert tracemalloc.get_traced_memory()[1] < 20e6  # it is streamed
+    tracemalloc.stop()
+
+
+def test_files_that_change_while_they_are_copied_are_noticed(mine: Path, tmp_path: Path) -> None:
+    built = user_package(str(mine))
+    assert built.digest
+    (mine / "gan.py").write_text("X = 1\n")
+    with pytest.raises(UserError, match="its files changed while they were copied"):
+        write_copy(built, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("x = (\n", ", line 1: '(' was never closed"),
+        ("\0", "cannot contain null bytes"),
+        ("X = 1\ndef f(:", ", line 2: "),
+    ],
+)
+def test_a_syntax_error_is_told_here(code: str, what: str, mine: Path) -> None:
+    (mine / "gan.py").write_text(code)
+    with pytest.raises(UserError, match=re.escape("package: my_models/gan.py")) as caught:
+        user_package(str(mine))
+    assert what in str(caught.value)
+    assert str(caught.value).endswith("the job could not import it: fix it")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "refused"),
+    [
+        ("tensorflow==2.15", True), ("tensorflow==2", True), ("tensorflow<2.17", True), ("TensorFlow <= 2.16.1", True),
+        ("tensorflow-cpu~=2.10.0", True), ("tensorflow[and-cuda]==2.16.*", True), ("keras<3", True),
+        ("keras==2.15.0", True),
+        ("keras>=2,<3.12", True), ("tensorflow", False), ("tensorflow>=2.10", False), ("tensorflow==2.17.1", False),
+        ("tensorflow~=2.10", False), ("tensorflow==2.*", False), ("tensorflow<=2.17", False), ("keras>=3.4", False),
+        ("keras==3.*", False), ("tensorflow-datasets==4.9", False), ("keras-cv==0.9", False), ("einops>=0.7", False),
+        ("tensorflow; python_version < '3.9'", False),
+    ],
+)  # fmt: skip
+def test_a_requirement_that_the_trainer_does_not_take_is_refused(requirement: str, refused: bool) -> None:
+    if not refused:
+        check_requirement(requirement)
+        return
+    with pytest.raises(UserError, match=r"the trainer needs \w+>=[\d.]+: drop the line"):
+        check_requirement(requirement)
+
+
+def test_the_oldest_versions_are_those_of_setup() -> None:
+    """Raising one: change setup.py, then what this test names."""
+    setup = trainer_package().files["setup.py"]
+    assert isinstance(setup, Path)
+    oldest = {name: ".".join(map(str, version)) for name, version in OLDEST.items()}
+    assert dict(re.findall(r'"(tensorflow|keras)>=([\d.]+)",', setup.read_text())) == oldest
+    tensorflow, python = oldest["tensorflow"], versions.FLOOR
+    assert versions.TENSORFLOW[python] == f"tensorflow=={tensorflow}.*"
+    assert f'python_requires=">={python}"' in setup.read_text()
+    for file, text in {
+        "deploy/Dockerfile": f"tensorflow[and-cuda]>={tensorflow}",
+        "deploy/cloudbuild.yaml": f"tensorflow[and-cuda]>={tensorflow}",
+        "trainer/invariance/compat.py": f'TRIED = "TensorFlow {tensorflow} with Keras {oldest["keras"]}, or ',
+        "Makefile": f"tests/versions.py {python}",
+        "CONTRIBUTING.md": f"{python} with TensorFlow {tensorflow} (",
+    }.items():
+        assert text in (ROOT / file).read_text(encoding="utf-8"), file
+
+
+@pytest.mark.usefixtures("dist")
+def test_the_dry_run_says_what_goes_along(mine: Path, capsys: Capture) -> None:
+    (mine / "try.ipynb").write_text("{}")
+    assert main(["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]) == 0
+    line = "ships my_models: 3 files, 0.0 MB; left out: my_models/try.ipynb\n"
+    assert f"# {line}" in capsys.readouterr().out
+    flags = ["--model=mlp", *WHERE, "--project=p", f"--package={mine}"]
+    assert main(["compare", "cpu", "l4x1", "--on=vertex", "--data=digits", *flags, "--dry_run"]) == 0
+    assert capsys.readouterr().out.count(line) == 1
+    assert main(["render", "cpu", *flags]) == 0
+    assert line in capsys.readouterr().err
+
+
+def test_the_largest_size_is_a_flag_that_the_printed_command_repeats(
+    mine: Path, capsys: Capture, refused: Command
+) -> None:
+    with open(mine / "weights.bin", "wb") as file:
+        file.truncate(101 * 10**6)
+    flags = ["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]
+    assert "at most 100 MB" in refused(*flags)
+    assert user_sources(mine.resolve(), 200).size > 100 * 10**6
+    (mine / "weights.bin").write_bytes(b"few, or the archive takes ten seconds")
+    assert main([*flags, "--max_package_mb=200"]) == 0
+    assert f"--package={mine} --max_package_mb=200\n" in capsys.readouterr().out
+
+
+def test_the_name_of_a_package_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    assert Package("p", "1", {"a": tmp_path / "a"}).digest == Package("p", "1", {"a": b"x"}).digest

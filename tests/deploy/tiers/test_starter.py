@@ -1,0 +1,167 @@
+"""Tests the start command of a plain Python image, as the spec holds it, in a clean environment without our source."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.__main__ import main
+from deploy.tiers.images import PLAIN_IMAGE
+from deploy.tiers.plain_image import TENSORFLOW, requirements
+from tests.deploy.conftest import JOB, WHERE, Capture, run
+from tests.deploy.emulator import Emulator, Fault
+
+ADDRESS = "my-bucket/packages/hello/hello-1-py3-none-any.whl"
+FILES = {
+    "hello.py": "import sys\nprint('hello', *sys.argv[1:])\n",
+    "hello-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: hello\nVersion: 1\n",
+    "hello-1.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "hello-1.dist-info/RECORD": "",
+}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the Python of a new environment, which has pip alone."""
+    folder = tmp_path_factory.mktemp("clean")
+    assert run([sys.executable, "-m", "venv", str(folder)]).returncode == 0
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def wheel(cloud: Emulator, tmp_path: Path) -> str:
+    """Stores a small wheel in the bucket and returns its SHA-256."""
+    with zipfile.ZipFile(tmp_path / "hello.whl", "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(name, text)
+    content = (tmp_path / "hello.whl").read_bytes()
+    cloud.objects[ADDRESS] = content
+    return hashlib.sha256(content).hexdigest()
+
+
+def command(capsys: Capture, *flags: str) -> tuple[list[str], list[str], dict[str, str]]:
+    """Returns command, arguments and variables of the first worker, from the printed spec."""
+    assert main(["render", "cpu", *WHERE, *JOB, *flags]) == 0
+    task = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]
+    assert task["imageUri"] == "python:3.12-slim"
+    return task["command"], task["args"], {each["name"]: each["value"] for each in task["env"]}
+
+
+@pytest.fixture
+def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that runs the start command with a plan, and returns it with its log."""
+    monkeypatch.setattr("deploy.cli.job_flags.packages_with", lambda *_: [])
+    (_, *code), arguments, _ = command(capsys)
+
+    def started(
+        digest: str, gpus: int = 0, **more: str
+    ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]:
+        packages = [[f"gs://{ADDRESS}", digest]]
+        plan = {"gpus": gpus, "requirements": ["--no-index"], "packages": packages, "module": "hello"}
+        metadata = cloud.url.removeprefix("http://")
+        variables = {"TRAINER_START": json.dumps(plan), "GCE_METADATA_HOST": metadata, **more}
+        given = {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
+        done = run([str(clean), *code, *arguments], env={**given, **variables}, cwd=tmp_path)
+        return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    return started
+
+
+def test_a_wheel_of_the_bucket_is_installed_and_run(start: Any, wheel: str, cloud: Emulator) -> None:
+    """The job's account reads it, with a token of the metadata server."""
+    cloud.accounts = {}
+    cloud.faults = [Fault("GET /storage", 503)]
+    done, log = start(wheel)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"hello {' '.join([*JOB, '--expect_devices=0'])}"
+    assert [entry["message"].split()[0] for entry in log] == ["installs", "installed"]
+
+
+@pytest.mark.parametrize(
+    ("digest", "gpus", "status", "line"),
+    [
+        ("0" * 64, 0, 0, f"error: gs://{ADDRESS}: its SHA-256 is {{wheel}}, not 000"),
+        ("", 0, 403, f"error: gs://{ADDRESS}: status 403: the job's account must be able to read it (roles/storage."),
+        ("", 1, 0, "error: libcuda.so.1, NVIDIA's driver, is neither in LD_LIBRARY_PATH (/usr/local/nvidia/lib64) nor"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
+    digest: str, gpus: int, status: int, line: str, start: Any, wheel: str, cloud: Emulator
+) -> None:
+    cloud.faults = [Fault("GET /storage", status)] if status else []
+    done, log = start(digest or wheel, gpus, LD_LIBRARY_PATH="/usr/local/nvidia/lib64")
+    (entry,) = log
+    assert (done.returncode, entry["severity"]) == (2, "ERROR")
+    assert entry["message"].startswith(line.format(wheel=wheel))
+    assert not [request for request in cloud.requests if gpus]
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_dry_run_says_what_is_installed_and_what_that_costs(cloud: Emulator, capsys: Capture) -> None:
+    network = "--network=projects/1/global/networks/n"
+    assert main(["submit", "l4x4", *WHERE, *JOB, "--project=p", network, "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    said = "# runs in python:3.12-slim: each worker installs tensorflow[and-cuda]==2.21.* at each start: "
+    assert said in shown
+    assert " GB from pypi.org, some 4 minutes, about 0.31 USD (not measured on Vertex AI): with --network= " in shown
+    assert "warning" not in shown
+    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    variables = {each["name"]: each["value"] for each in spec["workerPoolSpecs"][0]["containerSpec"]["env"]}
+    assert variables["LD_LIBRARY_PATH"].split(":")[0] == "/usr/local/nvidia/lib64"
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    ((address, digest),) = json.loads(variables["TRAINER_START"])["packages"]
+    assert f"-{digest[:12]}/vertex_trainer-" in address
+    assert "python -m deploy package --bucket=gs://my-bucket --project=p\n" in shown
+    assert cloud.requests == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("TRAINER_TEST_INSTALL"), reason="downloads 0.6 GB: set TRAINER_TEST_INSTALL=1")
+def test_the_cpu_set_is_installed_and_trains(
+    clean: Path, dist: Path, cloud: Emulator, tmp_path: Path, capsys: Capture
+) -> None:
+    """Runs what a job of `cpu` runs: pip downloads TensorFlow."""
+    (_, *code), arguments, variables = command(capsys)
+    ((address, digest),) = json.loads(variables["TRAINER_START"])["packages"]
+    (built,) = dist.glob("vertex_trainer-*/*.whl")
+    cloud.objects[address.removeprefix("gs://")] = built.read_bytes()
+    assert hashlib.sha256(built.read_bytes()).hexdigest() == digest
+    given = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
+    given |= {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}
+    given |= {"HOME": str(tmp_path), "GCE_METADATA_HOST": cloud.url.removeprefix("http://")}
+    done = run([str(clean), *code, *arguments, "--job_dir=out"], env={**given, **variables}, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["state"] == "done"
+    assert requirements(0)[0].split("==")[1].rstrip("*") in (tmp_path / "out" / "run.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.environ.get("TRAINER_TEST_INSTALL"),
+    reason="downloads 3.5 GB from an index without separate metadata (PEP 658): set TRAINER_TEST_INSTALL=1",
+)
+def test_pip_finds_a_cuda_set_for_the_image(clean: Path, tmp_path: Path) -> None:
+    """Resolves what a job with GPUs installs, for the Python of the image, and installs nothing."""
+    python = re.search(r"\d+\.\d+", PLAIN_IMAGE)
+    assert python
+    if run([str(clean), "-m", "pip", "index", "versions", "nvidia-cudnn-cu12"]).returncode:
+        pytest.skip("the package index of this machine has no packages of NVIDIA's, or there is none")
+    systems = [f"--platform=manylinux_2_{version}_x86_64" for version in (28, 27, 17)]
+    where = [f"--python-version={python[0]}", "--only-binary=:all:", *systems, f"--target={tmp_path / 'none'}"]
+    report = tmp_path / "report.json"
+    dry = ["--quiet", "--dry-run", "--ignore-installed", f"--report={report}"]
+    done = run([str(clean), "-m", "pip", "install", *dry, *where, *requirements(1)])
+    assert done.returncode == 0, done.stderr
+    found = [each["metadata"] for each in json.loads(report.read_text())["install"]]
+    versions = {each["name"]: each["version"] for each in found}
+    assert versions["tensorflow"].startswith(TENSORFLOW.rstrip("*"))
+    assert versions.keys() >= {f"nvidia-{name}-cu12" for name in ("cublas", "cuda-runtime", "cudnn", "cufft", "nccl")}
+    assert tuple(map(int, versions["keras"].split(".")[:2])) >= (3, 12)

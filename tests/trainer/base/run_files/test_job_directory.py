@@ -1,0 +1,167 @@
+"""Tests where a run writes its files, and that no file is ever half written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.base.errors import UserError
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.records import write_json
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import whole_folder, write_whole
+
+
+def test_every_folder_is_in_job_dir(tmp_path: Path) -> None:
+    job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
+    assert job_dir.root == tmp_path / "a" / "b"
+    assert not job_dir.samples.exists()  # the first grid creates it
+    for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model):
+        assert folder.parent == job_dir.root
+
+
+def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> None:
+    environment = {
+        "AIP_MODEL_DIR": f"{tmp_path}/base/model/",
+        "AIP_CHECKPOINT_DIR": f"{tmp_path}/base/checkpoints/",
+        "AIP_TENSORBOARD_LOG_DIR": f"{tmp_path}/board/logs/",
+    }
+    job_dir = open_job_dir(TrainConfig(), environment)
+    assert (job_dir.root, job_dir.model) == (tmp_path / "base", tmp_path / "base" / "model")
+    assert (job_dir.checkpoints, job_dir.logs) == (tmp_path / "base" / "checkpoints", tmp_path / "board" / "logs")
+
+
+@pytest.mark.parametrize(("config", "environment", "line"), [
+    (TrainConfig(), {}, "job_dir is missing"),
+    (TrainConfig(job_dir="gs:/bucket/run"), {}, "did you mean gs://bucket/run?"),
+    (TrainConfig(), {"AIP_MODEL_DIR": "s3://bucket/model/"}, "must be a local path, gs://BUCKET/… or"),
+    (TrainConfig(job_dir="/proc/nothing/here"), {}, "cannot write there"),
+    (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
+])  # fmt: skip
+def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_job_dir(config, environment)
+    assert line in str(caught.value)
+
+
+OPENED = """
+import sys
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.run_files.job_directory import open_job_dir
+open_job_dir(TrainConfig(job_dir=sys.argv[1]))
+print("open", flush=True)
+input()
+"""
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPENED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        try:
+            assert other.stdout.readline() == "open\n"
+            with pytest.raises(UserError, match="another run is writing to it: wait, or use another --job_dir"):
+                open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+            open_job_dir(TrainConfig(job_dir=str(tmp_path / "another")))
+        finally:
+            other.kill()  # which releases its lock
+    open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+    open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2", "\x00"])
+def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json cannot be read .*: remove it, or use another --job_dir"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
+
+
+def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})
+    open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})  # no checkpoint exists yet
+    (tmp_path / "checkpoints" / "ckpt-5.index").write_text("")
+    with pytest.raises(UserError, match="seed: 3 before, 4 now"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path), seed=4), {})
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "samples"])
+def test_folders_that_are_not_from_a_run_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "my_code.py").write_text("")
+    with pytest.raises(UserError, match="exists and is not from a run"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
+    assert (tmp_path / name / "my_code.py").exists()
+
+
+@pytest.mark.parametrize("name", ["samples", "checkpoints", "logs"])
+def test_a_file_where_a_folder_belongs_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match="cannot write there"):
+        open_job_dir(TrainConfig(job_dir=str(tmp_path)), {})
+
+
+def test_a_wrong_path_is_not_reported_as_a_disk_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "x", tmp_path / "none" / "x", tmp_path / "folder", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"cannot be written: .*: use an existing path that you can write to"):
+            write_whole(path, "new")
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "result.json"
+    write_whole(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"result\.json cannot be written: No space left on device: free or repair"):
+        write_whole(file, "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sync = tmp_path / "x.json", os.fsync
+
+    def other_process_writes(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            write_whole(file, "of the other process")
+        assert file.read_text() == "of the other process"
+
+    monkeypatch.setattr(os, "fsync", other_process_writes)
+    write_whole(file, "ours")
+    assert file.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_parts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    own, file = os.uname().nodename, tmp_path / "x.json"
+    parts = [f".x.json.{host}-{process}.part" for host, process in ((own, ended.pid), (own, 1), ("elsewhere", 1))]
+    for part in parts:
+        (tmp_path / part).write_text("half")
+    write_whole(file, "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", *parts[1:]}
+
+
+def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with whole_folder(folder) as beside:
+        (beside / "one").write_text("1")
+    with pytest.raises(UserError, match="cannot be written: No such file"), whole_folder(folder) as beside:
+        (beside / "two" / "three").write_text("2")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
+
+
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": float("-inf")}})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": None}}

@@ -1,0 +1,396 @@
+"""Tests that keyword-only parameters of a user's functions are settings like ours, read without importing them."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from deploy.__main__ import main as deploy
+from deploy.cli.arguments import parse, parser
+from tests.fixtures import Capture, Patch
+from tests.support import refused, run_job
+from trainer.base.errors import UserError
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.settings.own_settings import refuse_missing_modules
+from trainer.base.settings.resolution import own_settings, resolve, to_yaml
+from trainer.base.settings.signatures import read_signature
+from trainer.base.settings.train_config import TrainConfig
+from trainer.task import main as task
+
+NETS = """
+import keras
+from typing import Annotated, Literal, Optional
+from .widths import WIDE
+import tests.own_data
+
+Depth = Literal[2, 4]
+
+def build(config, dataset, old=1, *, my_lambda: float = 0.3, depth: Depth = 2,
+          units: Annotated[int, "units of the hidden layer"] = WIDE, act: "str | None" = None,
+          l2: Optional[float] = 1e-4, bias=True, _cache=None):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, act), keras.layers.Dense(1, use_bias=bias)])
+    model.compile(keras.optimizers.SGD(config.learning_rate), loss=lambda y, p: my_lambda * (y - p[:, 0]) ** 2)
+    return model
+"""
+DATA = """
+import numpy as np
+
+def load(config, *, my_lambda: float = 0.3, rows: int):
+    x = np.random.default_rng(0).normal(size=(rows, 4))
+    return x, x.sum(axis=1) * my_lambda
+"""
+OWN = ["--model=mine.nets:build", "--data=mine.data:load"]
+RUN = [*OWN, "--rows=24", "--global_batch_size=8", "--steps=2", "--tensorboard=false", "--checkpoint_every_steps=1"]
+FORBIDDEN = "raise AssertionError('a package of the user must not be imported here')"
+
+
+def write(folder: Path, **modules: str) -> Path:
+    """Writes the package `mine`, whose __init__ must not run unless it is given, and returns its folder."""
+    package = folder / "mine"
+    package.mkdir(parents=True, exist_ok=True)
+    for name, source in {"__init__": FORBIDDEN, **modules}.items():
+        (package / f"{name}.py").write_text(source, encoding="utf-8")
+    return package
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+    """The package `mine` in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield write(tmp_path, nets=NETS, data=DATA, widths="WIDE = 32")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def test_they_are_flags_and_fields_like_ours(mine: Path) -> None:
+    config = resolve([*OWN, "--rows=1e2", "--my-lambda", "0.5", "--no_bias", "--depth=4", "--l2=none"]).config
+    found = {name: getattr(config, name) for name in ("my_lambda", "depth", "units", "act", "l2", "bias", "rows")}
+    assert found == {"my_lambda": 0.5, "depth": 4, "units": 32, "act": None, "l2": None, "bias": False, "rows": 100}
+    assert {*dataclasses.asdict(config)} - {field.name for field in dataclasses.fields(TrainConfig)} == {*found}
+    assert config == resolve([*OWN, "--rows=100", "--my_lambda=.5", "--bias=no", "--depth=4", "--l2=None"]).config
+    assert resolve(["--model=mlp", "--data=mine.data:load", "--rows=9"]).config.model == "mlp"
+
+
+def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
+    config = resolve([*OWN, "--rows=9", "--l2=none", "--act=relu"]).config
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(to_yaml(config))
+    again = resolve([f"--recipe={recipe}", "--depth=4"]).config
+    changed: dict[str, Any] = {"recipe": "", "depth": 2}
+    assert dataclasses.replace(again, **changed) == config
+    recipe.write_text("model: mine.nets:build\ndepht: 4\n")
+    with refused(f"recipe={recipe}: unknown setting 'depht'; did you mean 'depth'?"):
+        resolve([f"--recipe={recipe}"])
+
+
+def test_help_has_them_in_groups_of_their_own(mine: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        resolve([*OWN, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "settings of model=mine.nets:build and data=mine.data:load: --my_lambda NUMBER a number (default: 0.3)" in (
+        shown
+    )
+    assert "settings of model=mine.nets:build: --depth INT a whole number; one of 2, 4 (default: 2)" in shown
+    assert "--units INT units of the hidden layer (default: 32)" in shown
+    assert "--rows INT a whole number (required)" in shown
+    assert "_cache" not in shown
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--rows=9", "--my_lamda=1"], "unknown flag --my_lamda; did you mean 'my_lambda'? --help lists them all"),
+    (["--rows=9", "--depth=3"], "flags: depth=3 must be one of 2, 4."),
+    (["--rows=9", "--depth=x"], "flags: depth='x' must be a whole number"),
+    (["--rows=9", "--bias=perhaps"], "bias='perhaps' must be true or false"),
+    (["--rows=none"], "rows='none' must be a whole number"),
+    ([], "rows is missing, one of the settings of data=mine.data:load: use --rows=VALUE"),
+    (["--rows=9", "--old=2"], "(model=mine.nets:build takes old, but only keyword-only parameters are settings: write"),
+    (["--model=elsewhere.nets:build", "--rows=9", "--my_lambda=1", "--width2=1"],
+     "unknown flag --width2; did you mean 'width'? --help lists them all (settings of your own functions are not "
+     "known: model=elsewhere.nets:build: elsewhere.nets is not found here)"),
+])  # fmt: skip
+def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> None:
+    with refused(line):
+        resolve([*OWN, *flags])
+
+
+@pytest.mark.parametrize(("source", "line"), [
+    ("def build(c, d, *, learning_rate=0.1): pass", "has the name of a setting of the trainer: read config.learni"),
+    ("def build(c, d, *, inputs=1): pass", "its setting inputs has the name of a setting of the trainer"),
+    ("def build(c, d, *, no_tf32=True): pass", "read config.tf32, or rename the parameter"),
+    ("def build(c, d, *, verbose=1): pass", "its setting verbose has the name of a flag: rename the parameter"),
+    ("def build(c, d, *, a: float = 1 / 3): pass", "mine/nets.py:1: its setting a has a default that is not a literal"),
+    ("import os\ndef build(c, d, *, a: str = os.getcwd()): pass", "nets.py:2: its setting a has a default that is not"),
+    ("A = len('x')\ndef build(c, d, *, a: int = A): pass", "its setting a has a default that is not a literal"),
+    ("def build(c, d, *, a: list[int] = 1): pass", "its setting a is of type list[int]: use bool, int, float, str, a"),
+    ("def build(c, d, *, a: int | str = 1): pass", "its setting a is of type int | str: use bool"),
+    ("from typing import Literal\ndef build(c, d, *, a: Literal[1, 'x'] = 1): pass", "is of type Literal[1, 'x']: use"),
+    ("import mod\ndef build(c, d, *, a: mod.Kind = 1): pass", "its setting a is of type mod.Kind: use bool"),
+    ("def build(c, d, *, a=None): pass", "its setting a has no type: use bool"),
+    ("def build(c, d, *, a): pass", "its setting a has no type: use bool"),
+    ("def build(c, d, *, a: int = None): pass", "its setting a is int = None: the default must be of its type"),
+    ("def build(c, d, *, a: int = 0.5): pass", "its setting a is int = 0.5: the default must be of its type"),
+    ("def build(c, d, *, a: bool = 1): pass", "its setting a is bool = 1: the default must be of its type"),
+    ("def build(c, d, *, a: float = 1e999): pass", "its default does not fit: a=inf must be a number"),
+    ("def build(c, d, *, a: 'int[' = 1): pass", "its setting a is of type 'int[': use bool"),
+    ("def build(c, d, *, my_lambda: int = 3): pass",
+     "model=mine.nets:build and data=mine.data:load both have a setting my_lambda, as int = 3 and as float = 0.3: "),
+    ("def biuld(c, d): pass", "model=mine.nets:build: mine.nets has no function build; did you mean 'biuld'?"),
+    ("from .data import build", "model=mine.nets:build: mine.data has no function build."),
+    ("def build(c, d, *, a=1:\n  pass", "model=mine.nets:build: cannot import mine.nets (mine/nets.py:1: "),
+    ("from .other import build", "model=mine.nets:build: cannot import mine.other (mine/other.py:1: invalid"),
+])  # fmt: skip
+def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(mine: Path, source: str, line: str) -> None:
+    write(mine.parent, nets=source, other="def def")
+    with refused(line):
+        resolve([*OWN, "--rows=9"])
+
+
+@pytest.mark.parametrize(("source", "expected"), [
+    ("def build(c, d, *, a=1): pass\ndef build(c, d, *, a=2): pass", "int = 2"),
+    ("if True:\n  def build(c, d, *, a=3): pass", "int = 3"),
+    ("try:\n  from there.fast import build\nexcept ImportError:\n  from .other import build", "str = 'x'"),
+    ("from .other import make as build", "float = 0.5"),
+    ("from mine.other import *", "str = 'x'"),
+    ("from .deeper import build", "int = -4"),
+    ("from .other import make\nbuild = make", "float = 0.5"),
+    ("import functools\ndef plain(f): return f\n@plain\ndef build(c, d, *, a=4): pass", "int = 4"),
+    ("build = lambda c, d, *, a=5: None", "int = 5"),
+    ("class build:\n  def __init__(self, c, d, *, a=6): pass", "int = 6"),
+    ("from .other import HALF\ndef build(c, d, *, a: float = HALF): pass", "float = 0.5"),
+    ("from .other import HALF, Kind\nH = HALF\ndef build(c, d, *, a: Kind = 'y'): pass", "Literal['x', 'y'] = 'y'"),
+    ("import typing as t\ndef build(c, d, *, a: t.Optional[t.Literal[1, 2]] = 1): pass", "Literal[1, 2] | None = 1"),
+    ("from typing import *\ndef build(c, d, *, a: Union[float, None] = 1): pass", "float | None = 1.0"),
+    ("def build(c, d, *, a: 'None | str'): pass", "str | None"),
+    ("# -*- coding: latin-1 -*-\ndef build(c, d, *, a='é'): pass", "str = 'Ã©'"),
+])  # fmt: skip
+def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: str) -> None:
+    other = "from typing import Literal\nHALF = 0.5\nKind = Literal['x', 'y']\ndef build(c, d, *, a='x'): pass\n"
+    other += "def make(c, d, *, a: float = HALF): pass"
+    deeper = {"deeper": "from .deepest import *", "deepest": "def build(c, d, *, a: int = -4): pass"}
+    write(mine.parent, nets=source, other=other, **deeper)
+    (parameter,) = read_signature("mine.nets:build", "model").parameters
+    assert (parameter.name, str(parameter)) == ("a", expected)
+
+
+@pytest.mark.parametrize("source", [
+    "from functools import partial\ndef f(c, d, *, a): pass\nbuild = partial(f, a=3)", "from .nets import build",
+    "import keras as build", "globals()['bu' + 'ild'] = print",
+    "from typing import Any as build", "class build(dict): pass", "from .... import build",
+    "def build(c, d, **kwargs): pass", "build = x" + "+x" * 20_000, "build = build",
+])  # fmt: skip
+def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str) -> None:
+    write(mine.parent, nets=source)
+    assert own_settings([OWN[0]]).settings is TrainConfig
+    with refused("unknown flag --a"):
+        resolve([OWN[0], "--a=3"])
+
+
+@pytest.mark.parametrize(("model", "line"), [
+    ("mine.nest:build", "cannot import mine.nest (No module named 'mine.nest'); did you mean 'mine.nets'?"),
+    ("mime.nets:build", "cannot import mime (No module named 'mime'); did you mean 'mine'?"),
+    ("mine.nets.deep:build", "cannot import mine.nets.deep (No module named 'mine.nets.deep')."),
+    ("mine/nets.py:build", "a module has no .py: use --model=mine.nets:build"),
+])  # fmt: skip
+def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path, model: str, line: str) -> None:
+    with refused(line):
+        refuse_missing_modules(TrainConfig(model=model))
+    write(mine.parent, __init__="__path__ = ['elsewhere']")  # where nobody looks without importing it
+    refuse_missing_modules(TrainConfig(model="mine.nest:build", data="mine.data:load", callbacks="mine.nets:make"))
+
+
+def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from deploy.__main__ import main\n"
+        "from trainer.task import main as task\n"
+        "own = sys.argv[1:]\n"
+        "assert task([*own, '--print_config']) == 0\n"
+        "assert task([*own, '--model=mine.nest:build']) == 2\n"
+        "assert main(['submit', 'l4x1', *own, '--dry_run', '--region=us-central1', '--bucket=gs://b-1', "
+        "'--project=p-12345', '--package=mine', '--data=mine.data:load']) == 0\n"
+        "assert not {'tensorflow', 'keras', 'mine'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *OWN, "--rows=9", "--my_lambda=0.7"], capture_output=True, text=True
+    )
+    line = "cannot import mine.nest (No module named 'mine.nest'); did you mean 'mine.nets'?"
+    assert (done.returncode, done.stderr) == (0, f"error: model=mine.nest:build: {line}\n")
+    assert "my_lambda: 0.7" in done.stdout
+    assert "--my_lambda=0.7" in done.stdout.partition("l4x1")[2]
+
+
+@pytest.mark.usefixtures("dist")
+def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """The package lies elsewhere; a module of its name in the current folder has other settings."""
+    package = write(tmp_path / "code", nets=NETS, data=DATA, widths="WIDE = 8")
+    write(tmp_path / "here", nets="def build(c, d, *, other: int = 1): pass")
+    monkeypatch.chdir(tmp_path / "here")
+    flags = ["l4x1", *OWN, "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo", f"--package={package}"]
+    assert deploy(["render", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
+    arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
+    for wrong, line in {
+        "--depht=4": "unknown flag --depht; did you mean 'depth'? --help lists those of this verb",
+        "--depth=5": "flags: depth=5 must be one of 2, 4.",
+        "--other=1": "unknown flag --other",
+    }.items():
+        assert deploy(["render", *flags, "--rows=9", wrong]) == 2
+        assert line in capsys.readouterr().err
+    assert deploy(["render", *flags]) == 2
+    assert "rows is missing, one of the settings of data=mine.data:load" in capsys.readouterr().err
+    write(package.parent, data="def load(config, *, bucket: str = 'b'): pass")
+    assert deploy(["render", *flags, "--rows=9"]) == 2
+    assert (
+        "--bucket is a flag of `python -m deploy render` and a setting of your own: rename" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsys: Capture) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: mine.nets:build\ndata: mine.data:load\nrows: 9\nl2: null\n")
+    flags = [f"--recipe={recipe}", "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo"]
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--my_lambda=1"]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)
+    assert {"--rows=9", "--l2=none", "--my_lambda=1.0"} <= {*spec["workerPoolSpecs"][0]["containerSpec"]["args"]}
+    spec["workerPoolSpecs"][0] |= {
+        "containerSpec": None, "pythonPackageSpec": {"pythonModule": "trainer.task", "args": [*OWN, "--rows=5"]}
+    }  # fmt: skip
+    del spec["workerPoolSpecs"][0]["containerSpec"]
+    (tmp_path / "tier.yaml").write_text(yaml.safe_dump(spec))
+    assert deploy(["render", str(tmp_path / "tier.yaml"), *flags[1:], f"--package={mine}"]) == 0
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=relu"]) == 0
+    assert "act=" not in capsys.readouterr().err
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=mine.yaml"]) == 0
+    assert "warning: act=mine.yaml: this path exists here, but the job's machines cannot" in capsys.readouterr().err
+    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=gs://my-bucket/mine.csv"]) == 0
+    assert "but open() and NumPy need --act=/gcs/my-bucket/mine.csv" in capsys.readouterr().err
+    overrides = parse(parser("compare", "", ""), ["--rows=7", *OWN])[1]
+    assert overrides.resolve().rows == 7  # type: ignore[attr-defined]
+
+
+def test_a_run_uses_records_and_guards_them(mine: Path, tmp_path: Path) -> None:
+    write(tmp_path, __init__="")
+    flags = [*RUN, f"--job_dir={tmp_path / 'run'}", "--my_lambda=0.5", "--units=3"]
+    job_dir = run_job(resolve(flags).config)
+    stored = json.loads((job_dir / "run.json").read_text())
+    assert {name: stored["config"][name] for name in ("my_lambda", "units", "rows")} == {
+        "my_lambda": 0.5, "units": 3, "rows": 24,
+    }  # fmt: skip
+    assert stored["data"]["examples"] == 24
+    with refused("contains another run (my_lambda: 0.5 before, 0.6 now): use another --job_dir"):
+        open_job_dir(resolve([*flags, "--my_lambda=0.6"]).config)
+    run_job(resolve([*flags, "--steps=3"]).config)
+
+
+def test_settings_of_callbacks_alone_may_change(mine: Path, tmp_path: Path) -> None:
+    stop = "import keras\ndef stop(*, after: int = 5, my_lambda: float = 0.3):\n"
+    stop += "    class Stop(keras.callbacks.Callback):\n        def on_train_batch_end(self, batch, logs=None):\n"
+    stop += "            self.model.stop_training = batch >= after\n    return [Stop()]\n"
+    write(tmp_path, __init__="", stops=stop)
+    flags = [*RUN, f"--job_dir={tmp_path / 'run'}", "--callbacks=mine.stops:stop", "--steps_per_loop=1"]
+    stats = run_job(resolve([*flags, "--steps=1"]).config) / "stats.jsonl"
+    assert [json.loads(line)["step"] for line in stats.read_text().splitlines()][-1] == 1
+    run_job(resolve([*flags, "--steps=9", "--after=2"]).config)
+    assert [json.loads(line)["step"] for line in stats.read_text().splitlines()][-1] == 2
+    with refused("contains another run (my_lambda: 0.3 before, 0.4 now)"):
+        open_job_dir(resolve([*flags, "--my_lambda=0.4"]).config)
+
+
+@pytest.mark.parametrize(("source", "line"), [
+    ("import functools\ndef wraps(f):\n  @functools.wraps(f)\n  def g(*a, **k): return f(*a, **k)\n  return g\n"
+     "@wraps\ndef load(config, *, a: float = 0.5): return X * a", ""),
+    ("def hides(f): return lambda *a, **k: f(*a, **k)\n@hides\ndef load(config, *, a=0.5): return X * a", ""),
+    ("def drops(f): return lambda config: f(config)\n@drops\ndef load(config, *, a=0.5): return X * a",
+     "data=mine.data:load: once imported it takes (config), but its source shows other keyword-only parameters (a)"),
+    ("def adds(f): return lambda config, *, a=0.5, b=3: f(config)\n@adds\ndef load(config, *, a=0.5): return X * a",
+     "other keyword-only parameters (b): define it once, by a `def` without a decorator that changes them"),
+    ("A = 0.5\ndef load(config, *, a=A): return X * a\nload.__kwdefaults__ = {'a': 0.7}", "parameters (a): define it"),
+    ("if X is None:\n  def load(config): pass\nelse:\n  def load(config, *, a=0.5): return X * a\n", ""),
+    ("if X is not None:\n  def load(config, *, a=0.5): return X * a\nelse:\n  def load(config): pass\n", "(a)"),
+    ("from functools import partial\ndef f(config, *, b): return X * b\nload = partial(f, b=0.5)", ""),
+])  # fmt: skip
+def test_the_imported_function_must_agree_with_its_source(mine: Path, source: str, line: str) -> None:
+    from trainer.user_code.dotted_names import load_function
+
+    write(mine.parent, __init__="", data=f"import numpy\nX = numpy.ones((9, 4))\n{source}\n")
+    config = resolve([OWN[1], "--global_batch_size=1"]).config
+    if line:
+        with refused(line):
+            load_function(config.data, "data", ("config",), config)
+        return
+    found = load_function(config.data, "data", ("config",), config)(config)
+    np.testing.assert_array_equal(found, np.full((9, 4), 0.5))
+
+
+def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
+    from trainer.user_code.dotted_names import load_function
+
+    write(mine.parent, __init__="")
+    config = TrainConfig(model="mine.nets:build", data="mine.data:load")
+    assert load_function(config.model, "model", ("config", "dataset"), config)(config, None).layers[0].units == 32
+    with refused("data=mine.data:load: it is called with (config, my_lambda=), but takes"):
+        load_function(config.data, "data", ("config",), config)
+
+
+def test_a_thread_that_parses_does_not_disturb_the_reading(mine: Path) -> None:
+    """Each collection of garbage lets another thread parse, and leaves garbage for the next one."""
+    asked: SimpleQueue[str] = SimpleQueue()
+    parsed: SimpleQueue[ast.Module] = SimpleQueue()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            asked.put("a = 1")
+            with suppress(Empty):  # the collection may hold a lock that the thread needs
+                parsed.get(timeout=0.1)
+            if more:
+                more.pop()
+                Garbage()
+
+    def parse_all() -> None:
+        for source in iter(asked.get, ""):
+            parsed.put(ast.parse(source))
+
+    more = [True] * 200
+    other = threading.Thread(target=parse_all)
+    other.start()
+    write(mine.parent, nets=NETS + "values = [1]\n" * 2000)
+    Garbage()
+    try:
+        assert read_signature("mine.nets:build", "model").parameters
+    finally:
+        more.clear()
+        asked.put("")
+        other.join()
+
+
+def test_print_config_of_a_wrong_setting_ends_with_two(mine: Path, capsys: Capture) -> None:
+    assert task([*OWN, "--rows=9", "--depth=1", "--print_config"]) == 2
+    assert "error: flags: depth=1 must be one of 2, 4." in capsys.readouterr().err
+    with pytest.raises(UserError):
+        resolve([*OWN, "--rows"])
+
+
+def test_comparing_on_this_machine_passes_them_on(mine: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = f"--out={tmp_path / 'out'}"
+    assert deploy(["compare", "cpu", *RUN, "--my_lambda=0.5", "--dry_run", out, "--on=local"]) == 2
+    assert "--dry_run is for jobs of Vertex AI" in capsys.readouterr().err
+    assert deploy(["compare", "cpu", *RUN, "--my_lambd=0.5", out]) == 2
+    assert "unknown flag --my_lambd; did you mean 'my_lambda'?" in capsys.readouterr().err

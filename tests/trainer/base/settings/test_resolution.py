@@ -1,0 +1,189 @@
+"""Recipe and flags -> TrainConfig: who wins, and one teaching line for every mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.base.errors import UserError
+from trainer.base.settings import metric_names as measures
+from trainer.base.settings.fields import nearest
+from trainer.base.settings.resolution import recipe_names, resolve, to_yaml
+from trainer.base.settings.rules import FROM_SCRATCH
+from trainer.base.settings.train_config import MODELS, TrainConfig
+
+
+def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
+    config = resolve(["--recipe=wgan_gp_digits", "--global-batch-size=32", "--jit_compile"]).config
+    assert (config.global_batch_size, config.steps, config.seed) == (32, 4000, 0)
+    assert config.jit_compile == "true"
+
+
+@pytest.mark.parametrize(
+    "flags", [["--job_dir=a-b"], ["--job-dir=a-b"], ["--job-dir", "a-b"], ["--job_dir", "a-b"]], ids=" ".join
+)
+def test_flags_take_underscores_dashes_equals_and_spaces(flags: list[str]) -> None:
+    assert resolve(flags).config.job_dir == "a-b"
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    ([], {"epochs": 1}),
+    (["--recipe=wgan_gp_digits", "--epochs=2"], {"epochs": 2, "steps": None}),  # replaces the recipe's length
+    (["--steps=1e3", "--learning_rate=1e-3", "--tensorboard=no"],
+     {"steps": 1000, "learning_rate": 1e-3, "tensorboard": False}),
+])  # fmt: skip
+def test_lengths_and_numbers_as_people_write_them(flags: list[str], expected: dict[str, object]) -> None:
+    config = vars(resolve(flags).config)
+    assert {name: config[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("flags", "value"), [
+    ([], "auto"), (["--jit_compile", "--steps=4"], "true"), (["--jit_compile", "auto"], "auto"),
+    (["--jit_compile=on"], "true"), (["--no-jit-compile"], "false"), (["--jit-compile", "false"], "false"),
+])  # fmt: skip
+def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: str) -> None:
+    assert resolve(flags).config.jit_compile == value
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
+    (["--recipe=there/is/none.yaml"], "no such recipe"),
+    (["--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
+    (["--global-batchsize=4"], "unknown flag --global_batchsize; did you mean 'global_batch_size'?"),
+    (["steps=4"], "'steps=4' is not a flag"),
+    (["--steps"], "expected one argument"),
+    (["--steps=many"], "flags: steps='many' must be a whole number"),
+    (["--steps=1.5"], "steps='1.5' must be a whole number"),
+    (["--steps=-5"], "flags: steps=-5 must be at least 1"),
+    (["--learning_rate=0"], "learning_rate=0.0 must be greater than 0"),
+    (["--learning_rate=nan"], "learning_rate='nan' must be a number"),
+    (["--jit_compile=maybe"], "jit_compile=maybe must be one of auto, true, false"),
+    (["--precision=float46"], "precision=float46 must be one of"),
+    (["--steps=4", "--epochs=2"], "steps=4 and epochs=2 both set the length"),
+    (["--image_size=30"], "image_size=30: wgan_gp needs a multiple of 8 from 16 to 256: take 24 or 32"),
+    (["--image_size=8"], "take 16"),
+    (["--image_size=512"], "take 256"),
+    (["--channels=2"], "images have 1 channel (grey) or 3 (colour)"),
+    (["--model=wgan"], "no such model; did you mean 'wgan_gp'?"),
+    (["--data=digit"], "no such data; did you mean 'digits'?"),
+    (["--recipe=wgan_gp_photos"], "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your"),
+    (["--model=mine:build"], "data is missing: model=mine:build is a function of your own: use --data=package.module"),
+    (["--recipe=efficientnet_photos", "--steps=5"], "or --data=digits to try the recipe without any"),
+    (["--replicas=3", "--global_batch_size=100"], "does not divide over 3 replicas: take 99 or 102"),
+    (["--replicas=8", "--global_batch_size=4"], "does not divide over 8 replicas: take 8"),
+    (["--micro_batches=0"], "micro_batches=0 must be at least 1 passes"),
+    (["--micro_batches=5"], "micro_batches=5 does not divide the 64 rows of a replica: take 4 or 8"),
+    (["--replicas=4", "--micro_batches=32"], "micro_batches=32 does not divide the 16 rows of a replica: take 16"),
+    (["--print_config=maybe"], "print_config='maybe' must be true or false"),
+    (["--replicas=2", "--expect_devices=4"], "devices that are paid for would not be used"),
+    (["--strategy=one_device", "--expect_devices=4"], "contradict each other"),
+    (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
+    (["--diff_augment=color,cutaut"], "diff_augment=color,cutaut: no such augmentation; did you mean 'cutout'?"),
+    (["--model=cnn", "--diff_augment=color"], "cnn has no critic, only dcgan, wgan_gp, r3gan have: drop it"),
+    (["--model=efficientnet"], "efficientnet takes colour images: use --channels=3"),
+    (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
+    (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),
+    (["--model=efficientnet", "--channels=3", "--weights=none", "--fine_tune_from=block6a"], FROM_SCRATCH),
+    (["--model=cnn", "--early_stopping=val_los"],
+     "early_stopping=val_los: cnn can stop by accuracy, loss, val_accuracy, val_loss; did you mean 'val_loss'?"),
+    (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
+    (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
+    (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
+    (["--cache_dir=gs://bucket/cache"], "cache_dir=gs://bucket/cache: only local paths are supported here"),
+    (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
+    (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
+    (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
+    (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers to train later, only efficientnet has"),
+    (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
+    (["--cluster_secret_file=x"], "--cluster_secret_file was removed: a private network or a firewall protects the"),
+    (["--stream"], "--stream was removed: read gs:// data through /gcs/BUCKET/… on Vertex AI, or give the job a l"),
+    (["--no-stream", "--data=gs://my-bucket/x"], "--no_stream was removed: read gs:// data through /gcs/BUCKET/…"),
+    (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(flags)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("stepz: 4", "unknown setting 'stepz'; did you mean 'steps'?"),
+    ("cluster_secret_file: x", "mine.yaml: the setting cluster_secret_file was removed: a private network or a"),
+    ("stream: true", "mine.yaml: the setting stream was removed: read gs:// data through /gcs/BUCKET/…"),
+    ("steps: 4\nepochs: 2", "both set the length"),
+    ("steps: 4\nsteps: 5", "steps is there twice"),
+    ("- steps", "'setting: value' lines are needed, this is list"),
+    ("steps: [", "not valid YAML"),
+    ("steps: true", "steps=True must be a whole number"),
+    ("model: 3", "model=3 must be text"),
+    ("steps: 2024-01-01", "steps=datetime.date(2024, 1, 1) must be a whole number"),
+    ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+])  # fmt: skip
+def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    with pytest.raises(UserError) as caught:
+        resolve([f"--recipe={recipe}"])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
+    own = ["--model=tests.models:classifier", "--data=digits"]
+    assert resolve([*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
+    assert resolve([*own, "--tuning_metric=f1"]).config
+    assert resolve(["--tuning_metric=wasserstein_distance"]).config
+    assert resolve(["--best_metric=kid", "--fid_every_steps=5", "--early_stopping=critic_loss"]).config
+    assert measures.STEP_METRICS.keys() == MODELS.keys()
+
+
+def test_what_print_config_shows_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
+    config = resolve(["--recipe=wgan_gp_digits", "--seed=3"]).config
+    recipe = tmp_path / "again.yaml"
+    recipe.write_text(to_yaml(config))
+    again = resolve([f"--recipe={recipe}"]).config
+    assert {**vars(again), "recipe": ""} == {**vars(config), "recipe": ""}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_opens_with_its_command_and_resolves(name: str) -> None:
+    text = (Path(__file__).parents[4] / "trainer" / "recipes" / f"{name}.yaml").read_text()
+    assert f"python -m trainer.task --recipe={name}" in text.split("\n\n")[0]
+    settings = yaml.safe_load(text)
+    data = ["--data=digits"] if settings["data"] == "" else []
+    assert resolve([f"--recipe={name}", *data]).config.model == settings["model"]
+
+
+def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() -> None:
+    program = (
+        "import sys, trainer.task\n"
+        "try: trainer.task.main(['--help'])\n"
+        "except SystemExit as end: code = end.code\n"
+        "trainer.task.main(['--recipe=wgan_gp_digits', '--print_config'])\n"
+        "print('LOADED', [name for name in ('tensorflow', 'keras') if name in sys.modules], code)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "LOADED [] 0" in shown
+    text = " ".join(shown.split())
+    for field in TrainConfig.__dataclass_fields__.values():
+        assert f"--{field.name} " in shown
+        assert field.metadata["meaning"] in text
+        assert field.metadata["unit"] in text
+    assert "one of auto, one_device, mirrored, multi_worker (default: auto)" in text
+    assert "at least 1; in examples (default: 64)" in text
+
+
+@pytest.mark.parametrize(("name", "known", "hint"), [
+    ("l4xl", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),  # as close to each: the first
+    ("l4x3", ("l4x1", "l4x2", "l4x8"), "; did you mean 'l4x1'?"),
+    ("us-nowhere9", ("us-west4", "us-south1"), "."),
+    ("unitz", ("run", "checkpoint"), "."),
+    ("val_los", ("generator_loss", "critic_loss"), "."),
+    ("labels", ("channels", "data"), "."),
+    ("anything", (), "."),
+])  # fmt: skip
+def test_only_a_name_that_is_close_is_suggested(name: str, known: tuple[str, ...], hint: str) -> None:
+    assert nearest(name, known) == hint

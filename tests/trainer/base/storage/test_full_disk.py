@@ -1,0 +1,164 @@
+"""Tests a full disk: one line, exit code 2, the last checkpoint is intact, and the same command resumes."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import pytest
+
+from tests.support import fresh_collectives
+from trainer import task
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.reporting.tensorboard import EventFiles
+from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+
+RUN = [
+    "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=40",
+    "--steps_per_loop=1", "--callbacks=tests.trainer.base.storage.test_full_disk:filling",
+]  # fmt: skip
+
+
+class Filling(keras.callbacks.Callback):
+    """Fills the disk after step `at_step`, or after training for 40, when checkpoint `saved` exists.
+
+    `room` bytes are left free.
+    """
+
+    disk: Path
+    at_step: int
+    saved: int
+    room: int
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if batch == self.at_step < 40:
+            self.await_save_and_fill()
+
+    def on_train_end(self, logs: object = None) -> None:
+        if self.at_step == 40:
+            self.await_save_and_fill()
+
+    def await_save_and_fill(self) -> None:
+        """Waits for the checkpoint, which is written in the background."""
+        deadline = time.monotonic() + 30
+        while not (self.disk / "job" / "checkpoints" / f"step-{self.saved:08d}").is_dir():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.fill()
+
+    def fill(self) -> None:
+        fill_up(self.disk, self.room)
+
+
+def fill_up(disk: Path, room: int) -> None:
+    with open(disk / "ballast", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(max(0, file.tell() // 4096 * 4096 - room))
+
+
+def filling() -> list[keras.callbacks.Callback]:
+    return [Filling()]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mounts a file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def _console(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restores logging and signals."""
+    monkeypatch.setattr(log, "handlers", list(log.handlers))
+    monkeypatch.setattr(log, "propagate", log.propagate)
+    monkeypatch.setattr(log, "level", log.level)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be written
+    "checkpoint": ("--checkpoint_every_steps=2", 5, 4, 16384, "checkpoints/step-00000006"),
+    "sample": ("--checkpoint_every_steps=4 --sample_every_steps=5", 5, 4, 0, "samples/step-00000005.png"),
+    "stats": ("--checkpoint_every_steps=20 --report_every_steps=1", 21, 20, 0, "stats.jsonl"),
+    "model": ("--checkpoint_every_steps=10", 40, 40, 16384, "model"),
+    "served model": ("--checkpoint_every_steps=10", 40, 40, 240 * 1024, ".model.part/saved_model"),
+}
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, **when: object) -> None:
+    """Sets when and how far `Filling` fills the disk."""
+    for name, value in when.items():
+        monkeypatch.setattr(Filling, name, value, raising=False)
+
+
+@pytest.mark.usefixtures("_console")
+@pytest.mark.parametrize("what", [
+    "checkpoint", "stats",
+    *(pytest.param(what, marks=pytest.mark.slow) for what in ("sample", "model", "served model")),
+])  # fmt: skip
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    flags, at_step, saved, room, file = CASES[what]
+    plan(monkeypatch, disk=disk, at_step=at_step, saved=saved, room=room)
+    fresh_collectives()
+    command = [*RUN, *flags.split(), f"--job_dir={disk / 'job'}"]
+    assert task.main(command) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {disk / 'job' / file} cannot be written: No space left on device: ")
+    assert "free or repair the disk, then run the same command again" in told
+    assert told.count("\n") == 1
+    kept = whole_checkpoints(disk / "job" / "checkpoints")
+    assert kept
+    for folder in kept:
+        read_checkpoint(folder)
+
+    (disk / "ballast").unlink()
+    plan(monkeypatch, at_step=0)
+    fresh_collectives()
+    assert task.main(command) == 0
+    assert f"resumes at step {int(kept[-1].name[5:])} from" in capsys.readouterr().out
+    assert (disk / "job" / "model" / "model.keras").is_file()
+
+
+@pytest.mark.usefixtures("_console")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file system read-only")
+def test_a_disk_that_becomes_read_only(
+    disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remount(self: Filling) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+    plan(monkeypatch, disk=disk, at_step=5, saved=4, fill=remount)
+    fresh_collectives()
+    flags = ["--checkpoint_every_steps=4", "--report_every_steps=100", "--tensorboard=false"]
+    assert task.main([*RUN, *flags, f"--job_dir={disk / 'job'}"]) == 2
+    told = capsys.readouterr().err
+    assert "cannot be written: Read-only file system" in told
+    assert told.count("\n") == 1
+    read_checkpoint(disk / "job" / "checkpoints" / "step-00000004")
+
+
+def test_event_files_on_a_full_disk_do_not_speak_of_memory(disk: Path) -> None:
+    events = EventFiles(disk / "logs")
+    fill_up(disk, 0)
+    with pytest.raises(UserError, match="logs cannot be written: No space left on device: free"):
+        for step in range(500):  # writes that fit into an allocated page succeed
+            events.scalars(step, {"loss": 1.0})
+            events.flush()
+    (disk / "ballast").unlink()
+    events.close()

@@ -1,0 +1,91 @@
+"""Tests that object names that are invalid as file names are rejected or ignored, and write nothing elsewhere."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz import WORDS, examples, one_line
+from tests.trainer.base.storage.conftest import Bucket
+from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.settings.resolution import resolve
+from trainer.base.storage.staging import stage
+from trainer.data import shards
+from trainer.data.sources import load_dataset
+
+STEP = "checkpoints/step-00000001"
+COLLIDING = (
+    "a", "a/b", "a//b", "a/./b", "a/../../b", f"{STEP}/manifest.json", f"{STEP}/manifest.json/x", STEP, f"{STEP}/a/b",
+    f"{STEP}/../../../x", f"{STEP}/a\nb", f"checkpoints/step-{'9' * 300}/manifest.json",
+    "checkpoints/../x/manifest.json",
+    "checkpoints/step-00000002/manifest.json", "run.json", "run.json/x", "model/model.keras/../../x", "index.json",
+    "x.tfrecord", "../x.tfrecord",
+)  # fmt: skip
+_part = st.sampled_from([".", "..", "a", "b", "step-1", "manifest.json", "checkpoints", "x" * 260, "\n", "é" * 130])
+_name = st.sampled_from([word for word in (*WORDS, *COLLIDING) if word and "\0" not in word and "\ud800" not in word])
+_name |= st.lists(_part, min_size=1, max_size=4).map("/".join)
+_name |= st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+_name |= st.integers(1, 9).map(lambda ups: "../" * ups + "x")
+_names = st.lists(_name.filter(lambda name: 0 < len(name.encode()) < 900), min_size=1, max_size=4, unique=True)
+
+
+def readers(url: str, cache: str) -> list[Callable[[], Any]]:
+    """Returns everything that downloads an address to `cache`."""
+    flags = [f"--cache_dir={cache}", "--model=mlp", "--image_size=8"]
+    job = resolve([*flags, f"--job_dir={url}"]).config
+    data = resolve([*flags, f"--data={url}"]).config
+
+    def checkpoints() -> None:
+        job_dir = open_job_dir(job)
+        for folder in sorted(job_dir.checkpoints.glob("*")):
+            job_dir.mirror.fetch(folder)
+
+    return [
+        lambda: stage(url, "data", cache), lambda: load_dataset(data), checkpoints,
+        lambda: fetch_checkpoint(url, "initial_checkpoint", cache), lambda: fetch_model(url, "initial_model", cache),
+    ]  # fmt: skip
+
+
+@examples(4)
+@given(names=_names)
+def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    base = tmp_path_factory.mktemp("names")
+    prefix = base.name
+    for number, name in enumerate(names):
+        bucket.put(f"{prefix}/{name}", b"{}" if number % 2 else b"content")
+    for read in readers(bucket.url(prefix), str(base / "cache")):
+        one_line(read)
+    files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
+    # One cache folder per address, of `url` or of a checkpoint below it: the copy, a job's files, locks.
+    allowed = re.compile(rf"cache/{bucket.name}-[0-9a-f]{{16}}/(local/({prefix}|step-\d+)/|run/|\.?lock$)")
+    assert [file for file in files if not allowed.match(file)] == []
+
+
+@pytest.mark.parametrize("names", [COLLIDING[:2], COLLIDING[5:7], COLLIDING[5:9], COLLIDING[9:13], COLLIDING[14:16]])
+def test_names_that_collide(bucket: Bucket, tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        bucket.put(f"d/{name}", b"{}")
+    for read in readers(bucket.url("d"), str(tmp_path / "cache")):
+        one_line(read)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "..", "index.json", "a/b", "a\nb", ""])
+def test_names_in_the_index_of_remote_shards(bucket: Bucket, tmp_path: Path, name: str) -> None:
+    entry = {"file": name, "examples": 1, "sha256": ""}
+    index = {
+        "format": shards.INDEX_FORMAT,
+        "image_shape": [8, 8, 1],
+        "class_names": ["a"],
+        "labelled": {"train": False},
+    }
+    bucket.put("d/index.json", json.dumps({**index, "splits": {"train": [entry]}}).encode())
+    data = [f"--data={bucket.url('d')}", f"--cache_dir={tmp_path / 'cache'}", "--model=mlp"]
+    assert one_line(lambda: load_dataset(resolve(data).config)) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]

@@ -1,0 +1,94 @@
+"""Tests that whatever would fail later is reported in one line before any training."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.localrun.workers import free_addresses
+from tests.trainer.base.storage.conftest import Bucket
+from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
+from tests.workers import ROOT
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.storage import gcs, preflight
+
+
+def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
+    bucket.put("d/x", b"1")
+    preflight.preflight({"data": bucket.url("d"), "weights": bucket.url("d/x")}, {"job_dir": bucket.url("runs/7")})
+    preflight.preflight({"data": "digits"}, {"job_dir": f"/gcs/{bucket.name}/runs/7"})
+    assert bucket.names() == ["d/x"]
+    preflight.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
+
+
+@pytest.mark.parametrize(("fault", "line"), [
+    (Fault(403, "GET", "/o?", FOREVER), "data=gs://BUCKET/d: gs://BUCKET/d: no permission to list its objects"),
+    (Fault(400, "GET", "/o?", FOREVER), "requester pays"),
+    (Fault(401, "GET", "/o?", FOREVER), "no valid Google credentials"),
+    (Fault(503, "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+    (Fault("stall", "GET", "/o?", FOREVER), "request to Cloud Storage failed"),
+    (Fault(403, "POST", "/upload/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+    (Fault(403, "DELETE", "/o/", FOREVER), "job_dir=gs://BUCKET/runs: "),
+])  # fmt: skip
+def test_each_failure_is_a_line(
+    bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("d/x", b"1")
+    monkeypatch.setattr(preflight, "_LIMITS", gcs.Limits(retry=1, pause=0.5, connect=1, read=1, refused=1))
+    proxy.faults.append(fault)
+    kind = PlatformFault if "failed" in line else UserError
+    with pytest.raises(kind) as caught:
+        preflight.preflight({"data": bucket.url("d")}, {"job_dir": bucket.url("runs")})
+    assert line.replace("BUCKET", bucket.name) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_typos_and_what_is_not_there(bucket: Bucket) -> None:
+    for path, line in (
+        ("gs:/x", "did you mean gs://x?"),
+        (bucket.url("none"), "no objects found"),
+        ("gs://no-such-bucket-at-all/x", "bucket not found"),
+    ):
+        with pytest.raises(UserError, match=line):
+            preflight.preflight({"data": path}, {})
+    with pytest.raises(UserError, match="bucket not found"):
+        preflight.preflight({}, {"job_dir": "gs://no-such-bucket-at-all/x"})
+
+
+def test_the_longest_wait_is_stated() -> None:
+    assert preflight._LIMITS.retry + preflight._LIMITS.pause < preflight.SECONDS <= 15
+
+
+def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(preflight, "SECONDS", 0.5)
+        with pytest.raises(PlatformFault, match="no response within 0 seconds: check the network"):
+            preflight.preflight({"data": "gs://bucket/x"}, {})
+
+
+SCRIPT = """
+from trainer.base.errors import UserError
+from trainer.base.storage.preflight import preflight
+try:
+    preflight({"data": "gs://bucket/x"}, {})
+except UserError as error:
+    print(error)
+"""
+
+
+def test_without_credentials(tmp_path: Path) -> None:
+    """Runs a separate process without the emulator and without a metadata server."""
+    environment = {
+        "PATH": "/usr/bin", "HOME": str(tmp_path), "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path),
+        "https_proxy": f"http://{free_addresses(1)[0]}",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert "no valid Google credentials: run `gcloud auth login`, or set" in done.stdout

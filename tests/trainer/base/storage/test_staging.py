@@ -1,0 +1,187 @@
+"""Tests that data of a bucket are downloaded once, with the same bytes, never outside the cache."""
+
+import fcntl
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz import examples
+from tests.trainer.base.storage.conftest import Bucket
+from tests.trainer.base.storage.fault_proxy import Proxy
+from trainer.base.errors import UserError
+from trainer.base.storage.staging import Staged, _refuse_names, home_of, stage
+
+
+def staged(bucket: Bucket, name: str, cache: Path) -> Path:
+    return stage(bucket.url(name), "data", str(cache))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_folder_is_fetched_once(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    wanted = {f"class {i % 3}/ü {i}.png": bytes([i]) * (i * 1000) for i in range(12)}
+    for name, content in wanted.items():
+        bucket.put(f"photos/{name}", content)
+    bucket.put("photos/", b"")
+    bucket.put("photos/class 0/", b"")
+    bucket.put("photos-old/x.png", b"x")
+    folder = staged(bucket, "photos", tmp_path)
+    assert contents(folder) == wanted
+    assert folder.name == "photos"
+    assert folder.is_relative_to(tmp_path)
+    reads = proxy.count("GET", "alt=media")
+    assert reads == sum(content != b"" for content in wanted.values())
+    assert staged(bucket, "photos/", tmp_path) == folder
+    assert proxy.count("GET", "alt=media") == reads
+    assert not list((home_of(bucket.address("photos"), str(tmp_path)) / "parts").iterdir())
+
+
+def test_what_changed_is_fetched_anew_and_what_is_gone_goes(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    for name in ("a/1", "a/2", "a/3"):
+        bucket.put(f"d/{name}", b"first " + name.encode())
+    folder = staged(bucket, "d", tmp_path)
+    bucket.put("d/a/1", b"other a/1")  # same length as before
+    (folder / "a" / "2").write_bytes(b"wrong a/2")
+    bucket.bucket.delete_blob("d/a/3")
+    bucket.put("d/b", b"new")
+    before = proxy.count("GET", "alt=media")
+    assert contents(staged(bucket, "d", tmp_path)) == {"a/1": b"other a/1", "a/2": b"first a/2", "b": b"new"}
+    assert proxy.count("GET", "alt=media") == before + 3
+    bucket.bucket.delete_blob("d/a/1")
+    bucket.bucket.delete_blob("d/a/2")
+    bucket.put("d/a", b"a file now")
+    assert contents(staged(bucket, "d", tmp_path)) == {"a": b"a file now", "b": b"new"}
+
+
+def test_one_object_and_a_whole_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("sub/x.npz", b"content")
+    bucket.put("sub/x.npz2", b"other")
+    file = staged(bucket, "sub/x.npz", tmp_path)
+    assert (file.name, file.read_bytes()) == ("x.npz", b"content")
+    assert contents(staged(bucket, "", tmp_path)) == {"sub/x.npz": b"content", "sub/x.npz2": b"other"}
+    bucket.bucket.delete_blob("sub/x.npz")
+    bucket.put("sub/x.npz/y", b"a folder now")
+    assert contents(staged(bucket, "sub/x.npz", tmp_path)) == {"y": b"a folder now"}
+
+
+def test_an_outline_takes_nothing_from_who_fetched_before(bucket: Bucket, tmp_path: Path) -> None:
+    for name in "12":
+        bucket.put(f"d/{name}", b"content " + name.encode())
+    folder = Staged(bucket.address("d"), "data", str(tmp_path)).fetch(lambda name: name == "1")
+    source = Staged(bucket.address("d"), "SRC", str(tmp_path))
+    assert contents(source.outline()) == {"1": b"content 1", "2": bytes(9)}
+    with source.present([folder / "1", folder / "2"]):
+        assert contents(folder) == {"1": b"content 1", "2": b"content 2"}
+        with open(source.home / "lock") as lock, pytest.raises(BlockingIOError):  # another process would wait
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert contents(folder) == {"1": b"content 1", "2": bytes(9)}
+    assert contents(staged(bucket, "d", tmp_path)) == {"1": b"content 1", "2": b"content 2"}
+
+
+def test_an_outline_shows_what_the_bucket_holds_now(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("d/1", b"first")
+    staged(bucket, "d", tmp_path)
+    bucket.put("d/1", b"other")
+    file = Staged(bucket.address("d"), "SRC", str(tmp_path)).outline() / "1"
+    generation = bucket.bucket.get_blob("d/1").generation
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == (bytes(5), generation * 1000)
+
+
+def test_only_what_is_wanted_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
+    for number in range(4):
+        bucket.put(f"d/{number}", bytes([number]))
+    found = Staged(bucket.address("d"), "data", str(tmp_path))
+    assert contents(found.fetch(lambda name: name in "13")) == {"1": b"\1", "3": b"\3"}
+    assert contents(found.fetch(lambda name: name == "2")) == {"1": b"\1", "2": b"\2", "3": b"\3"}
+
+
+def test_a_large_object_comes_in_pieces(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 4096 * 2 + b"rest"  # a little over 2 MiB: three pieces
+    bucket.put("big", content)
+    assert staged(bucket, "big", tmp_path).read_bytes() == content
+    assert proxy.count("GET", "alt=media") == 3
+
+
+def test_local_paths_pass(tmp_path: Path) -> None:
+    assert stage(str(tmp_path), "data") == tmp_path
+    assert stage("/gcs/bucket/photos", "data") == Path("/gcs/bucket/photos")
+
+
+def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.put("d/x", b"x" * 1000)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=999))
+    with pytest.raises(UserError, match=r"0\.00 GB free in .*--cache_dir=FOLDER.*/gcs/BUCKET/"):
+        staged(bucket, "d", tmp_path)
+
+
+def test_nothing_there(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("empty/", b"")
+    for name in ("none", "empty", "empt"):
+        with pytest.raises(UserError, match="no objects found"):
+            staged(bucket, name, tmp_path)
+    with pytest.raises(UserError, match="bucket not found"):
+        stage("gs://no-such-bucket-at-all/x", "data", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [
+    "../x", "a/../../x", "/x", "a//b", "a/./b", "a\\b", "a\nb", "a\x00b", "x" * 256, "/".join(["y" * 200] * 30), "a/",
+])  # fmt: skip
+def test_names_that_no_local_file_can_have(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        _refuse_names(["fine", name], tmp_path, "data=gs://b/d")
+    assert "cannot be a local file" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cannot_be_a_folder_too(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("d/a", b"1")
+    bucket.put("d/a/b", b"2")
+    with pytest.raises(UserError, match=r"'a/b' cannot be a local file: 'a' is an object too: rename it"):
+        staged(bucket, "d", tmp_path)
+
+
+_any = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+_path = st.lists(st.sampled_from(["", ".", "..", "a", "b"]) | _any, min_size=2, max_size=6).map("/".join)
+
+
+@examples(300)
+@given(st.lists(_any | _path, max_size=5))
+def test_any_names_are_refused_or_stay_below_the_root(tmp_path: Path, names: list[str]) -> None:
+    root = tmp_path / "root"
+    try:
+        _refuse_names(names, root, "data=gs://b/d")
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1
+        return
+    for name in names:
+        file = root / name
+        assert file.resolve().is_relative_to(root)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(name.encode())
+    assert {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} == set(names)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def test_two_workers_of_one_machine_fetch_once(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    for number in range(8):
+        bucket.put(f"d/{number}", bytes([number]) * 1000)
+    with ThreadPoolExecutor(2) as workers:
+        folders = list(workers.map(lambda _: staged(bucket, "d", tmp_path), range(2)))
+    assert folders[0] == folders[1]
+    assert proxy.count("GET", "alt=media") == 8
+
+
+def test_parts_of_a_killed_process_are_removed(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("d/x", b"1")
+    home = home_of(bucket.address("d"), str(tmp_path))
+    (home / "parts").mkdir(parents=True)
+    (home / "parts" / "7").write_bytes(b"half")
+    assert contents(staged(bucket, "d", tmp_path)) == {"x": b"1"}
+    assert list((home / "parts").iterdir()) == []

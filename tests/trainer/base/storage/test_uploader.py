@@ -1,0 +1,215 @@
+"""Tests uploads in the background: in order, complete, and with the names of pending files."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.base.storage.conftest import Bucket
+from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
+from trainer.base.errors import UserError
+from trainer.base.storage.uploader import Uploader
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def write_one(root: Path, name: str) -> Path:
+    (root / name).write_bytes(b"1")
+    return root / name
+
+
+@pytest.fixture
+def sender(bucket: Bucket, root: Path) -> Iterator[Uploader]:
+    with closing(Uploader({root: bucket.address("runs/7")})) as sender:
+        yield sender
+
+
+def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
+    folder = root / "checkpoints" / f"step-{step:08d}"
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    (folder / "model" / "data").write_bytes(content)
+    (folder / "index").write_bytes(b"index")
+    files = {"model/data": {"bytes": len(content)}, "index": {"bytes": 5}}
+    (folder / "manifest.json").write_text(json.dumps({"files": files, "step": step}))
+    return folder
+
+
+def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    (root / "result.json").write_text("{}")
+    sender.put_folder(checkpoint(root, 5), last="manifest.json")
+    sender.put(root / "result.json")
+    assert sender.join(10) == []
+    at = "runs/7/checkpoints/step-00000005"
+    assert bucket.names() == [f"{at}/index", f"{at}/manifest.json", f"{at}/model/data", "runs/7/result.json"]
+    sent = [request for request in proxy.requests if "/upload/" in request]
+    assert len(sent) == 4
+    assert all("ifGenerationMatch=0" in request for request in sent)
+
+
+def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    folder = checkpoint(root, 5)
+    sender.put_folder(folder, last="manifest.json")
+    assert sender.join(10) == []
+    proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER, after=1))
+    checkpoint(root, 5, b"other weights")
+    sender.put_folder(folder, last="manifest.json")
+    assert str(folder) in sender.join(10)
+    assert not any(name.endswith("manifest.json") for name in bucket.names())
+
+
+def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    for step in (5, 6):
+        sender.put_folder(checkpoint(root, step), last="manifest.json")
+    assert sender.join(10) == []
+    sender.remove(root / "checkpoints" / "step-00000005", first="manifest.json")
+    assert sender.join(10) == []
+    deleted = [request for request in proxy.requests if request.startswith("DELETE")]
+    assert "manifest.json" in deleted[0]
+    assert {name.split("/")[3] for name in bucket.names()} == {"step-00000006"}
+
+
+def test_what_was_deleted_before_its_turn_is_not_sent(
+    bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path
+) -> None:
+    proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
+    sender.put(write_one(root, "first"))
+    folder = checkpoint(root, 5)
+    sender.put_folder(folder, last="manifest.json")
+    sender.remove(folder, first="manifest.json")
+    assert sender.join(10) == []
+    assert bucket.names() == ["runs/7/first"]
+
+
+def test_a_file_that_vanished_is_told_and_the_rest_goes_on(
+    bucket: Bucket, sender: Uploader, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender.put(root / "vanished")
+    sender.put(write_one(root, "there"))
+    assert sender.join(10) == []
+    assert bucket.names() == ["runs/7/there"]
+    assert "vanished: deleted before it could be uploaded" in caplog.text
+
+
+def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, root: Path) -> None:
+    for number in range(5):
+        (root / "stats.jsonl").write_text(f"{number}\n")
+        sender.put(root / "stats.jsonl")
+    assert sender.join(10) == []
+    assert bucket.content("runs/7/stats.jsonl") == b"4\n"
+
+
+def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    logs = root / "logs"
+    logs.mkdir()
+    sender.every(logs, 3600)
+    (logs / "events").write_bytes(b"1")
+    for _ in range(20):
+        with open(logs / "events", "ab") as file:
+            file.write(b"2")
+    assert proxy.count("POST", "/upload/") == 0
+    assert sender.join(10) == []
+    assert bucket.content("runs/7/logs/events") == b"1" + b"2" * 20
+    assert sender.join(10) == []
+    assert proxy.count("POST", "/upload/") == 1  # unchanged: not sent again
+    sender.every(write_one(root, "soon"), 0.05)
+    for _ in range(200):
+        if "runs/7/soon" in bucket.names():
+            break
+        time.sleep(0.05)
+    assert bucket.content("runs/7/soon") == b"1"
+
+
+def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
+    sender.put(write_one(root, "x"))
+    assert sender.join(0.3) == [str(root / "x")]
+    proxy.heal()
+    assert sender.join(20) == []
+    assert bucket.content("runs/7/x") == b"1"
+
+
+def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    sender.put(write_one(root, "x"))
+    assert sender.join(10) == []
+    proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
+    sender.put(write_one(root, "y"))
+    assert sender.join(10) == [str(root / "y")]
+    assert sender.rejection is not None
+    with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
+        sender.put(write_one(root, "z"))
+    sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
+    sender.every(root / "logs", 1)
+    assert bucket.names() == ["runs/7/x"]
+
+
+def test_a_fault_of_ours_reaches_the_next_put_too(
+    sender: Uploader, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender._gcs, "upload", lambda *given: 1 / 0)
+    sender.put(write_one(root, "x"))
+    assert sender.join(10) == [str(root / "x")]
+    with pytest.raises(ZeroDivisionError):
+        sender.put(root / "x")
+
+
+def test_several_places(bucket: Bucket, root: Path) -> None:
+    sender = Uploader({root: bucket.address("base"), root / "model": bucket.address("elsewhere/model")})
+    (root / "model").mkdir()
+    (root / "model" / "m.keras").write_bytes(b"1")
+    (root / "run.json").write_bytes(b"{}")
+    sender.put_folder(root / "model")
+    sender.put(root / "run.json")
+    assert sender.join(10) == []
+    assert bucket.names() == ["base/run.json", "elsewhere/model/m.keras"]
+    with pytest.raises(ValueError, match="is in none of"):
+        sender.put(Path("/elsewhere"))
+
+
+def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    """Uploads thirty and keeps two: after the first complete one the bucket always has one."""
+    made, seen = [], 0
+    for step in range(1, 31):
+        made.append(checkpoint(root, step))
+        sender.put_folder(made[-1], last="manifest.json")
+        for old in made[:-2]:
+            sender.remove(old, first="manifest.json")
+        whole = [name for name in bucket.names() if name.endswith("manifest.json")]
+        assert whole or not seen
+        seen += bool(whole)
+    assert sender.join(20) == []
+    assert seen
+    assert {name.split("/")[3] for name in bucket.names()} == {"step-00000029", "step-00000030"}
+    assert {path.name for path in (root / "checkpoints").iterdir()} == {"step-00000029", "step-00000030"}
+
+
+def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+    """Simulates a rollback, or a damaged checkpoint that was skipped."""
+    proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
+    sender.put(write_one(root, "first"))
+    folder = checkpoint(root, 5)
+    sender.remove(folder, first="manifest.json")
+    assert not folder.exists()
+    sender.put_folder(checkpoint(root, 5, b"anew"), last="manifest.json")
+    assert sender.join(10) == []
+    assert bucket.content("runs/7/checkpoints/step-00000005/model/data") == b"anew"
+    assert folder.exists()
+
+
+def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Uploader, root: Path) -> None:
+    proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
+    sender.put(write_one(root, "x"))
+    for _ in range(1000):
+        if proxy.count("POST", "/upload/"):
+            break
+        time.sleep(0.01)
+    sender.close()
+    sender._thread.join(30)
+    assert not sender._thread.is_alive()
+    assert sender.join(0) == [str(root / "x")]

@@ -1,0 +1,116 @@
+"""Tests that TF_CONFIG and CLUSTER_SPEC become a cluster, or an error of one line."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz import examples
+from tests.support import refused
+from trainer.base.errors import UserError
+from trainer.cluster.cluster_spec import Cluster, read_cluster
+
+CHIEF, ONE, TWO = "training-workerpool0-ab-0:2222", "training-workerpool1-ab-0:2222", "training-workerpool1-ab-1:2222"
+
+
+def tf_config(cluster: Any, kind: str = "chief", index: Any = 0) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}, "job": {}})}
+
+
+def cluster_spec(cluster: Any, pool: str = "workerpool0", index: int = 0) -> dict[str, str]:
+    return {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "task": {"type": pool, "index": index}})}
+
+
+@pytest.mark.parametrize("environment", [
+    {},
+    {"TF_CONFIG": ""},
+    {"TF_CONFIG": "{}"},
+    tf_config({}),
+    tf_config({"chief": [CHIEF]}),
+    tf_config({"master": [CHIEF]}, "master"),
+    cluster_spec({"workerpool0": [CHIEF]}),
+    tf_config({"worker": [ONE]}, "worker"),
+])  # fmt: skip
+def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> None:
+    cluster = read_cluster(environment)
+    assert (cluster.workers, cluster.several, cluster.is_chief) == (1, False, True)
+
+
+def test_the_chief_comes_first_and_alone_writes() -> None:
+    cluster = {"chief": [CHIEF], "worker": [ONE, TWO]}
+    found = [read_cluster(tf_config(cluster, *task)) for task in (("chief", 0), ("worker", 0), ("worker", 1))]
+    assert {one.addresses for one in found} == {(CHIEF, ONE, TWO)}
+    assert [one.index for one in found] == [0, 1, 2]
+    assert [one.is_chief for one in found] == [True, False, False]
+    assert found[0].name(2) == f"worker 2 ({TWO})"
+
+
+def test_without_a_chief_worker_0_is_the_chief_and_master_is_an_older_name() -> None:
+    workers = [read_cluster(tf_config({"worker": [ONE, TWO]}, "worker", index)) for index in (0, 1)]
+    assert [one.is_chief for one in workers] == [True, False]
+    assert read_cluster(tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", "0")).index == 1
+
+
+def test_cluster_spec_is_used_where_tf_config_is_missing() -> None:
+    found = read_cluster(cluster_spec({"workerpool0": [CHIEF], "workerpool1": [ONE]}, "workerpool1"))
+    assert found == Cluster((CHIEF, ONE), 1)
+
+
+def test_where_both_disagree_tf_config_is_used_and_logged() -> None:
+    both = {**tf_config({"chief": [CHIEF], "worker": [ONE]}), **cluster_spec({"workerpool0": [CHIEF]})}
+    found = read_cluster(both)
+    assert found.workers == 2
+    assert "TF_CONFIG is used" in found.note
+    agreeing = {**both, **cluster_spec({"workerpool0": [CHIEF], "workerpool1": [ONE]})}
+    assert not read_cluster(agreeing).note
+
+
+@pytest.mark.parametrize(("environment", "message"), [
+    ({"TF_CONFIG": "{"}, "not valid JSON"),
+    ({"TF_CONFIG": "[" * 100_000}, "not valid JSON"),
+    ({"TF_CONFIG": "3"}, "the variable must be a JSON object"),
+    (tf_config(3), "cluster must be a JSON object"),
+    (tf_config({"chief": CHIEF}), "cluster.chief must be a list of host:port"),
+    (tf_config({"chief": ["nowhere"]}), "cluster.chief must be a list of host:port"),
+    (tf_config({"chief": ["host:99999"]}), "cluster.chief must be a list of host:port"),
+    (tf_config({"chief": [CHIEF], "worker": [CHIEF]}), "appears more than once"),
+    (tf_config({"chief": [CHIEF, ONE]}), "2 chiefs: use only one"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "use 0 to 0"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", -1), "use 0 to 0"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "use 0 to 0"),
+    (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has worker"),
+    (tf_config({"chief": [CHIEF], "ps": [ONE]}), "has ps tasks, which this trainer does not use"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "this task is a evaluator"),
+    (tf_config({"chief": [CHIEF], "gardener": [ONE]}), "unknown role 'gardener'"),
+    (cluster_spec({"workerpool0": [CHIEF], "workerpool2": [ONE]}), "CLUSTER_SPEC: the cluster has ps tasks"),
+])  # fmt: skip
+def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
+    with refused(message):
+        read_cluster(environment)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.sampled_from([CHIEF, ONE, TWO]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(
+        ["cluster", "task", "type", "index", "chief", "worker", "master", "ps", "workerpool0", "workerpool1", "x"]
+    ), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+_TASK = st.fixed_dictionaries({"type": st.sampled_from(["chief", "worker", "master", "ps", ""]), "index": _JSON})
+_CLUSTER = st.dictionaries(st.sampled_from(["chief", "worker", "master", "ps"]), st.lists(_JSON, max_size=3) | _JSON)
+_WHOLE = st.builds(lambda cluster, task: json.dumps({"cluster": cluster, "task": task}), _CLUSTER, _TASK)
+_TEXT = st.text(max_size=60) | _JSON.map(json.dumps) | _WHOLE
+
+
+@examples(500)
+@given(_TEXT)
+def test_no_text_makes_a_traceback(text: str) -> None:
+    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
+        try:
+            cluster = read_cluster({name: text})
+        except UserError as error:
+            assert "\n" not in str(error)
+        else:
+            assert 0 <= cluster.index < cluster.workers

@@ -1,0 +1,84 @@
+"""Tests how the devices of this machine become replicas, and the sentence about the batch."""
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives, refused
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.strategy import ONE_MACHINE, collective_implementation, local_devices, make_replicas
+
+
+@pytest.mark.parametrize(("config", "sentence", "mirrored"), [
+    (TrainConfig(), "global batch 64 = 1 replica x 64", False),
+    (TrainConfig(strategy="one_device"), "global batch 64 = 1 replica x 64", False),
+    (TrainConfig(strategy="mirrored"), "global batch 64 = 1 replica x 64", True),
+    (TrainConfig(replicas=2, global_batch_size=128), "global batch 128 = 2 replicas x 64", True),
+    (TrainConfig(replicas=4), "global batch 64 = 4 replicas x 16", True),
+])  # fmt: skip
+def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: str, mirrored: bool) -> None:
+    fresh_collectives()
+    replicas = make_replicas(config)
+    assert replicas.sentence() == sentence
+    assert isinstance(replicas.strategy, tf.distribute.MirroredStrategy) is mirrored
+    assert replicas.strategy.num_replicas_in_sync == replicas.count == len(replicas.devices)
+
+
+def test_replicas_are_the_first_devices() -> None:
+    fresh_collectives()
+    assert make_replicas(TrainConfig(replicas=2)).devices == ("CPU:0", "CPU:1")
+
+
+def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides them as trainer.check does: TensorFlow still lists them as physical devices."""
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    others = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else others(kind))
+    assert local_devices(TrainConfig(replicas=2), ONE_MACHINE) == ("CPU:0", "CPU:1")
+
+
+@pytest.mark.parametrize(("config", "used"), [
+    (TrainConfig(), 4), (TrainConfig(replicas=2), 2), (TrainConfig(strategy="one_device"), 1),
+])  # fmt: skip
+def test_gpus_beyond_the_replicas_are_hidden(config: TrainConfig, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus, calls = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(4)], []
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *given: calls.append(given))
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *given: calls.append(given))
+    assert local_devices(config, ONE_MACHINE) == tuple(f"GPU:{i}" for i in range(used))
+    assert calls == [(gpus[:used], "GPU"), *((gpu, True) for gpu in gpus[:used])]
+
+
+@pytest.mark.parametrize(("config", "line"), [
+    (TrainConfig(replicas=3, global_batch_size=100), "take 99 or 102"),
+    (TrainConfig(expect_devices=4), "expect_devices=4, but no accelerators are visible"),
+    (TrainConfig(replicas=16), "TensorFlow already runs in this process with 4 CPU devices"),
+])  # fmt: skip
+def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, line: str) -> None:
+    tf.config.list_logical_devices()
+    with refused(line):
+        make_replicas(config)
+
+
+@pytest.mark.parametrize(("communication", "device", "expected"), [
+    ("auto", "GPU:0", "nccl"),
+    ("nccl", "GPU:0", "nccl"),
+    ("ring", "GPU:0", "ring"),
+    ("auto", "CPU:0", "ring"),
+    ("nccl", "CPU:0", "ring"),  # a rehearsal of a job for GPUs
+    ("ring", "CPU:0", "ring"),
+])  # fmt: skip
+def test_workers_with_gpus_sum_by_nccl(
+    communication: str, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks at what the strategy is given: a real one of several workers needs a process each."""
+    assert collective_implementation(communication, (device, device)) == expected
+    given: list[Any] = []
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda *args: given.extend(args))
+    monkeypatch.setattr("trainer.cluster.strategy.local_devices", lambda *_: (device,))
+    replicas = make_replicas(TrainConfig(communication=communication), Cluster(("host0:1", "host1:1")))
+    resolver, options = given
+    assert (options.implementation.name.lower(), replicas.collectives) == (expected, expected)
+    assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})

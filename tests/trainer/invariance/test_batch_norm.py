@@ -1,0 +1,232 @@
+"""Tests that batch norm in place equals Keras's, up to rounding, on one replica and over several, in float32 too."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures import Patch
+from tests.support import fresh_collectives
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.invariance.batch_norm import in_one_pass, normalize_in_place, separate_groups
+from trainer.invariance.normalization import GroupedRows
+
+RANDOM = np.random.default_rng(0)
+TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
+ROWS = 8
+
+
+def computed(layer: keras.layers.Layer, inputs: tf.Tensor, mask: Any = None) -> list[np.ndarray]:
+    """Returns outputs, gradients by inputs and weights, the new moving statistics, and the outputs at inference."""
+    weights = [weight.value for weight in layer.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = layer(inputs, training=True, mask=mask)
+        loss = tf.reduce_sum(tf.sin(3.0 * outputs))
+    found = [outputs, *tape.gradient(loss, [inputs, *weights]), *layer.non_trainable_variables, layer(inputs)]
+    return [np.asarray(tf.cast(value, tf.float64)) for value in found]
+
+
+def pair(shape: tuple[int, ...], **settings: Any) -> tuple[keras.layers.Layer, keras.layers.Layer]:
+    """Returns our layer and Keras's with the same weights."""
+    values = [RANDOM.uniform(0.5, 1.5, shape[-1]) for _ in range(4)]
+    ours, stock = (keras.layers.BatchNormalization(momentum=0.9, **settings) for _ in range(2))
+    normalize_in_place(ours, synchronized=False)
+    for layer in (ours, stock):
+        layer.build((None, *shape[1:]))
+        layer.set_weights(values[-len(layer.weights) :])
+    return ours, stock
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+@pytest.mark.parametrize(("shape", "settings", "masked"), [
+    ((8, 6, 6, 5), {}, False),
+    ((8, 6, 6, 5), {"scale": False, "center": False}, False),
+    ((1, 1, 2, 3), {}, False),
+    ((1, 1, 1, 3), {}, False),
+    ((8, 5), {}, False),
+    ((8, 5, 5), {"axis": 1}, False),
+    ((8, 7, 5), {}, True),
+])  # fmt: skip
+def test_one_replica_normalises_as_keras_does(
+    precision: str, tolerance: float, shape: Any, settings: Any, masked: bool
+) -> None:
+    ours, stock = pair(shape, dtype=precision, **settings)
+    assert type(ours) is keras.layers.BatchNormalization
+    assert ours.get_config() | {"name": ""} == stock.get_config() | {"name": ""}
+    inputs = tf.cast(RANDOM.normal(2.0, 3.0, shape), ours.compute_dtype)
+    mask = tf.constant(RANDOM.uniform(size=shape[:-1]) < 0.6) if masked else None
+    for one, other in zip(computed(ours, inputs, mask), computed(stock, inputs, mask), strict=True):
+        # Of two values a channel, gradients by the inputs cancel to nearly 0.
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(dynamic: bool, monkeypatch: Patch) -> None:
+    """A GPU's kernel may divide by the number of values less one."""
+    kernel: Callable[..., Any] = tf.raw_ops.FusedBatchNormV3
+
+    def as_on_a_gpu(**given: Any) -> Any:
+        found = kernel(**given)
+        return found._replace(batch_variance=found.batch_variance * np.nan)
+
+    monkeypatch.setattr(tf.raw_ops, "FusedBatchNormV3", as_on_a_gpu)
+    ours, _ = pair((1, 1, 1, 3))
+    specification = tf.TensorSpec((None, None, None, 3) if dynamic else (1, 1, 1, 3))
+    outputs = tf.function(lambda x: ours(x, training=True), input_signature=[specification])(tf.ones((1, 1, 1, 3)))
+    assert np.isfinite(outputs).all()
+    assert np.isfinite(ours.moving_variance).all()
+
+
+def test_frozen_batch_norm_keeps_its_statistics_in_training() -> None:
+    layer = keras.layers.BatchNormalization(trainable=False)
+    normalize_in_place(layer, synchronized=False)
+    inputs = tf.constant(RANDOM.normal(2.0, 3.0, (8, 6, 6, 5)), tf.float32)
+    np.testing.assert_array_equal(layer(inputs, training=True), layer(inputs))
+    np.testing.assert_array_equal(layer.moving_mean, np.zeros(5))
+
+
+def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **settings: Any) -> Callable[..., Any]:
+    """Returns a function of (inputs, upstream gradient, mask) of all rows, which one layer normalises in training.
+
+    It returns outputs and gradients by the inputs, of all rows, and the new moving statistics.
+    """
+    fresh_collectives()
+    strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(dtype=precision, epsilon=1e-12, **settings)
+        layer.build((None, *shape[1:]))
+    normalize_in_place(layer, synchronized=True)
+
+    def step(inputs: Any, upstream: Any, mask: Any) -> Any:
+        each = ROWS // replicas
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group * each
+        own, up = (tf.cast(x[first : first + each], precision) for x in (inputs, upstream))
+        with tf.GradientTape() as tape:
+            tape.watch(own)
+            outputs = layer(own, training=True, mask=None if mask is None else mask[first : first + each])
+        return outputs, tape.gradient(outputs, own, output_gradients=up)
+
+    run = tf.function(lambda *given: strategy.run(step, given))
+
+    def computed_on_all(inputs: Any, upstream: Any, mask: Any = None) -> list[Any]:
+        found = run(*(None if x is None else tf.constant(x) for x in (inputs, upstream, mask)))
+        parts = (strategy.experimental_local_results(each) for each in found)
+        whole = [np.concatenate([np.asarray(x, np.float64) for x in each]) for each in parts]
+        return [*whole, np.asarray(layer.moving_mean), np.asarray(layer.moving_variance)]
+
+    return computed_on_all
+
+
+def error(found: Any, exact: Any) -> float:
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+def test_in_float32_several_replicas_are_as_exact_as_one() -> None:
+    """A channel's mean is up to 1,000 standard deviations: a difference of means of squares loses the variance."""
+    shape = (ROWS, 4, 4, 6)
+    exact = over_replicas(1, "float64", shape)
+    ours = {replicas: over_replicas(replicas, "float32", shape) for replicas in (1, 2, 4)}
+    for ratio in (1, 10, 100, 1000):
+        errors = np.zeros((10, 3, 2))  # (draw, replicas, outputs or gradients)
+        for draw in errors:
+            inputs = RANDOM.normal(ratio, 1.0, shape).astype(np.float32)
+            upstream = RANDOM.normal(0.0, 1.0, shape).astype(np.float32)
+            best = exact(inputs, upstream)[:2]
+            for found, run in zip(draw, ours.values(), strict=True):
+                found[:] = [error(x, y) for x, y in zip(run(inputs, upstream)[:2], best, strict=True)]
+        alone, *together = np.median(errors, axis=0)
+        for several in together:
+            assert (several <= 3 * np.maximum(alone, 1e-6)).all(), (ratio, alone, together)
+
+
+@pytest.mark.parametrize(("shape", "settings", "masked"), [
+    ((ROWS, 3, 4, 5), {}, False),
+    ((ROWS, 5, 6), {"axis": 1, "center": False}, False),
+    ((ROWS, 7, 5), {"scale": False}, True),
+])  # fmt: skip
+def test_in_float64_replicas_normalise_as_keras_does_on_one(shape: Any, settings: Any, masked: bool) -> None:
+    inputs, upstream = RANDOM.normal(3.0, 2.0, shape), RANDOM.normal(0.0, 1.0, shape)
+    mask = RANDOM.uniform(size=shape[:-1]) < 0.6 if masked else None
+    if mask is not None:
+        mask[: ROWS // 2] = False  # nothing of one replica counts
+    one, *others = (over_replicas(n, "float64", shape, **settings)(inputs, upstream, mask) for n in (1, 2, 4))
+    for other in others:
+        for found, exact in zip(other, one, strict=True):
+            np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+@pytest.mark.parametrize("shape", [(ROWS, 6, 6, 5), (1, 1, 1, 5)])
+def test_groups_of_one_pass_are_normalised_as_in_passes_of_their_own(
+    precision: str, tolerance: float, shape: Any
+) -> None:
+    """The kernel's ways and the formula's: outputs, gradients, moving statistics."""
+    together, apart = pair(shape, dtype=precision)
+    groups = [tf.cast(RANDOM.normal(each, 3.0, shape), together.compute_dtype) for each in range(3)]
+    with separate_groups(3):
+        found = computed(together, tf.concat(groups, 0))[:-1]
+    passes = [computed(apart, group)[:-1] for group in groups]
+    expected = [np.concatenate([each[place] for each in passes]) for place in (0, 1)]
+    expected += [np.sum([each[place] for each in passes], 0) for place in (2, 3)] + passes[-1][4:]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
+
+
+def chain() -> keras.Model:
+    """Returns a network of a dense layer, batch norm of the rows as images, and a rectifier."""
+    inputs = keras.Input((4,), dtype=keras.config.dtype_policy().compute_dtype)
+    x = keras.layers.Reshape((1, 2, 3))(keras.layers.Dense(6)(inputs))
+    network = keras.Model(inputs, keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.9)(x)))
+    normalize_in_place(network.layers[-2], synchronized=False)
+    return network
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCE.items())
+def test_parts_of_one_pass_have_gradients_of_the_last_alone(precision: str, tolerance: float) -> None:
+    keras.config.set_dtype_policy(precision)
+    together, apart = chain(), chain()
+    apart.set_weights(together.get_weights())
+    *others, last = (tf.cast(RANDOM.normal(each, 1.0, (ROWS, 4)), together.compute_dtype) for each in range(3))
+    gradients = []
+    with tf.GradientTape() as tape:
+        fakes, own = in_one_pass(together, GroupedRows(tf.concat(others, 0), 2), GroupedRows(last))
+        loss = tf.reduce_sum(tf.sin(3.0 * own))
+    gradients.append(tape.gradient(loss, [each.value for each in together.trainable_variables]))
+    passes = [apart(each, training=True) for each in others]
+    with tf.GradientTape() as tape:
+        passes.append(apart(last, training=True))
+        loss = tf.reduce_sum(tf.sin(3.0 * passes[-1]))
+    gradients.append(tape.gradient(loss, [each.value for each in apart.trainable_variables]))
+    found, expected = (
+        [*given, *each.non_trainable_variables] for given, each in zip(gradients, (together, apart), strict=True)
+    )
+    for one, other in zip([tf.concat([fakes, own], 0), *found], [tf.concat(passes, 0), *expected], strict=True):
+        one, other = (np.asarray(tf.cast(each, tf.float64)) for each in (one, other))
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 0.1))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
+    """As in a penalty on gradients: the formula has a gradient of its own, which has to have one too."""
+    ours, stock = pair((ROWS, 3, 4, 5), dtype="float64")
+    inputs = tf.constant(RANDOM.normal(3.0, 2.0, (2 * ROWS, 3, 4, 5)))
+
+    def second(layer: keras.layers.Layer) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as inner:
+                inner.watch(inputs)
+                parts = [inputs] if layer is ours else tf.split(inputs, 2)
+                loss = tf.add_n([tf.reduce_sum(tf.sin(3.0 * layer(part, training=True))) for part in parts])
+            penalty = tf.reduce_sum(tf.square(inner.gradient(loss, inputs)))
+        return outer.gradient(penalty, [inputs, layer.gamma.value])
+
+    with separate_groups(2):
+        found = (tf.function(second) if traced else second)(ours)
+    for one, other in zip(found, second(stock), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)

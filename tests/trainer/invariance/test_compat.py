@@ -1,0 +1,285 @@
+"""Tests that only invariance/compat.py uses private names of Keras and TensorFlow, and what happens without them."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import trainer
+from tests.fixtures import Log, Patch
+from trainer.base.log import warn_once
+from trainer.invariance import compat
+from trainer.invariance.draws import draw_by_row_everywhere
+from trainer.invariance.gradients import sum_first
+from trainer.models.optimizers import FusedAdam
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "trainer").rglob("*.py"))
+# Of os, of Cloud Storage's client, of argparse, of every NamedTuple.
+OTHERS = {"_exit", "_http", "_option_string_actions", "_actions", "_replace"}
+PRIVATE = re.compile(r"_[a-z]\w*")  # not __init__, not _
+
+
+def foreign(dotted: str) -> bool:
+    """Returns whether a dotted name is in Keras or TensorFlow, and not of their public modules."""
+    root, _, rest = dotted.partition(".")
+    parts = rest.split(".")
+    hidden = {"src", "python", "core", "compiler", "tsl", "__internal__"} & set(parts) or any(map(PRIVATE.match, parts))
+    return root in ("keras", "tensorflow", "tf") and bool(hidden)
+
+
+def private_names(source: str) -> Iterator[str]:
+    """Yields the private names in `source` that it does not define itself, and private modules of Keras and TensorFlow.
+
+    An attribute `x._name` is a module's own if the same module defines `_name`: as a function, as a variable or by
+    assigning `self._name`. Names that collide with those of a base class are found by `overridden`.
+    """
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own |= {x.attr for x in attributes if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) in ("self", "cls")}
+    for x in attributes:
+        text = ast.unparse(x)
+        if foreign(text) or (PRIVATE.fullmatch(x.attr) and x.attr not in own | OTHERS):
+            yield text
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from filter(foreign, (name.name for name in node.names))
+        if isinstance(node, ast.ImportFrom):
+            yield from filter(foreign, (f"{node.module}.{name.name}" for name in node.names))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from filter(foreign, re.findall(r"^[\w.]+$", node.value))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+            yield from (ast.unparse(x) for x in node.args[1:2] if isinstance(x, ast.Constant) and x.value not in own
+                        and PRIVATE.fullmatch(str(x.value)))  # fmt: skip
+
+
+def overridden(kind: type) -> set[str]:
+    """Returns the private names in the code of a class that a base class in Keras or TensorFlow has too."""
+    defined = set(vars(kind)) | set(re.findall(r"\bself\.(_\w+)", inspect.getsource(kind)))
+    bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] in ("keras", "tensorflow")]
+    theirs = {name for base in bases for name in re.findall(r"\b_[a-z]\w*", inspect.getsource(base))}
+    return {name for name in defined & theirs if PRIVATE.fullmatch(name)}
+
+
+def test_private_names_are_used_in_compat_alone() -> None:
+    used = {file.relative_to(ROOT).as_posix(): list(private_names(file.read_text(encoding="utf-8"))) for file in FILES}
+    lasts = {
+        name.rpartition(".")[2] for name in used.pop("trainer/invariance/compat.py") if not name.endswith("Extended")
+    }
+    assert {file: names for file, names in used.items() if names} == {}
+    modules = {"seed_generator", "loss", "collective_all_reduce_strategy", "numpy"}
+    assert lasts - modules == {name.rpartition(".")[2] for name in compat.PRIVATE_NAMES}
+
+
+def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
+    modules = [importlib.import_module(x.name) for x in pkgutil.walk_packages(trainer.__path__, "trainer.")]
+    defined = [(x, module.__name__) for module in modules for x in vars(module).values() if inspect.isclass(x)]
+    found = [kind for kind, module in defined if kind.__module__ == module]
+    assert FusedAdam in found
+    assert {kind: names for kind in found if (names := overridden(kind))} == {}
+
+
+@pytest.mark.parametrize("line", [
+    "from keras.src.utils import naming",
+    "from keras.src import backend",
+    "import tensorflow.python.eager.context",
+    "from tensorflow.python import distribute",
+    "from keras.utils import _naming",
+    "keras.src.backend.shape(x)",
+    "tf.__internal__.tracking",
+    "model._symbolic_build()",
+    "index = self._get_variable_index(variable)",
+    "super()._moments(inputs, mask)",
+    "optimizer._all_reduce_sum_gradients = list",
+    "getattr(model, '_layers')",
+    "importlib.import_module('keras.src.utils')",
+])  # fmt: skip
+def test_a_private_name_is_found(line: str) -> None:
+    assert list(private_names(f"class Own:\n    def run(self):\n        self._own = 1\n        {line}\n")) != []
+    assert list(private_names("def _own(): ...\nself._state = keras.Model(_own)\ntf.nn.relu(self._state)")) == []
+
+
+class _Overrides(keras.layers.BatchNormalization):
+    def __init__(self) -> None:
+        super().__init__()
+        self._own, self._reduction_axes = 1, None
+
+    def _moments(self, inputs: Any, mask: Any) -> Any: ...
+
+    def _mine(self) -> None: ...
+
+
+def test_an_override_is_found() -> None:
+    assert overridden(_Overrides) == {"_moments", "_reduction_axes"}
+
+
+def test_the_decision_lists_the_same_names() -> None:
+    page = (ROOT / "docs" / "decisions" / "1-own-loop.md").read_text(encoding="utf-8")
+    assert sorted(filter(foreign, re.findall(r"`([\w.]+)`", page))) == sorted(compat.PRIVATE_NAMES)
+    assert len(page.splitlines()) <= 40
+
+
+def remove(monkeypatch: Patch, name: str) -> None:
+    """Removes a private name from its module, or from its class and the bases of it."""
+    path, _, attribute = name.rpartition(".")
+    owner = pkgutil.resolve_name(path)
+    for one in inspect.getmro(owner) if inspect.isclass(owner) else [owner]:
+        if attribute in vars(one):
+            monkeypatch.delattr(one, attribute)
+
+
+def small_model() -> keras.Model:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), loss="mse")
+    return model
+
+
+def two_devices_per_worker(nothing: None) -> None:
+    with compat.cpu_devices_per_worker(2):
+        pass
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize(("last", "prepare", "use"), [
+    ("_flatten_layers", small_model, compat.all_layers),
+    ("_symbolic_build", small_model, lambda model: compat.build_compiled(model, (np.zeros((1, 2)), np.zeros((1, 1))))),
+    ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
+    ("_initialize_local_devices", lambda: None, two_devices_per_worker),
+    ("random", lambda: None, lambda nothing: draw_by_row_everywhere()),
+])  # fmt: skip
+def test_what_has_no_fallback_fails_in_one_line(
+    monkeypatch: Patch, last: str, prepare: Any, use: Any, changed: bool
+) -> None:
+    use(prepare())
+    (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
+    prepared, owner = prepare(), pkgutil.resolve_name(name.rpartition(".")[0])
+    if changed:
+        monkeypatch.setattr(owner, last, lambda self, *, other_than_ours: None)
+    else:
+        remove(monkeypatch, name)
+    line = rf"^{re.escape(name)} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow 2\.17"
+    with pytest.raises(RuntimeError, match=line) as caught:
+        use(prepared)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_them_what_is_traced_counts_as_not_compiled_and_as_no_branch(monkeypatch: Patch) -> None:
+    def traced() -> list[Any]:
+        return [compat.compiled_by_xla(), compat.outside_conditions(tf.compat.v1.get_default_graph())]
+
+    found: list[Any] = []
+    for last in ("", "GraphOrParentsInXlaContext", "CondBranchFuncGraph"):
+        if last:
+            (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
+            remove(monkeypatch, name)
+        graph = tf.Graph()
+        with graph.as_default():
+            found.append(traced() == [False, graph])
+    assert found == [True] * 3
+
+
+def test_layers_have_paths_of_their_own() -> None:
+    class Own(keras.Model):
+        def __init__(self, *parts: keras.layers.Layer, name: str) -> None:
+            super().__init__(name=name)
+            self.parts = parts
+
+    shared = keras.layers.Dense(1, name="dense")
+    parts = [Own(shared, keras.layers.Dense(1, name="dense"), name="part") for _ in range(2)]
+    assert list(compat.layers_by_path(Own(*parts, name="model"))) == [
+        "model", "model/part", "model/part/dense", "model/part/dense#2", "model/part#2", "model/part#2/dense"
+    ]  # fmt: skip
+
+
+def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> None:
+    (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith("._initialize_local_devices"))
+    remove(monkeypatch, name)
+    with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
+        pass
+
+
+@pytest.fixture
+def warnings(monkeypatch: Patch, caplog: Log) -> Log:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    warn_once.cache_clear()
+    return caplog
+
+
+def test_names_and_seeds_are_those_of_a_new_process(warnings: Log) -> None:
+    keras.layers.Flatten()
+    compat.reset_layer_names()
+    keras.utils.set_random_seed(7)
+    compat.seed_initializers(7)
+    random.random()  # as another thread may draw
+    assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
+    assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+    assert warnings.text == ""
+
+
+def test_without_them_public_names_of_keras_do_the_same(monkeypatch: Patch, warnings: Log) -> None:
+    seeds = pkgutil.resolve_name("keras.src.random.seed_generator")
+    monkeypatch.setattr(seeds, "make_default_seed", lambda: random.randint(1, int(1e9)))
+    monkeypatch.setattr("keras.src.backend.random.make_default_seed", seeds.make_default_seed)
+    keras.layers.Dense(1)
+    remove(monkeypatch, "keras.src.utils.naming.reset_uids")
+    compat.reset_layer_names()
+    for removed in (False, True):  # first it only goes unused
+        if removed:
+            remove(monkeypatch, "keras.src.random.seed_generator.python_random")
+        warn_once.cache_clear()
+        compat.seed_initializers(7)
+        assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+    assert keras.layers.Dense(1).name == "dense"
+    names = [record.message.partition(" is missing")[0] for record in warnings.records]
+    assert names == ["keras.src.random.seed_generator.python_random"] * 2
+
+
+def test_sign_bits_are_those_of_keras(monkeypatch: Patch, warnings: Log) -> None:
+    module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
+    ours = module.signbit
+    compat.compare_signs_on_device.__wrapped__()
+    assert module.signbit is not ours
+    monkeypatch.setattr(module, "signbit", ours)  # in the end
+    theirs = inspect.unwrap(ours)
+    values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
+    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
+        x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
+        np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
+    remove(monkeypatch, "keras.src.backend.tensorflow.numpy.signbit")
+    compat.compare_signs_on_device.__wrapped__()
+    assert "signbit is missing or has changed in TensorFlow" in warnings.text
+
+
+@pytest.mark.parametrize("last", ["_get_variable_index", "_momentums", "_velocities"])
+def test_without_its_moments_adam_uses_keras_own_update(monkeypatch: Patch, warnings: Log, last: str) -> None:
+    real = compat._private
+
+    def lacking(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.endswith(last):
+            raise compat.Missing(name)
+        return real(name, *arguments, **named)
+
+    def updated() -> Any:
+        weight, optimizer = keras.Variable([1.0, 2.0]), FusedAdam(0.1)
+        optimizer.build([weight])
+        for _ in range(2):
+            optimizer.apply([np.array([0.5, -1.0], np.float32)], [weight])
+        return weight.numpy()
+
+    fused = updated()
+    monkeypatch.setattr(compat, "_private", lacking)
+    np.testing.assert_allclose(fused, updated(), rtol=2e-5)  # Keras rounds the powers of the betas to float32
+    assert [f"{last} is missing" in record.message for record in warnings.records] == [True]

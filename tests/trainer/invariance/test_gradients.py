@@ -1,0 +1,182 @@
+"""Tests that gradients are summed once with every optimizer, and that replicas agree on overflow."""
+
+import unittest
+import warnings
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import fresh_collectives, refused
+from trainer.invariance.averaging import use_averages
+from trainer.invariance.batch_norm import normalize_in_place
+from trainer.invariance.gradients import sum_and_build, sum_first
+from trainer.models.optimizers import FusedAdam
+
+
+def make_strategy(replicas: int) -> Any:
+    fresh_collectives()
+    names = [f"CPU:{index}" for index in range(replicas)]
+    return tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
+
+
+def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
+    """Returns a weight of ones after one SGD step of size 1 with gradient_of(replica), and the optimizer."""
+    strategy = make_strategy(replicas)
+    with strategy.scope():
+        weight = keras.Variable(np.ones(2, np.float32))
+        optimizer = sum_and_build(keras.optimizers.SGD(1.0), [weight], precision)
+
+    def on_replica() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        gradient = gradient_of(tf.cast(replica, tf.float32))
+        optimizer.apply([optimizer.scale_loss(gradient)], [weight])
+
+    tf.function(partial(strategy.run, on_replica))()
+    return weight.numpy(), optimizer
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_update_is_the_sum_over_replicas(replicas: int, precision: str) -> None:
+    weight, _ = update(replicas, precision, lambda replica: tf.stack([0.25 * (replica + 1), 0.5]))
+    expected = [1 - 0.25 * sum(range(1, replicas + 1)), 1 - 0.5 * replicas]
+    np.testing.assert_allclose(weight, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None:
+    gradients = [[np.inf, 1.0], [0.5, 0.5]]
+    weight, optimizer = update(2, "mixed_float16", lambda replica: tf.where(replica == broken, *gradients))
+    assert weight.tolist() == [1.0, 1.0]
+    assert float(optimizer.dynamic_scale.numpy()) == optimizer.initial_scale / 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_fused_adam_equals_that_of_keras(replicas: int, dtype: str) -> None:
+    strategy, states = make_strategy(replicas), []
+    for kind in (FusedAdam, keras.optimizers.Adam):
+        with strategy.scope():
+            weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
+            optimizer = sum_and_build(kind(0.01, beta_1=0.5), weights, "float32")
+
+        def on_replica(optimizer: Any, weights: Any) -> None:
+            optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights], weights)
+
+        step = tf.function(partial(strategy.run, partial(on_replica, optimizer, weights)))
+        for _ in range(5):
+            step()
+        states.append([variable.numpy() for variable in [*optimizer.variables, *weights]])
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5)  # Keras rounds the powers of the betas to float32
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "averages": {"use_ema": True, "ema_momentum": 0.7},
+    "clipping": {"global_clipnorm": 0.3},
+    "clipped_values": {"clipvalue": 0.2},
+    "weight_decay": {"weight_decay": 0.1, "clipnorm": 0.5},
+}
+
+
+@pytest.mark.parametrize(("options", "scaled"), [*((name, False) for name in OPTIONS), ("averages", True)])
+def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_device(options: str, scaled: bool) -> None:
+    """Follows the scenarios of Keras's optimizer_distribute_test; that one does not run them with Adam."""
+    found = []
+    for replicas, kind in ((1, keras.optimizers.Adam), (2, keras.optimizers.Adam), (2, FusedAdam)):
+        strategy = make_strategy(replicas)
+        with strategy.scope():
+            weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype="float64") for count in (2, 5)]
+            optimizer = kind(0.1, **OPTIONS[options])
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+            optimizer.build(weights)
+            if replicas > 1:
+                sum_first(optimizer)
+
+        def on_replica(step: Any, optimizer: Any, weights: Any, replicas: int) -> None:
+            share = 1.0
+            if replicas > 1:
+                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+                share = tf.cast(replica + 1, tf.float64) / 3.0
+            gradients = [(tf.sin(3.0 * weight.value) + 0.1 * step) * share for weight in weights]
+            optimizer.apply([optimizer.scale_loss(each) for each in gradients], weights)
+
+        given = {"optimizer": optimizer, "weights": weights, "replicas": replicas}
+        run = tf.function(lambda step: strategy.run(on_replica, (step,), given))  # noqa: B023
+        for step in range(7):
+            run(tf.constant(step, tf.float64))
+        use_averages(optimizer, weights)
+        found.append(np.concatenate([weight.numpy() for weight in weights]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+    np.testing.assert_allclose(
+        found[2], found[0], rtol=2e-5, atol=1e-5
+    )  # Keras rounds the powers of the betas to float32
+
+
+@pytest.mark.parametrize(("settings", "advice"), [
+    ({"gradient_accumulation_steps": 3}, "leave it out and use --micro_batches, or"),
+    ({"use_ema": True, "ema_overwrite_frequency": 3}, "leave it out: with use_ema the exported model has"),
+])  # fmt: skip
+def test_what_keras_does_by_branches_is_refused_on_several_replicas(settings: dict[str, Any], advice: str) -> None:
+    name, value = list(settings.items())[-1]
+    for replicas in (1, 2):
+        with make_strategy(replicas).scope():
+            weight, optimizer = keras.Variable([1.0]), keras.optimizers.Adam(0.1, **settings)
+            with (
+                refused(f"{name}={value}: Adam cannot do this on 2 replicas: {advice}")
+                if replicas > 1
+                else nullcontext()
+            ):
+                sum_and_build(optimizer, [weight], "mixed_float16")
+
+
+def test_the_mean_over_replicas_can_be_applied_instead() -> None:
+    strategy = make_strategy(2)
+    with strategy.scope():
+        weight = keras.Variable(np.ones(2, np.float32))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+        sum_first(optimizer, mean=True)
+
+    def on_replica() -> None:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        optimizer.apply([tf.fill((2,), tf.cast(replica, tf.float32))], [weight])
+
+    tf.function(lambda: strategy.run(on_replica))()
+    assert weight.numpy().tolist() == [0.5, 0.5]
+
+
+def fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras.src.optimizers.adam_test.Adam", FusedAdam)
+
+
+def normalized_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = keras.layers.BatchNormalization.__init__
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        normalize_in_place(self, synchronized=False)
+
+    monkeypatch.setattr(keras.layers.BatchNormalization, "__init__", changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "put"), [
+    ("keras.src.optimizers.adam_test", fused_adam),
+    ("keras.src.layers.normalization.batch_normalization_test", normalized_in_place),
+])  # fmt: skip
+def test_keras_own_tests_pass_with_our_parts_in_place(module: str, put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the tests that Keras ships: of its optimizer with ours, of its layer with the call that we put in place."""
+    tests = pytest.importorskip(module)
+    put(monkeypatch)
+    suite, result = unittest.defaultTestLoader.loadTestsFromModule(tests), unittest.TestResult()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        suite.run(result)
+    assert result.testsRun >= 8
+    assert [(str(test), lines[-400:]) for test, lines in (*result.errors, *result.failures)] == []

@@ -1,0 +1,141 @@
+"""Tests that updates in several passes, of micro-batches, have the numbers of updates in one, and need less memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.fixtures import Patch
+from tests.support import largest_difference, refused, run_job, run_steps, small, weights
+from trainer.base.run_files.records import read_run_info
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
+from trainer.invariance.layers import depends_on_replicas
+from trainer.run.build import build_setup
+from trainer.training.compilation import Choice, TimedSteps, choose
+
+ROOT = Path(__file__).parents[3]
+OWN = ("--global_batch_size=16", "--learning_rate=0.01")
+# 16 rows = 4 x 4 = 2 replicas x 2 x 4.
+WAYS = (("--replicas=1", "--micro_batches=4"), ("--replicas=2", "--micro_batches=2"))
+
+
+def own(model: str, data: str) -> tuple[str, ...]:
+    return (f"--model=tests.own_data:{model}", f"--data=tests.own_data:{data}", *OWN)
+
+
+ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3")
+
+
+@pytest.mark.parametrize("flags", [
+    pytest.param(ONE_REPLICA_TOO, id="mlp"),
+    pytest.param(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp"),
+    pytest.param(("--model=r3gan",), id="r3gan", marks=pytest.mark.slow),
+    pytest.param(("--model=dcgan",), id="dcgan", marks=pytest.mark.slow),
+    pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=pytest.mark.slow),
+    pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
+    *(pytest.param(own(*names), id=names[0]) for names in [
+        ("by_weight", "weighted"), ("masked_text", "next_tokens"), ("regularized", "weighted"),
+        ("scalar_loss", "arrays"),
+    ]),
+])  # fmt: skip
+def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: Patch) -> None:
+    """Networks have no batch norm here, which normalises each pass."""
+    monkeypatch.setattr("trainer.models.gan._batch_norm", lambda x: x)
+    ways = WAYS if flags == ONE_REPLICA_TOO else WAYS[1:]
+    one, *others = (run_steps(small(*flags, "--precision=float64", *way), 3) for way in ((), *ways))
+    for model, logs in others:
+        agree = largest_difference(weights(one[0]), weights(model)) < 1e-10
+        assert agree == (not depends_on_replicas(model, replicas=2, micro_batches=2))
+        if agree:
+            assert logs.means() == pytest.approx(one[1].means(), rel=1e-10)
+
+
+def normalised(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.layers.Flatten(), keras.layers.BatchNormalization(), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input(dataset.image_shape), *layers])
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:
+    flags = (f"--model={__name__}:normalised", "--precision=float64")
+    (one, logs), (several, logs_of_passes) = (run_steps(small(*flags, *way), 2) for way in ((), WAYS[0]))
+    assert logs.means()["loss"] != pytest.approx(logs_of_passes.means()["loss"], rel=1e-6)
+    means, variances = ([model.layers[1].get_weights()[i] for model in (one, several)] for i in (2, 3))
+    assert np.allclose(
+        means[0], means[1], rtol=1e-12
+    )  # of inputs that no weight changes: the mean of the passes' means
+    assert np.all(variances[1] <= variances[0] + 1e-12)
+    assert np.any(variances[1] < 0.99 * variances[0])
+    (line,) = depends_on_replicas(several, 1, 4)
+    assert "batch_normalization" in line
+    assert line.endswith("normalises the rows of one of micro_batches=4 passes alone")
+    assert depends_on_replicas(several, 1) == []
+
+
+def test_batch_norm_of_two_replicas_and_loss_scaling_work_in_passes() -> None:
+    _, logs = run_steps(small(f"--model={__name__}:normalised", "--precision=mixed_float16", *WAYS[1]), 2)
+    assert np.isfinite(logs.values).all()
+
+
+def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
+    with refused("micro_batches=4: the train_step of _MeanLoss takes all rows at once: sum its gradients by"):
+        run_steps(small("--model=tests.models:mean_loss", *WAYS[0]), 1)
+
+
+def test_xla_does_not_compile_a_step_of_passes() -> None:
+    config = small("--model=mlp", "--jit_compile", *WAYS[0])
+    setup = build_setup(config, make_replicas(config))
+    trial = TimedSteps(
+        setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
+    )
+    assert choose(config, trial, 50) == Choice(False, "XLA would keep all of micro_batches=4 in memory at once")
+
+
+def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
+    flags = ("--model=mlp", "--dropout=0.3", "--precision=float64", "--replicas=1", "--jit_compile=false")
+    straight, _ = run_steps(small(*flags), 4)
+    for steps, passes in ((2, 4), (4, 2)):
+        config = small(*flags, f"--job_dir={tmp_path}", f"--steps={steps}", f"--micro_batches={passes}")
+        job_dir = run_job(config)
+    resumed = keras.saving.load_model(job_dir / "model" / "model.keras")
+    assert largest_difference(weights(straight), weights(resumed)) < 1e-10
+    about, _ = read_run_info(job_dir)
+    assert about["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
+
+
+# The peak of TensorFlow's own allocator, as on a GPU, above what lies there between steps.
+_PEAKS = """
+import sys
+import tensorflow as tf
+from tests.support import build_setup, make_replicas, small
+for passes in (1, 4):
+    config = small(*sys.argv[1:], f"--micro_batches={passes}")
+    setup = build_setup(config, make_replicas(config))
+    runner, rows = setup.step_runner(), setup.rows_from(0)
+    runner(rows, 0, 1)
+    memory = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    runner(rows, 0, 1)
+    print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"] - memory)
+"""
+
+
+@pytest.mark.parametrize("flags", [
+    ("--model=cnn", "--width=16", "--image_size=64", "--global_batch_size=64", "--dropout=0.2"),
+    pytest.param(
+        ("--model=wgan_gp", "--global_batch_size=256", "--width=16", "--critic_steps=1"), marks=pytest.mark.slow
+    ),
+], ids=["cnn", "wgan_gp"])  # fmt: skip
+def test_passes_need_less_memory(flags: tuple[str, ...]) -> None:
+    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _PEAKS, *flags]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    one, four = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
+    assert four < 0.6 * one, done.stderr

@@ -1,0 +1,121 @@
+"""Tests that evaluation gives the numbers of `model.evaluate` on one device, on any number of replicas."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import fresh_collectives, refused, run_job
+from tests.trainer.data.test_own import settings
+from trainer.base.run_files.records import read_stats
+from trainer.cluster.strategy import make_replicas
+from trainer.measures.evaluation import Evaluation, evaluation
+from trainer.run.build import TrainingSetup, build_setup
+from trainer.training.callbacks import rises
+
+CASES = [
+    ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("summed", "weighted_pair"),
+    ("regression", "tf_batches"), ("segmenter", "masks"),
+    ("multi_label", "several_labels"), ("classifier", "classes"), ("two_outputs", "named_pair"),
+    ("regularized", "weighted_pair"), ("smoothed", "pair"),
+]  # fmt: skip
+
+
+def setup_of(model: str, data: str, *flags: str) -> tuple[TrainingSetup, Evaluation]:
+    config = settings(data, model, "--evaluation_batch_size=6", *flags)
+    fresh_collectives()
+    setup = build_setup(config, make_replicas(config))
+    found = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
+    assert found
+    return setup, found
+
+
+def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
+    batches = evaluate._part(1, 0).map(lambda *parts: setup.dataset.as_fit(parts))
+    found = setup.model.evaluate(batches, steps=evaluate._batches, return_dict=True, verbose=0)
+    return {f"val_{name}": value for name, value in found.items()}
+
+
+@pytest.mark.parametrize(("model", "data"), CASES)
+def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(model: str, data: str) -> None:
+    """The evaluation part has 21 rows, so the batch of 6 leaves 3; four replicas take one batch each, two take two."""
+    setup, evaluate = setup_of(model, data)
+    expected = by_keras(setup, evaluate)
+    replicas = 4 if (model, data) == CASES[0] else 2
+    for found in (evaluate(), setup_of(model, data, f"--replicas={replicas}")[1]()):
+        assert found == pytest.approx(expected, rel=1e-10)
+    assert sorted(evaluate.names) == sorted(expected)
+
+
+def test_float32_agrees_to_its_rounding() -> None:
+    expected = by_keras(*setup_of("two_outputs", "named_pair", "--precision=float32"))
+    _, evaluate = setup_of("two_outputs", "named_pair", "--precision=float32", "--replicas=2")
+    assert evaluate() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_test_step_of_the_models_own_gives_means_over_rows() -> None:
+    for replicas in (1, 2):
+        setup, evaluate = setup_of(
+            "autoencoder", "inputs_alone", "--evaluation_fraction=0.42", f"--replicas={replicas}"
+        )
+        rows = [np.asarray(x) for (x,) in evaluate._part(1, 0)]
+        errors = [np.square(setup.model(x).numpy() - x) for x in rows]
+        expected = {
+            "val_loss": np.mean(np.concatenate(errors)),
+            "val_largest": np.average([each.max() for each in errors], weights=[len(x) for x in rows]),
+        }
+        assert evaluate() == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_metric_that_does_not_add_up_is_computed_on_one_replica(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
+    values = []
+    for replicas in (1, 2):
+        _, evaluate = setup_of("largest_error", "pair", f"--replicas={replicas}")
+        values.append(evaluate())
+    assert values[0] == pytest.approx(values[1], rel=1e-12)
+    assert "evaluates on one replica: the variables of a metric do not add up over batches" in caplog.text
+
+
+def run(job_dir: Path, data: str, *flags: str) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the lines of stats.jsonl and result.json of a whole run."""
+    run_job(settings(data, "regression", f"--job_dir={job_dir}", "--report_every_steps=1", *flags))
+    return read_stats(job_dir)[0], json.loads((job_dir / "result.json").read_text())
+
+
+def test_training_counts_are_not_touched(tmp_path: Path) -> None:
+    """Evaluation uses the same metric objects as training."""
+    found = [run(tmp_path / data, data)[0] for data in ("pair", "arrays")]
+    one, other = ([e["losses"] | e["metrics"] for e in entries if e["kind"] == "report"] for entries in found)
+    assert len(one) == 8
+    assert one == other
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--early_stopping=val_mape", "early_stopping=val_mape: nothing is evaluated"),
+    ("--best_metric=val_mae", "best_metric=val_mae: nothing is evaluated"),
+])  # fmt: skip
+def test_values_of_evaluation_need_data_for_it(flag: str, line: str, tmp_path: Path) -> None:
+    with refused(line):
+        run(tmp_path, "arrays", flag)
+
+
+def test_any_value_of_evaluation_stops_early_and_chooses_the_best(tmp_path: Path) -> None:
+    flags = ("--steps=60", "--learning_rate=0.3", "--early_stopping=val_mape", "--patience=2", "--best_metric=val_mae")
+    entries, result = run(tmp_path, "pair", *flags)
+    assert result["steps"] < 60
+    values = {e["step"]: {**e["losses"], **e["metrics"]}["val_mae"] for e in entries if e["kind"] == "evaluation"}
+    assert (tmp_path / "checkpoints" / f"step-{min(values, key=values.__getitem__):08}").is_dir()
+
+
+def test_keras_metrics_decide_whether_higher_is_better() -> None:
+    setup, _ = setup_of("multi_label", "several_labels")
+    assert rises(setup.model, "val_auc", "best_metric")
+    assert not rises(setup.model, "val_loss", "best_metric")
+    with refused("best_metric=val_speed: it is unknown whether higher or lower is better"):
+        rises(setup.model, "val_speed", "best_metric")

@@ -1,0 +1,311 @@
+"""Tests that evaluation counts each example once, and that FID and KID follow their formulas."""
+
+import dataclasses
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.conftest import SMALL
+from tests.drill import losses, numbers
+from tests.support import Signals, fresh_collectives, refused, run_job, run_steps, small
+from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import Replicas, make_replicas
+from trainer.data.dataset import Arrays, Dataset
+from trainer.data.sources import load_dataset
+from trainer.measures.evaluation import Evaluation, evaluation
+from trainer.measures.fid import Extractor, Fid, frechet_distance, kernel_distance
+from trainer.models import build_model
+from trainer.run import job
+from trainer.run.build import set_precision_and_seed
+
+
+def on(replicas: int, batch: int = 16) -> Replicas:
+    fresh_collectives()
+    return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
+
+
+@pytest.mark.parametrize("count", [1, 17, 100])
+def test_the_same_weights_give_the_same_values_on_any_number_of_replicas(count: int) -> None:
+    config = small("--model=mlp")
+    digits = load_dataset(config)
+    images, labels = (part.numpy() for part in digits.train.gather(np.arange(count)))
+    examples = Arrays(images, labels)
+    keras.utils.set_random_seed(5)
+    weights = build_model(config, digits).get_weights()
+    found = []
+    for replicas in (1, 2, 4):
+        with (where := on(replicas)).strategy.scope():
+            model = build_model(config, digits)
+            model.set_weights(weights)
+        evaluate = Evaluation(model, where, examples, 16, digits.as_fit)
+        found.append(evaluate())
+    outputs = model(images.astype("float32"), training=False)
+    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+    for counted in found:
+        assert counted["val_accuracy"] == pytest.approx(np.mean(np.argmax(outputs, axis=-1) == labels), rel=1e-6)
+        assert counted["val_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_only_models_with_a_loss_are_evaluated(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
+    config = small("--model=mlp", "--evaluation_fraction=0.1")
+    digits = load_dataset(config)
+    model = build_model(config, digits)
+    assert evaluation(model, on(1), digits, 16) is not None
+    assert evaluation(model, on(1), dataclasses.replace(digits, evaluation=None), 16) is None
+    assert evaluation(build_model(small(), digits), on(1), digits, 16) is None
+    without_loss = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    without_loss.compile()
+    assert evaluation(without_loss, on(1), digits, 16) is None
+    assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"])
+def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
+    images, labels = (part.numpy() for part in load_dataset(small()).train.gather(np.arange(20)))
+    model = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10, "softmax")])
+    model.compile(loss=loss)
+    outputs = model(images.astype("float32"))
+    expected = np.mean(keras.losses.sparse_categorical_crossentropy(labels, outputs))
+    examples = Dataset("digits", Arrays(images, labels))
+    assert Evaluation(model, on(1), examples.train, 16, examples.as_fit)()["val_loss"] == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000) -> np.ndarray:
+    drawn = np.random.default_rng(seed).standard_normal((count, 3))
+    drawn = (drawn - drawn.mean(axis=0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(drawn, rowvar=False))).T
+    return mean + deviation * drawn  # mean and covariance exactly as asked for
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"), [((0, 1), (0, 1), 0.0), ((0, 1), (2, 1), 12.0), ((0, 1), (0, 3), 12.0)]
+)
+def test_fid_of_gaussians_is_known(one: tuple[float, float], other: tuple[float, float], expected: float) -> None:
+    """Uses isotropic ones in 3 dimensions: 3 (m1 - m2)^2 + 3 (s1 - s2)^2."""
+    assert frechet_distance(gaussian(*one, seed=1), gaussian(*other, seed=2)) == pytest.approx(expected, abs=1e-8)
+
+
+def test_fid_with_correlated_features() -> None:
+    """Uses commuting covariances: FID is the sum of (sqrt a_i - sqrt b_i)^2 over shared eigenvectors."""
+    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
+    one, other = (
+        gaussian(0, 1, seed) @ np.diag(np.sqrt(spread)) @ turn for seed, spread in ((1, [1, 4, 9]), (2, [4, 4, 1]))
+    )
+    assert frechet_distance(one, other) == pytest.approx((1 - 2) ** 2 + 0 + (3 - 1) ** 2, abs=1e-8)
+
+
+def test_fid_with_fewer_images_than_features_is_finite() -> None:
+    one, other = (gaussian(mean, 1, seed=mean + 1, count=50).repeat(40, axis=1) for mean in (0, 1))
+    assert frechet_distance(one, other) == pytest.approx(120.0, rel=1e-6)
+
+
+def test_kid_is_the_unbiased_sum_written_out() -> None:
+    draw = np.random.default_rng(3)
+    one, other = draw.standard_normal((7, 4)), draw.standard_normal((5, 4)) + 1
+
+    def k(x: np.ndarray, y: np.ndarray) -> float:
+        return float((x @ y / 4 + 1) ** 3)
+
+    within_one = sum(k(x, y) for i, x in enumerate(one) for j, y in enumerate(one) if i != j) / (7 * 6)
+    within_other = sum(k(x, y) for i, x in enumerate(other) for j, y in enumerate(other) if i != j) / (5 * 4)
+    across = sum(k(x, y) for x in one for y in other) / 35
+    assert kernel_distance(one, other) == pytest.approx(within_one + within_other - 2 * across, rel=1e-12)
+
+
+def test_kid_of_many_images_needs_little_memory() -> None:
+    draw = np.random.default_rng(5)
+    one, other = draw.standard_normal((4000, 4)), draw.standard_normal((4000, 4))
+    tracemalloc.start()
+    try:
+        kernel_distance(one, other)
+        assert tracemalloc.get_traced_memory()[1] < 4000 * 4000 * 8 / 2  # the kernel's matrix is twice as large
+    finally:
+        tracemalloc.stop()
+
+
+def test_kid_of_equal_distributions_is_zero_on_average() -> None:
+    draw = np.random.default_rng(4)
+    found = [kernel_distance(draw.standard_normal((40, 3)), draw.standard_normal((40, 3))) for _ in range(400)]
+    assert abs(np.mean(found)) < 4 * np.std(found) / 20
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saves a classifier of 16-pixel digits."""
+    path = tmp_path_factory.mktemp("classifier") / "model.keras"
+    keras.utils.set_random_seed(1)
+    images = keras.Input((16, 16, 1))
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
+    x = keras.layers.Dense(8, activation="relu")(x)
+    keras.Model(images, keras.layers.Dense(10)(x)).save(path)
+    return path
+
+
+def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, tmp_path: Path) -> None:
+    found = []
+    for replicas in (1, 2):
+        config = small(f"--replicas={replicas}")
+        gan, _ = run_steps(config, 3)
+        model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
+        fresh_collectives()
+        where = make_replicas(config)
+        cache = tmp_path / f"{replicas}.npz"
+        data: Any = load_dataset(dataclasses.replace(config, evaluation_fraction=0.1))
+        fid = Fid(model, where, Extractor(str(features), "none"), data.train, 50, 0, cache, unseen=data.evaluation)
+        found.append(fid())
+        before = cache.stat().st_mtime_ns
+        assert fid() == found[-1]
+        assert cache.stat().st_mtime_ns == before
+        cache.write_bytes(b"damaged")
+        assert fid()["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
+        assert fid().keys() == {*fid.names}
+    assert found[1]["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
+    assert found[1]["memorisation"] == pytest.approx(found[0]["memorisation"], abs=0.02)
+    assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_features_are_never_computed_in_tf32(features: Path, tmp_path: Path, tf32: bool) -> None:
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled
+    set_precision_and_seed(config := small(f"--tf32={tf32}"))
+    assert enabled() is tf32
+    model: Any = SimpleNamespace(latent_dim=16)
+    reals: Any = load_dataset(config).train
+    fid = Fid(model, on(1), Extractor(str(features), "none"), reals, 20, 0, tmp_path / "none.npz")
+    seen = []
+    fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)), 20)
+    assert (seen, enabled()) == ([False, False], tf32)
+
+
+def test_real_images_are_nearer_to_real_images_than_noise_is(features: Path) -> None:
+    extract = Extractor(str(features), "none")
+    reals, _ = load_dataset(small()).train.gather(tf.range(400))
+    noise = tf.random.stateless_uniform(reals.shape, (1, 2), maxval=256, dtype=tf.int32)
+    one, other, third = (extract(part).numpy().astype(float) for part in (reals[:200], reals[200:], noise[:200]))
+    assert frechet_distance(one, other) * 5 < frechet_distance(one, third)
+
+
+def test_features_of_other_sizes_and_colours_are_fitted(features: Path) -> None:
+    assert Extractor(str(features), "none")(tf.zeros((2, 32, 32, 3), tf.uint8)).shape == (2, 8)
+
+
+PRECISIONS = ["mixed_bfloat16", "mixed_float16", "float64"]
+
+
+def features_in(precision: str, name: str, weights: str) -> tuple[str, np.ndarray]:
+    """Returns the network's identity and the features of an image, in a run of that precision."""
+    set_precision_and_seed(TrainConfig(precision=precision))
+    images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
+    extract = Extractor(name, weights)
+    found = extract(images)
+    assert (found.dtype, keras.config.dtype_policy().name) == (tf.float32, precision)
+    return extract.identity, found.numpy()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_features_do_not_depend_on_precision(precision: str, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small_network(input_shape: tuple[int, int, int], **given: object) -> keras.Model:
+        """Replaces InceptionV3, which is slow to build."""
+        layers = [keras.layers.Conv2D(8, 9, strides=9), keras.layers.GlobalAveragePooling2D()]
+        return keras.Sequential([keras.Input(input_shape), *layers])
+
+    monkeypatch.setattr(keras.applications, "InceptionV3", small_network)
+    for name in ("inception", str(features)):
+        one, other = (features_in(each, name, "imagenet") for each in ("float32", precision))
+        assert one[0] == other[0]
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["nothing.keras", "text.keras"])
+def test_features_that_are_no_classifier_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.keras").write_text("no model")
+    with pytest.raises(UserError, match=r"cannot be loaded \(.*: use a classifier of yours"):
+        Extractor(str(tmp_path / name), "none")
+
+
+def test_inception_without_weights_reports_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(**given: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(keras.applications, "InceptionV3", offline)
+    with pytest.raises(UserError, match="--fid_weights=PATH"):
+        Extractor("inception", "imagenet")
+
+
+@pytest.mark.slow  # it builds InceptionV3
+def test_inception_gives_its_pooled_features(tmp_path: Path) -> None:
+    shape = (299, 299, 3)
+    network = keras.applications.InceptionV3(include_top=False, weights=None, pooling="avg", input_shape=shape)
+    network.save_weights(tmp_path / "i.weights.h5")
+    images = tf.random.stateless_uniform((1, 32, 32, 1), (1, 2), maxval=256, dtype=tf.int32)
+    set_precision_and_seed(TrainConfig(precision="mixed_bfloat16"))  # it is the run's, not that of the features
+    found = Extractor("inception", str(tmp_path / "i.weights.h5"))(images)
+    resized = tf.image.resize(tf.repeat(tf.cast(images, tf.float32), 3, axis=-1), shape[:2], antialias=True)
+    np.testing.assert_allclose(found, network(resized / 127.5 - 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 16, 1), (8, 8, 2), (64,)])
+def test_features_come_from_a_classifier_of_square_images(shape: tuple[int, ...], tmp_path: Path) -> None:
+    layers = [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dense(10)]
+    keras.Sequential(layers).save(file := tmp_path / "model.keras")
+    line = f"its input is {(None, *shape)}: a classifier of square images is required"
+    with refused(f"fid_features={file}: {line}"):
+        Extractor(str(file), "")
+
+
+def fid_config(features: Path, folder: Path) -> TrainConfig:
+    flags = ["--fid_every_steps=2", "--fid_samples=20", f"--fid_features={features}", "--report_every_steps=2"]
+    return resolve([*SMALL, *flags, f"--job_dir={folder}"]).config
+
+
+@pytest.fixture(scope="module")
+def measured(features: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs a GAN that measures FID."""
+    return run_job(fid_config(features, tmp_path_factory.mktemp("measured") / "job"))
+
+
+def test_a_gan_run_reports_fid(small_config: Callable[..., TrainConfig], features: Path, measured: Path) -> None:
+    result = json.loads((measured / "result.json").read_text())
+    assert result["final"]["quality"]["features"] == str(features)
+    assert result["final"]["metrics"]["fid"] > 0
+    assert [step for kind, step, _ in numbers(measured) if kind == "quality"] == [2, 4]
+    with pytest.raises(UserError, match="has no averaged_generator and no latent_dim: FID needs a generator"):
+        job.run(small_config("--model=tests.models:classifier", "--fid_every_steps=2"), [], 0.0)
+
+
+def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
+    features: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks that hooks before it at this step, such as the report, run again and leave one line."""
+    signals, real_features, left = Signals(monkeypatch), Fid.real_features, []
+
+    def interrupted(self: Fid) -> Any:
+        found = real_features(self)
+        if not left:
+            left.append(True)
+            signals.come()
+        return found
+
+    monkeypatch.setattr(Fid, "real_features", interrupted)
+    config = fid_config(features, tmp_path / "job")
+    folder = Path(config.job_dir)
+    assert job.run(config, [], 0.0) == INTERRUPTED
+    assert [line[:2] for line in numbers(folder)] == [("report", 2)]
+    assert job.run(config, [], 0.0) == DONE
+    assert numbers(folder) == numbers(measured)
+    assert losses(folder) == pytest.approx(losses(measured), rel=1e-4)

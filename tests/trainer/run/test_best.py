@@ -1,0 +1,137 @@
+"""Tests that the best checkpoint and early stopping only compare comparable values."""
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support import small
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import finite
+from trainer.run.hooks import Best
+from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
+
+NAN = float("nan")
+OWN = "--model=tests.models:classifier"  # the values of a named model are checked earlier
+
+
+def kept(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state as a checkpoint restores it."""
+    return json.loads(json.dumps(finite(state)))
+
+
+@pytest.mark.parametrize(("flags", "first", "others", "later"), [
+    ((), {"val_accuracy": 0.9}, ("--best_metric=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
+    (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
+    ((), {"fid": 10.0}, ("--fid_features=mine.keras",), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_weights=mine.h5",), {"fid": 90.0}),
+    ((), {"fid": 10.0}, ("--fid_samples=50",), {"fid": 90.0}),
+])  # fmt: skip
+def test_the_best_of_another_measure_starts_from_scratch(
+    flags: tuple[str, ...], first: dict[str, float], others: tuple[str, ...], later: dict[str, float]
+) -> None:
+    before, changed = Best(small(OWN, *flags), keras.Model()), Best(small(OWN, *others), keras.Model())
+    before.consider(first, 10)
+    changed.resume(kept(before.state()))
+    changed.consider(later, 20)
+    assert (changed.state()["step"], changed.improved) == (20, True)
+
+
+@pytest.mark.parametrize(("name", "values", "step"), [
+    ("val_accuracy", [0.5, 0.7, 0.6], 1), ("val_loss", [2.0, 3.0, 1.0], 2), ("fid", [NAN, 9.0, 10.0], 1),
+])  # fmt: skip
+def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: list[float], step: int) -> None:
+    undisturbed, state = Best(small(OWN, f"--best_metric={name}"), keras.Model()), dict[str, Any]()
+    for at, value in enumerate(values):
+        undisturbed.consider({name: value}, at)
+        resumed = Best(small(OWN, f"--best_metric={name}"), keras.Model())
+        resumed.resume(state)
+        resumed.consider({name: value}, at)
+        state = kept(resumed.state())
+    assert undisturbed.state()["step"] == state["step"] == step
+
+
+def test_the_best_of_a_checkpoint_that_does_not_name_the_features_is_compared() -> None:
+    best = Best(small(), keras.Model())
+    best.resume({"metric": "fid", "value": 10.0, "step": 5})
+    best.consider({"fid": 11.0}, 6)
+    assert best.state()["step"] == 5
+
+
+def classifier() -> keras.Model:
+    """Returns a compiled model, called once so that its metrics exist."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(loss="binary_crossentropy", metrics=["acc", "mse", keras.metrics.AUC(name="auc")], run_eagerly=True)
+    model.train_on_batch(np.zeros((2, 2)), np.array([[0.0], [1.0]]))
+    return model
+
+
+def began(monitor: str, model: keras.Model, patience: int = 2) -> EarlyStopping:
+    stopping = EarlyStopping(monitor, patience)
+    stopping.set_model(model)
+    model.stop_training = False
+    stopping.on_train_begin()
+    return stopping
+
+
+def stops_after(stopping: EarlyStopping, values: list[float]) -> int | None:
+    for epoch, value in enumerate(values):
+        stopping.on_train_batch_end(1, {stopping.monitor: value})
+        stopping.on_epoch_end(epoch, {stopping.monitor: value})
+        if stopping.model.stop_training:
+            return epoch
+    return None
+
+
+@pytest.mark.parametrize(("monitor", "rises"), [
+    ("acc", True), ("auc", True), ("val_accuracy", True), ("mse", False), ("loss", False), ("critic_loss", False),
+])  # fmt: skip
+def test_early_stopping_knows_which_way_is_better(monitor: str, rises: bool) -> None:
+    model, rising = classifier(), [1.0, 2.0, 3.0, 4.0]
+    assert stops_after(began(monitor, model), rising) == (None if rises else 2)
+    assert stops_after(began(monitor, model), rising[::-1]) == (2 if rises else None)
+
+
+def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -> None:
+    stopping = began("wasserstein_distance", keras.Model())
+    with pytest.raises(UserError, match="it is unknown whether higher or lower is better: use a loss"):
+        stopping.on_train_batch_end(1, {"wasserstein_distance": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("values", "last"), [([NAN, NAN, 1.0], 1), ([NAN, 3.0, 2.0, NAN, 1.0, 1.5, NAN], 6), ([1.0, NAN, NAN], 2)]
+)
+def test_nan_is_no_improvement_and_anything_improves_on_it(values: list[float], last: int) -> None:
+    assert stops_after(began("loss", keras.Model()), values) == last
+
+
+@pytest.mark.parametrize(("monitor", "continues"), [("loss", True), ("accuracy", False)])
+def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, continues: bool) -> None:
+    before, after = began("loss", keras.Model(), patience=9), began(monitor, keras.Model(), patience=9)
+    stops_after(before, [2.0, 1.0, 3.0])
+    state = kept(state_of_callbacks([before]))
+    restore_callbacks([after], state)
+    assert (after.wait, after.best) == ((1, 1.0) if continues else (0, None))
+    assert after.monitor == monitor
+
+
+def test_the_state_of_a_checkpoint_that_does_not_name_the_value_is_taken() -> None:
+    after = began("loss", keras.Model())
+    restore_callbacks([after], {"wait": 1, "best": 1.0, "best_epoch": 2, "stopped_epoch": 0})
+    assert (after.wait, after.best, after.best_epoch) == (1, 1.0, 2)
+
+
+def test_early_stopping_does_not_claim_what_another_callback_stopped(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
+    stopping = began("loss", keras.Model())
+    stopping.model.stop_training = True
+    for epoch in range(2):
+        stopping.on_epoch_end(epoch, {"loss": 1.0})
+    assert "early stopping" not in caplog.text
+    stopping.on_epoch_end(2, {"loss": 1.0})
+    assert "early stopping: loss did not improve in 2 epochs" in caplog.text

@@ -1,0 +1,251 @@
+"""Tests that the saved files hold the plain template model, which loads without this package."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import own_data
+from tests.fixtures import Capture, Log, Make, Patch
+from tests.support import fresh_collectives, refused, run_job, run_steps
+from trainer import generate
+from trainer.base.log import warn_once
+from trainer.base.run_files.initial import fetch_model
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
+from trainer.data.images import noise
+from trainer.run import saved_generator
+from trainer.run.build import build_setup
+from trainer.run.export import export, plain_copy
+from trainer.run.rehearsal import rehearse
+
+READER = """
+import json, sys
+import keras, numpy as np, tensorflow as tf
+folder = sys.argv[1]
+z = tf.constant(np.load(folder + "/noise.npy"))
+keras_model = keras.models.load_model(folder + "/model.keras")
+h5_model = keras.models.load_model(folder + "/model.h5", compile=False)
+served = tf.saved_model.load(folder + "/saved_model")
+np.savez(
+    folder + "/read.npz",
+    keras=keras_model(z), h5=h5_model(z), served=served.serve(z),
+    signature=served.signatures["serving_default"](z)["output_0"],
+    critic=keras.models.load_model(folder + "/critic.keras")(keras_model(z)),
+    raw=keras.models.load_model(folder + "/generator_raw.keras")(z),
+)
+layers = [layer for layer in keras_model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchronized for layer in layers]}))
+"""
+
+
+@pytest.mark.parametrize("flags", [
+    ("--replicas=2",),
+    pytest.param(("--replicas=2", "--precision=mixed_bfloat16"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make, flags: tuple[str, ...]) -> None:
+    config = small_config(*flags)
+    model, _ = run_steps(config, 4)
+    folder = tmp_path / "model"
+    export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
+    z = noise(5, 16, config.latent_dim)
+    np.save(folder / "noise.npy", z)
+
+    # -I: neither this folder nor PYTHONPATH, so that `trainer` cannot be imported by accident
+    command = [sys.executable, "-I", "-c", READER, str(folder)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(shown.stdout.splitlines()[-1]) == {"trainer": False, "sync": [False, False]}
+
+    keras.config.set_dtype_policy("float32")
+    expected = plain_copy(model.averaged_generator())(z).numpy()
+    with np.load(folder / "read.npz") as read:
+        np.testing.assert_allclose(read["keras"], expected, atol=1e-6)
+        np.testing.assert_allclose(read["h5"], expected, atol=1e-6)
+        np.testing.assert_allclose(read["critic"], plain_copy(model.critic)(expected), atol=1e-5)
+        np.testing.assert_allclose(read["raw"], plain_copy(model.generator)(z), atol=1e-6)
+        assert read["served"].dtype == np.uint8
+        assert np.array_equal(read["served"], read["signature"])
+        assert np.abs((expected + 1) * 127.5 - read["served"]).max() <= 1
+    # The copy computes what the trained model computes, within its precision.
+    tolerance = 0.05 if "--precision=mixed_bfloat16" in flags else 1e-6
+    np.testing.assert_allclose(expected, model.averaged_generator()(z), atol=tolerance)
+
+
+def test_an_export_replaces_the_old_one_whole_or_leaves_it(tmp_path: Path, small_config: Make) -> None:
+    model, _ = run_steps(small_config(), 0)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "left_over").write_text("")
+    export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
+    assert not (folder / "left_over").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    model.serve = lambda outputs: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
+    fresh_collectives()
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        norm = keras.layers.BatchNormalization(synchronized=True)
+        inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), norm])
+        model = keras.Model(inputs := keras.Input((3,)), keras.layers.Dense(2)(inner(inputs)))
+    export(model, tmp_path / "model", tf.TensorSpec((None, 16, 16, 1)))
+    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+    assert loaded.layers[1].layers[-1].synchronized is False
+
+
+@keras.saving.register_keras_serializable("tests")
+class Coded(keras.layers.Layer):
+    """Holds a layer with a vocabulary, which it learns when it is made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.codes = keras.layers.StringLookup()
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+    def call(self, words: Any) -> Any:
+        return keras.ops.one_hot(self.codes(words), 6)
+
+
+def coded() -> keras.layers.Layer:
+    layer = Coded()
+    layer.codes.adapt(TEXTS)
+    return layer
+
+
+TEXTS = ["win", "cash", "now", "home"]
+VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
+    "text": lambda: keras.layers.TextVectorization(output_mode="multi_hot"),
+    "tf_idf": lambda: keras.layers.TextVectorization(output_mode="tf_idf"),
+    "words": lambda: keras.layers.StringLookup(output_mode="one_hot"),
+    "numbers": lambda: keras.layers.IntegerLookup(output_mode="one_hot"),
+    "a layer within a layer": coded,
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    warn_once.cache_clear()
+    if kind == "tf_idf" and keras.__version__.startswith("3.12."):
+        pytest.skip("Keras 3.12 cannot load a TextVectorization with tf_idf that it saved")
+    layer, x = VOCABULARIES[kind](), tf.constant([3, 4] if kind == "numbers" else TEXTS)
+    if not isinstance(layer, Coded):
+        layer.adapt(x)
+    inner = keras.Sequential([keras.Input((), dtype=x.dtype.name), layer])
+    model = keras.Model(inputs := keras.Input((), dtype=x.dtype.name), keras.layers.Dense(2)(inner(inputs)))
+    export(model, tmp_path / "model", None)
+    loaded = keras.models.load_model(tmp_path / "model" / "model.keras")
+    served = tf.saved_model.load(str(tmp_path / "model" / "saved_model"))
+    assert len(np.unique(model(x), axis=0)) == len(x)
+    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+    np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
+    assert "model.h5 is not written: HDF5 cannot hold a vocabulary" in caplog.text
+    assert not (tmp_path / "model" / "model.h5").exists()
+
+
+class Unregistered(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        return values
+
+
+def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.Input(dataset.spec[0].shape), Unregistered(), keras.layers.Dense(1)]
+    return own_data._compiled(keras.Sequential(layers), config, loss="mean_squared_error")
+
+
+@pytest.mark.parametrize("lost", ["vocabulary", "class"])
+def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    model, data = {
+        "vocabulary": ("tests.own_data:bag_of_words", "sentences"),
+        "class": ("tests.trainer.run.test_export:unregistered", "arrays"),
+    }[lost]
+    config = resolve([f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]).config
+    setup = build_setup(config, make_replicas(config))
+    warn_once.cache_clear()
+    rehearse(setup, None)
+    assert ("model.keras: cannot be loaded as a model.keras: " in caplog.text) is (lost == "class")
+    if lost == "vocabulary":
+        monkeypatch.setattr("trainer.run.export._copy_assets", lambda trained, plain: None)
+        with refused("its export fails, tried before training: "):
+            rehearse(setup, None)
+        lines = {id(one) for one in caplog.records if "model.h5 is not written" in one.getMessage()}
+        assert len(lines) == 1  # although it was exported twice; another test may make pytest see each line twice
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    flags = ["--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--steps=3"]
+    return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
+
+
+def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -> None:
+    """On GPUs too, as nothing is computed in TensorFloat-32."""
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    pictures = []
+    for name in ("", "model", "model/model.keras", "model/model.h5", "model/saved_model"):
+        out = tmp_path / "new" / "grid.png"
+        assert generate.main([str(trained / name), "--count=6", "--seed=3", f"--out={out}"]) == 0
+        pictures.append(tf.io.decode_png(out.read_bytes()).numpy())
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()
+    assert pictures[0].shape == (2 * 66 + 2, 3 * 66 + 2, 1)
+    for picture in pictures[1:]:
+        assert np.abs(picture.astype(int) - pictures[0]).max() <= 1
+
+
+def test_many_images_are_generated_some_at_a_time() -> None:
+    sizes = []
+
+    def double(noise: np.ndarray) -> np.ndarray:
+        sizes.append(len(noise))
+        return 2 * noise
+
+    assert saved_generator.in_batches(double, np.arange(600)).tolist() == list(range(0, 1200, 2))
+    assert sizes == [256, 256, 88]
+
+
+@pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
+def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str) -> None:
+    assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"
+
+
+def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}.png"]) == 0
+    assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
+
+
+def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    assert generate.main([str(tmp_path / "nothing"), f"--out={tmp_path / 'notes.txt' / 'grid.png'}"]) == 2
+    assert f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("nothing", "model not found"),
+    ("model/critic.keras", "a generator must map noise to images"),
+    ("stats.jsonl", "not a generator that can be loaded"),
+    ("samples", "not a generator that can be loaded"),
+])  # fmt: skip
+def test_what_is_no_generator_is_refused(trained: Path, name: str, line: str) -> None:
+    with refused(line):
+        saved_generator.load_generator(trained / name)

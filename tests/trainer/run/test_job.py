@@ -1,0 +1,329 @@
+"""Tests whole jobs in this process: what they write, how they resume, what they do with models of users."""
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import models
+from tests.drill import lines, read
+from tests.fixtures import Log, Make, Patch
+from tests.support import largest_difference, prepared, refused, run_steps, small, weights
+from tests.support import run_job as run
+from trainer.base.errors import UserError
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.plan_file import PREDICTED
+from trainer.base.settings.metric_names import STEP_METRICS
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.reporting.reporter import Reporter
+from trainer.run import job
+from trainer.training.checkpoint import whole_checkpoints
+from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
+
+MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
+
+
+def test_an_unwritable_result_leaves_no_bar_behind(small_config: Make, monkeypatch: Patch) -> None:
+    closed, close = [], Reporter.close
+    monkeypatch.setattr(Reporter, "close", lambda self: closed.append(self) or close(self))
+    job_dir = open_job_dir(config := small_config())
+    (job_dir.root / "result.json").mkdir()
+    monkeypatch.setattr(type(job_dir), "read_result", lambda self: {})
+    with pytest.raises(UserError, match=r"result\.json cannot be written"):
+        job.run(config, [], 0.0, job_dir)
+    assert len(closed) == 1
+
+
+def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
+    config = small_config("--replicas=2", "--steps=6", "--report_every_steps=2", "--sample_every_steps=3")
+    folder = run(config)
+    assert {path.name for path in folder.iterdir()} == {
+        "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
+    }  # fmt: skip
+    pictures = ["progress.gif", "step-00000003.png", "step-00000006.png"]
+    assert sorted(path.name for path in (folder / "samples").iterdir()) == pictures
+    assert {path.name for path in (folder / "model").iterdir()} == {
+        "model.keras", "model.h5", "saved_model", "critic.keras", "generator_raw.keras",
+    }  # fmt: skip
+
+    described = read(folder / "run.json")
+    assert described["batch"] == "global batch 8 = 2 replicas x 4"
+    assert (described["devices"], described["gpus"]) == (["CPU:0", "CPU:1"], [])
+    assert (described["strategy"], described["collectives"]) == ("MirroredStrategy", "ring")
+    assert described["config"]["steps"] == 6
+    assert described["command"] == "python -m trainer.task '--x=a b'"
+    assert described["versions"]["tensorflow"] == tf.__version__
+
+    reports = lines(folder, "report")
+    assert [entry["step"] for entry in reports] == [2, 4, 6]
+    assert set(reports[-1]["metrics"]) == {"wasserstein_distance"}
+    assert set(reports[-1]["losses"]) == set(STEP_METRICS["wgan_gp"]) - {"wasserstein_distance"}
+    assert reports[-1]["images_per_second"] == pytest.approx(16 / reports[-1]["step_seconds"], rel=1e-3)
+    assert reports[-1]["memory_gib"] > 0.05
+
+    result = read(folder / "result.json")
+    assert (result["state"], result["steps"], result["error"]) == ("done", 6, None)
+    assert result["final"]["losses"] == reports[-1]["losses"]
+    assert 0 < result["training_seconds"] <= result["wall_seconds"]
+
+
+def test_stats_hold_the_losses_of_the_steps(small_config: Make) -> None:
+    config = small_config("--steps=6", "--report_every_steps=4")
+    _, logs = run_steps(config, 6)
+    reports = lines(run(config), "report")
+    for entry, steps in zip(reports, (logs.values[:4], logs.values[4:]), strict=True):
+        found = {**entry["losses"], **entry["metrics"]}
+        np.testing.assert_allclose([found[name] for name in logs.names], steps.mean(axis=0), rtol=1e-5)
+
+
+def test_epochs_are_counted_and_timed(small_config: Make) -> None:
+    config = small_config(*MLP, "--steps=40", "--global_batch_size=64")  # 28 steps an epoch
+    folder = run(config)
+    assert [(entry["step"], entry["epoch"]) for entry in lines(folder, "epoch")] == [(28, 1.0)]
+    assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
+
+
+def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, caplog: Log, monkeypatch: Patch) -> None:
+    """Covers a GAN in tests/e2e/test_task.py, and below on more replicas."""
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
+    flags = (*MLP, "--precision=float64", "--report_every_steps=1")
+    config = small_config(*flags, "--steps=5", "--checkpoint_every_steps=2")
+    run(config)
+    more = small_config(*flags, "--steps=9")
+    folder = run(more)
+    reports = lines(folder, "report")
+    assert [entry["step"] for entry in reports] == list(range(1, 10))
+    assert [entry["untimed_steps"] for entry in reports] == [1, 0, 0, 0, 0, 1, 0, 0, 0]  # each start traces the graph
+    undisturbed, logs = run_steps(more, 9)
+    found = np.mean([entry["losses"]["loss"] for entry in reports])
+    assert found == pytest.approx(logs.means()["loss"], rel=1e-12)
+
+    resumed = prepared(more)
+    assert resumed.progress.step == 9
+    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
+
+    before = (folder / "result.json").read_text()
+    run(more)
+    assert (folder / "result.json").read_text() == before
+    assert "finished already: 9 of 9 steps are done" in caplog.text
+
+
+@pytest.mark.parametrize("flags", [
+    pytest.param((), id="wgan_gp"),
+    pytest.param(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], small_config: Make) -> None:
+    run(small_config("--steps=5", "--precision=float64", *flags))
+    folder = run(small_config("--steps=9", "--precision=float64", "--replicas=2", *flags))
+    _, logs = run_steps(small_config("--steps=9", "--precision=float64", *flags), 9)
+    assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
+
+
+@pytest.mark.slow  # training/test_checkpoint.py, and base/storage/test_job_dir.py in a bucket
+def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
+    flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
+    folder = run(small_config(*flags, "--steps=6"))
+    data = folder / "checkpoints" / "step-00000006" / "variables.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:100])
+    config = small_config(*flags, "--steps=8")
+    resumed = prepared(config)
+    assert resumed.progress.step == 4
+    undisturbed, _ = run_steps(config, 4)
+    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
+    run(config)  # skips the damaged one and writes it again
+    kept = whole_checkpoints(folder / "checkpoints")
+    assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
+    for path in kept:
+        (path / "variables.index").write_bytes(b"")
+    with pytest.raises(UserError, match="none of its checkpoints can be read"):
+        run(small_config(*flags, "--steps=9"))
+
+
+def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:
+    folder = run(small_config(*MLP))
+    result = read(folder / "result.json")
+    shutil.rmtree(folder / "model")
+    run(small_config(*MLP))
+    assert (folder / "model" / "model.keras").is_file()
+    assert read(folder / "result.json")["final"] == result["final"]
+
+
+def test_a_failure_after_a_finished_run_is_reported(small_config: Make) -> None:
+    folder = run(small_config(*MLP, "--steps=4"))
+    with pytest.raises(UserError, match="no accelerators are visible"):
+        run(small_config(*MLP, "--expect_devices=1"))
+    assert read(folder / "result.json")["state"] == "done"  # it did not come to train
+    # The rules of a named model would refuse it.
+    later = dataclasses.replace(small_config(*MLP, "--steps=6"), tuning_metric="nothing")
+    with pytest.raises(UserError, match="this run reports"):
+        run(later)
+    result = read(folder / "result.json")
+    assert (result["state"], result["steps"]) == ("failed", 5)
+
+
+def test_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(job, "export", int)  # int() takes no folder: an exception without a frame of the user's
+    config = small_config(*MLP)
+    with pytest.raises(TypeError) as raised:
+        run(config)
+    result = read(Path(config.job_dir) / "result.json")
+    assert (result["state"], result["error"]) == ("failed", f"TypeError: {raised.value}")
+
+
+def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> None:
+    folder = run(small_config("--model=tests.models:subclassed", "--global_batch_size=64"))
+    assert {path.name for path in (folder / "model").iterdir()} == {"model.keras", "saved_model"}
+    served = tf.saved_model.load(str(folder / "model" / "saved_model"))
+    assert served.serve(tf.zeros((3, 16, 16, 1))).shape == (3, 10)
+
+
+def test_another_runs_job_dir_is_refused_and_left_alone(small_config: Make) -> None:
+    folder = run(small_config(*MLP))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"another run \(seed: 0 before, 1 now; tf32: True before, False now\)"):
+        run(small_config(*MLP, "--seed=1", "--tf32=false"))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
+    config = small_config("--model=tests.models:failing", "--report_every_steps=2", "--checkpoint_every_steps=2")
+    with pytest.raises(UserError, match="step 3: loss is NaN or infinite"):
+        run(config)
+    result = read(Path(config.job_dir) / "result.json")
+    assert (result["state"], result["error"].partition(" or ")[0]) == ("failed", "step 3: loss is NaN")
+    assert result["final"]["losses"] == {"loss": 1.0}
+    assert [entry["step"] for entry in lines(Path(config.job_dir), "report")] == [2]
+
+
+@pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
+def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
+    config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
+    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2, lower"):
+        run(config)
+    assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
+
+
+def test_out_of_memory_is_known_by_its_text_too() -> None:
+    """Covers several devices: the first error may come from a device that waited for the one that failed."""
+    for cause, found in (("OOM when allocating tensor", True), ("something else", False)):
+        assert is_out_of_memory(tf.errors.InternalError(None, None, f"Collective ops is aborted by: {cause}")) is found
+    assert is_out_of_memory(MemoryError())
+
+
+@pytest.mark.parametrize(("cards", "precision"), [
+    ([], "mixed_bfloat16"), ([(8, 9), (9, 0)], "mixed_bfloat16"), ([(7, 5)], "mixed_float16"),
+    ([(8, 0), (7, 0)], "mixed_float16"), ([None], "mixed_bfloat16"),
+])  # fmt: skip
+def test_out_of_memory_names_a_precision_that_the_card_has(cards: list[Any], precision: str) -> None:
+    assert half_precision([{"compute_capability": card} if card else {} for card in cards]) == precision
+
+
+def test_out_of_memory_names_no_precision_in_use_and_what_fits_by_the_plan(monkeypatch: Patch) -> None:
+    for precision, advice in (("mixed_float16", "image_size"), ("float32", "try --precision=mixed_bfloat16")):
+        config = TrainConfig(precision=precision)
+        monkeypatch.delenv(PREDICTED, raising=False)
+        line = str(out_of_memory(config, make_replicas(config)))
+        assert line.endswith(f"{advice}; `python -m deploy plan` says what fits")
+        assert ": use --micro_batches=2, lower global_batch_size" in line
+        monkeypatch.setenv(PREDICTED, '{"largest_batch": 1200, "micro_batches": 4}')
+        line = str(out_of_memory(config, make_replicas(config)))
+        assert line.endswith(f"{advice}; by the plan of this job 1,200 fit")
+        assert ": use --micro_batches=4, lower global_batch_size" in line
+    monkeypatch.setenv(PREDICTED, '{"micro_batches": 2}')  # which is in use, so that the plan was wrong
+    config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
+    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower" in str(
+        out_of_memory(config, make_replicas(config))
+    )
+
+
+def test_a_stock_compiled_classifier_fits_unchanged(small_config: Make) -> None:
+    config = small_config(
+        "--model=tests.models:classifier", "--replicas=2", "--steps=120", "--learning_rate=0.01",
+        "--global_batch_size=64", "--report_every_steps=60",
+    )  # fmt: skip
+    folder = run(config)
+    last = lines(folder, "report")[-1]
+    assert set(last["losses"]) == {"loss"}
+    assert last["metrics"]["accuracy"] > 0.85
+    assert (folder / "model" / "model.keras").is_file()
+
+
+def test_callbacks_are_called_with_epochs_and_the_steps_reached(small_config: Make) -> None:
+    run(small_config(
+        "--callbacks=tests.models:listener", "--steps=4", "--global_batch_size=512", "--width=1", "--steps_per_loop=1",
+    ))  # fmt: skip
+    epochs = [(("epoch_begin", n), ("batch_end", n + 1), ("epoch_end", n)) for n in range(4)]
+    assert [("train_begin", 0), *itertools.chain(*epochs), ("train_end", 0)] == models.HEARD
+
+
+def test_a_callback_can_stop_the_run(small_config: Make) -> None:
+    folder = run(small_config("--callbacks=tests.models:stop_at_3", "--steps=50", "--steps_per_loop=1"))
+    result = read(folder / "result.json")
+    assert (result["state"], result["steps"]) == ("done", 3)
+    assert (folder / "samples" / "step-00000003.png").is_file()
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
+    ("--callbacks=tests.models", "write it as package.module:function"),
+    ("--callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
+    ("--model=tests.models:not_a_model", "the function returned str: it must return a keras.Model"),
+    ("--model=tests.models:nothing", "tests.models has no function nothing"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:
+    with refused(line):
+        run(small_config(flag))
+
+
+def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
+    config = small("--model=mlp")
+    first = weights(run_steps(config, 1)[0])
+    drawing = threading.Event()
+
+    def draw() -> None:
+        while not drawing.wait(1e-5):
+            random.random()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        assert largest_difference(first, weights(run_steps(config, 1)[0])) == 0
+    finally:
+        drawing.set()
+        thread.join()
+
+
+def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(small_config: Make, tmp_path: Path) -> None:
+    def epoch(name: str, *flags: str) -> dict[str, float]:
+        same = ["--model=tests.models:measured_by_iou", "--precision=float64", "--global_batch_size=256"]
+        folder = run(small_config(*same, f"--job_dir={tmp_path / name}", *flags))
+        (line,) = lines(folder, "epoch")
+        return {**line["losses"], **line["metrics"]}
+
+    whole = epoch("whole", "--steps=8")
+    assert 0.01 < whole["iou"] < 0.9
+    assert epoch("calls", "--steps=8", "--steps_per_loop=1", "--replicas=2") == pytest.approx(whole, rel=1e-6)
+    with contextlib.suppress(ValueError):  # no epoch is done
+        epoch("again", "--steps=3")
+    assert epoch("again", "--steps=8") == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(small_config: Make, tmp_path: Path) -> None:
+    def final(name: str, *flags: str) -> Any:
+        same = ["--model=tests.models:classifier", "--callbacks=tests.models:slow_down", "--global_batch_size=256"]
+        folder = run(small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags))
+        return read(folder / "result.json")["final"]
+
+    whole = final("whole", "--steps=14", "--report_every_steps=2")
+    assert final("again", "--steps=10", "--report_every_steps=2") != whole
+    assert final("again", "--steps=14", "--report_every_steps=2") == whole

@@ -1,0 +1,343 @@
+"""Tests that trainer.evaluate and trainer.predict give Keras's numbers on any replicas, or one line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures import Capture
+from tests.support import fresh_collectives, run_job
+from tests.trainer.data.test_own import settings
+from trainer import evaluate, predict
+from trainer.base.settings.resolution import resolve
+from trainer.cluster.strategy import make_replicas
+from trainer.measures.prediction import predict as predictions
+from trainer.run.build import build_setup
+
+Runs = Callable[..., Path]
+CASES = [
+    ("regression", "weighted_pair", (1, 2)), ("two_outputs", "named_pair", (2,)), ("segmenter", "masks", (2,)),
+]  # fmt: skip
+SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
+MORE = "--data=tests.own_data:more"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Returns the job directory of a finished run, trained once."""
+    kept: dict[Any, Path] = {}
+
+    def of(*given: str) -> Path:
+        """Takes the model, the data, and flags."""
+        keras.config.set_floatx("float64")  # what Keras then predicts in the test, too
+        if given not in kept:
+            model, data, *flags = given
+            kept[given] = run_job(settings(data, model, f"--job_dir={tmp_path_factory.mktemp(model)}", *SMALL, *flags))
+        return kept[given]
+
+    return of
+
+
+@pytest.fixture
+def copied(runs: Runs, tmp_path: Path) -> Path:
+    """Returns a copy of a job directory, to damage."""
+    return Path(shutil.copytree(runs("regression", "weighted_pair"), tmp_path / "run"))
+
+
+def by_keras(run: Path, *, checkpoint: str = "", data: str = "") -> tuple[dict[str, float], Any]:
+    """Returns what Keras's evaluate and predict give on one device, in batches of 6."""
+    config = resolve([f"--{name}={value}" for name, value in stored(run).items() if value is not None]).config
+    fresh_collectives()
+    setup = build_setup(config, make_replicas(config))
+    model = setup.model
+    saved = keras.models.load_model(run / "model" / "model.keras")
+    if checkpoint:
+        reader = tf.train.load_checkpoint(str(run / "checkpoints" / checkpoint / "variables"))
+        values = [reader.get_tensor(name) for name in sorted(reader.get_variable_to_shape_map()) if "model/" in name]
+        saved.set_weights(values[: len(model.weights)])
+    model.set_weights(saved.get_weights())
+    held = setup.dataset.evaluation
+    parts = held.gather(tf.range(held.count))
+    x, *others = tf.nest.map_structure(lambda part: part.numpy(), parts)
+    if setup.dataset.holds_images:
+        x = x.astype(keras.config.floatx())
+    return (
+        model.evaluate(x, *others[:1], batch_size=6, sample_weight=others[1] if others[1:] else None, return_dict=True,
+                       verbose=0),
+        saved.predict(x, batch_size=6, verbose=0),
+    )  # fmt: skip
+
+
+def stored(run: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((run / "run.json").read_text())["config"]
+    return config
+
+
+def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
+    fresh_collectives()
+    arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'values.json'}", *flags]
+    assert evaluate.main(arguments) == 0
+    values: dict[str, float] = json.loads((out / "values.json").read_text())["values"]
+    return values
+
+
+def predicted(run: Path, out: Path, *flags: str) -> dict[str, Any]:
+    fresh_collectives()
+    arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'x.npz'}", *flags]
+    assert predict.main(arguments) == 0
+    with np.load(out / "x.npz") as found:
+        return dict(found)
+
+
+@pytest.mark.parametrize(("model", "data", "counts"), CASES)
+def test_both_are_kerass_own_with_a_remainder_on_one_and_on_more_replicas(
+    model: str, data: str, counts: tuple[int, ...], runs: Runs, tmp_path: Path
+) -> None:
+    """The evaluation part has 21 rows (of images, 20), so the batch of 6 leaves a smaller one."""
+    run = runs(model, data)
+    values, outputs = by_keras(run)
+    for replicas in (f"--replicas={count}" for count in counts):
+        assert evaluated(run, tmp_path, replicas) == pytest.approx(values, rel=1e-10)
+        found = predicted(run, tmp_path, replicas)
+        expected = outputs if isinstance(outputs, dict) else {"predictions": outputs}
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_allclose(found[name], array, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("wanted", "name", "replicas"), [("4", "step-00000004", 1), ("newest", "step-00000008", 2)])
+def test_a_checkpoint_is_taken_on_request(wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path) -> None:
+    run = runs("two_outputs", "named_pair")
+    values, outputs = by_keras(run, checkpoint=name)
+    flags = (f"--checkpoint={wanted}", f"--replicas={replicas}")
+    assert evaluated(run, tmp_path, *flags) == pytest.approx(values, rel=1e-10)
+    found = predicted(run, tmp_path, *flags)
+    for output, array in outputs.items():
+        np.testing.assert_allclose(found[output], array, rtol=1e-12)
+
+
+def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Path) -> None:
+    run = runs("regression", "pair", "--steps=9", "--learning_rate=0.5", "--checkpoint_every_steps=3")
+    lines = [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
+    losses = {one["step"]: one["losses"]["val_loss"] for one in lines if one["kind"] == "evaluation"}
+    best = min(losses, key=losses.__getitem__)
+    found = evaluated(run, tmp_path, "--checkpoint=best", "--evaluation_batch_size=16")
+    assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
+
+
+@pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
+def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
+    """13 rows are fewer than a global batch; the data function has settings of its own; weights may be added."""
+    run = runs("regression", "pair")
+    draw = np.random.default_rng(7)
+    x = draw.normal(size=(13, 4))
+    saved = keras.models.load_model(run / "model" / "model.keras")
+    outputs = saved.predict(x, batch_size=6, verbose=0)
+    for parts in (1, 2):
+        found = predicted(run, tmp_path, MORE, "--rows=13", f"--parts={parts}", replicas)["predictions"]
+        np.testing.assert_allclose(found, outputs, rtol=1e-12)
+    found = predicted(run, tmp_path, MORE, "--rows=13", "--parts=1", "--checkpoint=newest", replicas)["predictions"]
+    np.testing.assert_allclose(found, outputs, rtol=1e-12)
+    targets = x @ [1.0, -2.0, 0.5, 0.0] + 1.0
+    weight = draw.uniform(0.5, 2.0, 13)
+    for parts, given in ((2, None), (3, weight)):
+        values = evaluated(run, tmp_path, MORE, "--rows=13", f"--parts={parts}", replicas)
+        squares = np.square(outputs[:, 0] - targets) * (1.0 if given is None else given)
+        assert values["loss"] == pytest.approx(np.mean(squares), rel=1e-10)
+        assert values["mae"] == pytest.approx(np.mean(np.abs(outputs[:, 0] - targets)), rel=1e-10)
+
+
+def test_a_dataset_without_row_numbers_is_read_to_its_end(runs: Runs, tmp_path: Path) -> None:
+    """It shuffles anew at each reading, so its rows must come from one reading, and no row twice."""
+    run = runs("regression", "pair")
+    whole = predicted(run, tmp_path, "--data=tests.own_data:tf_examples")["predictions"]
+    assert whole.shape == (50, 1)
+    two = predicted(run, tmp_path, "--data=tests.own_data:tf_examples", "--replicas=2")["predictions"]
+    np.testing.assert_allclose(np.sort(two, axis=0), np.sort(whole, axis=0), rtol=1e-12)
+    assert predicted(run, tmp_path, "--data=tests.own_data:other_batches")["predictions"].shape == (50, 1)
+    alone, shared = (evaluated(run, tmp_path, "--data=tests.own_data:tf_examples", f"--replicas={n}") for n in (1, 2))
+    assert shared == pytest.approx(alone, rel=1e-10)
+
+
+def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
+    flags = ["--model=mlp", "--data=digits", "--image_size=8", "--width=8", "--steps=2", "--evaluation_fraction=0.1"]
+    job_dir = run_job(resolve([*flags, *SMALL, f"--job_dir={tmp_path / 'run'}"]).config)
+    images = np.load(predicted_from(job_dir, tmp_path / "a.npz"))["predictions"]
+    assert images.shape == (180, 10)
+    lines = [json.loads(line) for line in (job_dir / "stats.jsonl").read_text().splitlines()]
+    (values,) = [one["losses"] | one["metrics"] for one in lines if one["kind"] == "evaluation"][-1:]
+    found = evaluated(job_dir, tmp_path, "--evaluation_batch_size=64")
+    assert found["loss"] == pytest.approx(values["val_loss"], rel=1e-6)
+    evaluated(job_dir, tmp_path, "--data=digits", "--replicas=2")
+    assert json.loads((tmp_path / "values.json").read_text())["examples"] == 1797
+    info = json.loads((job_dir / "run.json").read_text())
+    info["data"]["classes"][3:] = ["drei"]
+    (job_dir / "run.json").write_text(json.dumps(info))
+    assert evaluate.main([str(job_dir), "--data=digits"]) == 2
+    assert "data=digits: its classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, but those of" in capsys.readouterr().err
+
+
+def predicted_from(run: Path, out: Path, *flags: str) -> Path:
+    fresh_collectives()
+    assert predict.main([str(run), f"--out={out}", *flags]) == 0
+    return out
+
+
+def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
+    flags = ["--image_size=16", "--width=4", "--latent_dim=4", "--global_batch_size=4", "--critic_steps=1"]
+    job_dir = run_job(resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config)
+    images = np.load(predicted_from(job_dir, tmp_path / "a.npz", MORE, "--parts=1"))["predictions"]
+    assert images.shape == (11, 16, 16, 1)
+    drawn = np.load(predicted_from(job_dir, tmp_path / "a.npz", MORE, "--parts=1", "--checkpoint=newest"))
+    np.testing.assert_allclose(drawn["predictions"], images, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
+    class Nested(keras.Model):
+        def call(self, x: Any) -> Any:
+            return {"box": {"left": x, "right": [2 * x, 3 * x]}, "file": x[:, 0]}
+
+    class Numbered(Nested):
+        def call(self, x: Any) -> Any:
+            return x, {"y": -x}
+
+    class Scalar(Nested):
+        def call(self, x: Any) -> Any:
+            return keras.ops.sum(x)
+
+    config = settings("pair", "regression", "--evaluation_batch_size=6")
+    fresh_collectives()
+    setup = build_setup(config, make_replicas(config))
+    held = setup.dataset.evaluation
+    assert held is not None
+
+    def found(model: keras.Model) -> dict[str, Any]:
+        return predictions(model, setup.replicas, held, 6, setup.dataset.as_fit)
+
+    x = np.asarray(held.gather(tf.range(held.count))[0])
+    named = found(Nested())
+    assert {name: array.shape for name, array in named.items()} == {
+        "box.left": (21, 4), "box.right.0": (21, 4), "box.right.1": (21, 4), "file": (21,),
+    }  # fmt: skip
+    np.testing.assert_allclose(named["box.right.1"], 3 * x)
+    assert [*found(Numbered())] == ["output_0", "output_1.y"]
+    inputs = keras.Input((4,))
+    both = keras.Model(inputs, [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(2, name="b")(inputs)])
+    assert [*found(both)] == [*both.output_names]
+    with pytest.raises(Exception, match="one row each is needed"):
+        found(Scalar())
+
+
+@pytest.mark.parametrize(("command", "flags", "line"), [
+    ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
+    ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
+    ("evaluate", [f"{MORE}", "--parts=1"], "its loss or metrics do not fit tests.own_data:more (float64 (4,))"),
+    ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help lists them all"),
+    ("predict", [MORE, "--parts=4"], "flags: parts=4 must be one of 1, 2, 3."),
+    ("predict", ["--rows=3"], "unknown flag --rows"),
+    ("evaluate", ["--steps=3"], "unknown flag --steps"),
+    ("evaluate", ["--data=nowhere"], "data=nowhere: no such data"),
+    ("predict", ["--data=tests.own_data:none"], "tests.own_data has no function none"),
+    ("predict", ["--data=tests.own_data:tf_endless"], "the length of the tf.data.Dataset is unknown or infinite"),
+    ("evaluate", ["--checkpoint=last"], "checkpoint=last: use the number of a step, newest or best"),
+    ("evaluate", ["--checkpoint=7"], "has no checkpoint step-00000007: it keeps step-00000004, "),
+    ("predict", ["--out=x.csv"], "out=x.csv: the arrays are written as .npz: use a name that ends in .npz"),
+    ("evaluate", ["--out=x.txt"], "out=x.txt: the values are written as JSON"),
+    ("predict", ["--replicas=65"], "replicas=65 must be at most 64"),
+])  # fmt: skip
+def test_a_mistake_is_one_line(
+    command: str, flags: list[str], line: str, copied: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = f"--out={tmp_path / 'x'}.{'npz' if command == 'predict' else 'json'}"
+    fresh_collectives()
+    assert {"evaluate": evaluate, "predict": predict}[command].main([str(copied), out, *flags]) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert line in shown
+    assert not [*tmp_path.glob("x.*")]
+
+
+def without_evaluation(run: Path) -> None:
+    change(run, data="tests.own_data:arrays")
+
+
+def change(run: Path, **settings: Any) -> None:
+    info = json.loads((run / "run.json").read_text())
+    info["config"] |= settings
+    (run / "run.json").write_text(json.dumps(info))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def other_weights(run: Path) -> None:
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(run / "model" / "model.keras")
+
+
+def other_code(run: Path) -> None:
+    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
+    keras.Sequential(layers).save(run / "model" / "model.keras")
+
+
+NEWEST = "checkpoints/step-00000008"
+
+
+@pytest.mark.parametrize(("damage", "flags", "line"), [
+    (lambda run: (run / "run.json").unlink(), [], "is not the job directory of a run: "),
+    (lambda run: cut(run / "run.json"), [], "run.json cannot be read ("),
+    (lambda run: (run / "run.json").write_text("{}"), [], "run.json in it has no settings"),
+    (lambda run: change(run, seed="x"), [], "run.json: seed='x' must be a whole number"),
+    (lambda run: change(run, sed=1), [], "run.json: unknown setting 'sed'; did you mean 'seed'?"),
+    (lambda run: change(run, model="tests.own_data:gone"), [], "tests.own_data has no function gone"),
+    (without_evaluation, [], "its data tests.own_data:arrays have no evaluation part: use --data"),
+    (lambda run: shutil.rmtree(run / "model"), [], "has no model/model.keras yet: wait until the run is done, or "),
+    (lambda run: cut(run / "model" / "model.keras"), [], "model.keras: cannot be loaded as a model.keras: "),
+    (other_weights, [], "model.keras: its weights do not fit this model"),
+    (other_code, [], "regression builds another network than the one in "),
+    (lambda run: shutil.rmtree(run / "checkpoints"), ["--checkpoint=newest"], "has no checkpoint: leave out"),
+    (lambda run: cut(run / NEWEST / "manifest.json"), ["--checkpoint=8"], f"{NEWEST}: damaged ("),
+    (lambda run: cut(next((run / NEWEST).glob("*.data*"))), ["--checkpoint=newest"], "has another size"),
+    (lambda run: cut(run / NEWEST / "manifest.json"), ["--checkpoint=best"], "its newest checkpoint is damaged ("),
+])  # fmt: skip
+def test_a_damaged_run_is_one_line(
+    damage: Callable[[Path], Any], flags: list[str], line: str, copied: Path, capsys: Capture
+) -> None:
+    damage(copied)
+    fresh_collectives()
+    assert evaluate.main([str(copied), *flags]) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert line in shown
+    assert str(copied) in shown or "own_data" in shown
+
+
+def test_callbacks_and_recipe_of_the_run_are_not_needed(copied: Path, tmp_path: Path) -> None:
+    values = evaluated(copied, tmp_path)
+    change(copied, recipe="gone.yaml", callbacks="gone:stop", patience_of_mine=3)
+    assert evaluated(copied, tmp_path) == values
+    assert predicted(copied, tmp_path, "--checkpoint=newest", MORE)["predictions"].shape == (11, 1)
+
+
+def test_code_that_changed_and_settings_of_earlier_versions_do_not_hinder_predictions(
+    copied: Path, tmp_path: Path
+) -> None:
+    other_code(copied)
+    change(copied, stream=True)
+    assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
+
+
+@pytest.mark.parametrize("palette", ["blue green red", "red green blue black", "blue"])
+def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
+    palette: str, runs: Runs, tmp_path: Path
+) -> None:
+    run = runs("colour_model", "colours")
+    found = evaluated(run, tmp_path, f"--palette={palette}")
+    outputs = predicted(run, tmp_path, f"--palette={palette}")["predictions"][:, 0]
+    targets = [float(len(each)) for each in palette.split() * 16]
+    assert found["loss"] == pytest.approx(np.mean((outputs - targets) ** 2), rel=1e-10)

@@ -1,0 +1,64 @@
+"""Tests how commands end: exit codes and one line."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from tests.fixtures import Capture
+from trainer import check, evaluate, generate, predict, task
+from trainer.base.errors import PlatformFault, UserError
+from trainer.data import prepare
+from trainer.user_code.command import run_command
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
+
+
+def in_a_module_in_c() -> int:
+    """Does what the start of a module in C makes of Ctrl-C."""
+    raise ImportError("initialization failed") from KeyboardInterrupt()
+
+
+@pytest.mark.parametrize(("work", "code", "line"), [
+    (raising(UserError("x=1: give 2")), 2, "error: x=1: give 2\n"),
+    (raising(PlatformFault("no answer")), 1, "error: no answer: the same command starts from scratch\n"),
+    (raising(KeyboardInterrupt()), 75, "warning: stopped at once: the same command starts from scratch\n"),
+    (in_a_module_in_c, 75, "warning: stopped at once: the same command starts from scratch\n"),
+    (raising(ZeroDivisionError("x")), 2,
+     "error: tests/trainer/user_code/test_command.py:17 in work: ZeroDivisionError: x; "),
+    (functools.partial(divmod, 1, 0), 1,
+     "error: a fault of this program or of the platform, not of your settings\nTraceback "),
+])  # fmt: skip
+def test_an_exception_becomes_a_line_and_a_code(work: Callable[[], int], code: int, line: str, capsys: Capture) -> None:
+    assert run_command(work, "starts from scratch") == code
+    found = capsys.readouterr()
+    assert (found.out + found.err).startswith(line)
+
+
+@pytest.mark.parametrize("main", [task.main, check.main, generate.main, prepare.main])
+def test_every_command_ends_so(main: object, capsys: Capture) -> None:
+    assert callable(main)
+    assert main(["--no-such-flag=1", "digits", "x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("main", "lines"), [
+    (check.main, [
+        "usage: python -m trainer.check", "on one and on two replicas", "--on_gpus", "--seconds INT", "--critic_steps",
+        "0 the steps agree; 2 they do not",
+    ]),
+    (evaluate.main, ["python -m trainer.evaluate", "(default: that of the run)", "0 for all GPUs"]),
+    (predict.main, ["python -m trainer.predict", "(default: that of the run)", "0 for all GPUs"]),
+])  # fmt: skip
+def test_each_command_has_help_of_its_own(main: Callable[[list[str]], int], lines: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [line for line in lines if line not in shown] == []
+    assert "default: digits" not in shown or main is check.main
+    assert "trainer.task --recipe" not in shown

@@ -1,0 +1,177 @@
+"""Opens a job directory; a gs:// one has a local scratch folder that is uploaded."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.base.errors import UserError
+from trainer.base.run_files.mirror import Mirror
+from trainer.base.run_files.records import (
+    Result,
+    StatsEntry,
+    append_stats,
+    number,
+    read_result,
+    read_run_info,
+    write_json,
+)
+from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MODEL, RESULT, RUN_INFO, SAMPLES, STATS
+from trainer.base.settings.own_settings import fixed_settings
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
+from trainer.base.storage.staging import home_of
+
+_COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDir:
+    """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json and samples/.
+
+    All paths are local; `mirror` is notified of each file that is written.
+    """
+
+    root: Path
+    checkpoints: Path
+    logs: Path
+    model: Path
+    mirror: Mirror = dataclasses.field(default_factory=Mirror)
+
+    @property
+    def samples(self) -> Path:
+        """Returns the folder of generated image grids; the first grid creates it."""
+        return self.root / SAMPLES
+
+    def read_result(self) -> Result:
+        """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
+        result, problem = read_result(self.root)
+        _refuse_damaged(self, RESULT, problem)
+        for name, value in result.items():
+            count = number(value)
+            if name in _COUNTS and (count is None or count < 0):
+                file = self.mirror.where(self.root / RESULT)
+                raise UserError(f"{file}: {name}={value!r} is damaged: remove it, or use another --job_dir")
+        return result
+
+    def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:
+        """Replaces one of the run's files: an object as JSON, or lines of text."""
+        if isinstance(content, Mapping):
+            write_json(self.root / name, content)
+        else:
+            write_whole(self.root / name, "\n".join(content) + "\n")
+        self.mirror.put(self.root / name)
+
+    def add_to_run_info(self, **content: Any) -> None:
+        """Adds entries to run.json, or replaces them."""
+        about, _ = read_run_info(self.root)
+        self.write(RUN_INFO, {**about, **content})
+
+    def write_result(self, result: Result) -> None:
+        """Replaces result.json."""
+        self.write(RESULT, result)
+
+    def append_stats(self, entry: StatsEntry) -> None:
+        """Appends one line to stats.jsonl."""
+        append_stats(self.root, entry)
+        self.mirror.put(self.root / STATS)
+
+
+def open_job_dir(
+    config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True, lock: bool = True
+) -> JobDir:
+    """Creates, checks and locks the job directory. Raises UserError if it is not writable, in use or another run's.
+
+    `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
+    the paths, for a worker that writes nothing; `lock=False` opens it for a run of another process, which locks it.
+    """
+    job_dir = _locate(config, environment, make=make)
+    if not make:
+        return job_dir
+    address = job_dir.mirror.where(job_dir.root)
+    remote = address != str(job_dir.root)
+    outside = job_dir.root.parent if remote else job_dir.root  # `outline` is about to empty a scratch folder
+    make_writable(outside, "cache_dir" if remote else "job_dir")
+    if lock:
+        keep_others_out(outside, "job_dir", address)
+        job_dir.mirror.claim(job_dir.root)
+    job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
+    _refuse_foreign_folders(job_dir)
+    _refuse_another_run(job_dir, config)
+    folders = [job_dir.checkpoints, job_dir.logs, job_dir.model.parent]
+    if os.path.lexists(job_dir.samples):  # otherwise the first grid creates it: a classifier has none
+        folders.append(job_dir.samples)
+    for folder in folders:
+        make_writable(folder, "job_dir")
+    return job_dir
+
+
+def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the settings that name output folders, with their values. Raises UserError if there are none."""
+    if config.job_dir:
+        return {"job_dir": config.job_dir}
+    model = environment.get("AIP_MODEL_DIR")
+    if not model:
+        raise UserError("job_dir is missing: use --job_dir=FOLDER, for example --job_dir=runs/first")
+    root = model.rstrip("/").rpartition("/")[0]
+    return {
+        "AIP_MODEL_DIR": model,
+        "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
+        "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
+    }
+
+
+def _locate(config: TrainConfig, environment: Mapping[str, str], *, make: bool) -> JobDir:
+    remote: dict[Path, Address] = {}
+
+    def local(path: str, name: str) -> Path:
+        address = output_address(path, name)
+        if address is None:
+            return expanded(path)
+        scratch = home_of(address, config.cache_dir) / "run"
+        remote[scratch] = address
+        return scratch
+
+    named = outputs(config, environment)
+    if config.job_dir:
+        root = local(config.job_dir, "job_dir")
+        folders = root / CHECKPOINTS, root / LOGS, root / MODEL
+    else:
+        root = local(named["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
+        checkpoints, logs, model = "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR"
+        folders = local(named[checkpoints], checkpoints), local(named[logs], logs), local(named[model], model)
+    return JobDir(root, *folders, Mirror(remote if make else {}))
+
+
+def _refuse_foreign_folders(job_dir: JobDir) -> None:
+    """Raises UserError if a folder such as model/ is not from a run: a run would replace it."""
+    if (job_dir.root / RUN_INFO).exists():
+        return
+    for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):
+        if job_dir.mirror.holds(folder):
+            root, existing = job_dir.mirror.where(job_dir.root), job_dir.mirror.where(folder)
+            raise UserError(f"job_dir={root}: {existing} exists and is not from a run: use another --job_dir")
+
+
+def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
+    info, problem = read_run_info(job_dir.root)
+    _refuse_damaged(job_dir, RUN_INFO, problem)
+    before = info.get("config")
+    if not isinstance(before, dict) or not job_dir.mirror.holds(job_dir.checkpoints):
+        return  # no checkpoint exists yet: the user may still correct the settings
+    now = fixed_settings(config)
+    differing = [key for key in now if key in before and before[key] != now[key]]
+    if differing:
+        shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
+        raise UserError(
+            f"job_dir={job_dir.mirror.where(job_dir.root)} contains another run ({shown}): use another --job_dir, or "
+            "the settings of that run"
+        )
+
+
+def _refuse_damaged(job_dir: JobDir, name: str, problem: str) -> None:
+    file = job_dir.root / name
+    if problem and os.path.lexists(file):
+        shown = problem.replace(str(file), job_dir.mirror.where(file))
+        raise UserError(f"{shown}: remove it, or use another --job_dir")

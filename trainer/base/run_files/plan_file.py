@@ -1,0 +1,181 @@
+"""Defines, reads and writes plan.json: what a step of a run needs. Imports no TensorFlow: `deploy` uses it."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import trainer
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import number, read_json
+from trainer.base.settings.own_settings import is_dotted
+from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
+from trainer.base.storage import write_whole
+from trainer.base.storage.staging import cache_home
+
+PLAN_FORMAT = 1  # of plan.json
+PREDICTED = "TRAINER_PREDICTED"  # set by `python -m deploy submit`: what its plan says of the job, as JSON
+_PACKAGES = ("tensorflow", "keras", "numpy")
+# Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
+_FREE = MAY_CHANGE | {
+    "global_batch_size", "seed", "learning_rate", "fine_tune_learning_rate", "evaluation_batch_size", "dropout",
+    "gradient_penalty_weight", "warmup_steps",
+}  # fmt: skip
+
+
+class Line(NamedTuple):
+    """Describes bytes, FLOPs or the like that are `fixed + per_row x rows`."""
+
+    fixed: float
+    per_row: float
+
+    def at(self, rows: float) -> float:
+        """Returns the value at a number of rows."""
+        return self.fixed + self.per_row * rows
+
+
+class StepWork(NamedTuple):
+    """Holds `times` operations of a step that do the same: FLOPs and bytes of each, read and written."""
+
+    type: str
+    times: int
+    flops: Line
+    moved_bytes: Line
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Holds lines whose largest is the peak in bytes, by the rows of one replica in one pass.
+
+    `error`: the relative difference from what was measured with the fewest rows. `fragments`: how many times as much
+    memory an allocator may need as it holds.
+    """
+
+    device: Sequence[Line]  # weights, optimizer, averages and what a GPU holds in a step, in float32
+    device_16_bit: Sequence[Line]  # the same with a 16-bit precision
+    cpu: Sequence[Line]  # all that a CPU holds in a step, kernels' temporaries included
+    state_bytes: int
+    measured_rows: Sequence[int]
+    error: float
+    fragments: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """Holds plan.json: how a run's steps depend on the rows of a replica, whatever the machine."""
+
+    model: str
+    data: str
+    key: str
+    versions: dict[str, str]
+    examples: int
+    batches_per_step: int
+    data_bytes: int  # of the examples in the host's memory
+    memory: Memory
+    work: Sequence[StepWork]  # of one step
+    all_reduces: int  # of one step on several replicas, and the bytes that they sum
+    reduced_bytes: int
+
+    def total_steps(self, config: TrainConfig) -> int:
+        """Returns the number of steps of a run with these settings."""
+        per_epoch = max(1, self.examples // (config.global_batch_size * self.batches_per_step))
+        return config.steps or (config.epochs or 1) * per_epoch
+
+
+def peak_of(lines: Sequence[Line], rows: float) -> float:
+    """Returns the peak in bytes at a number of rows."""
+    return max(line.at(rows) for line in lines)
+
+
+def largest_rows(lines: Sequence[Line], limit: float) -> int:
+    """Returns the most rows whose peak is within `limit` bytes; 0 if one row is not."""
+    if peak_of(lines, 1) > limit:
+        return 0
+    return int(min(((limit - line.fixed) / line.per_row for line in lines if line.per_row > 0), default=10**9))
+
+
+def write_plan(path: Path, plan: StepPlan) -> None:
+    """Writes plan.json whole."""
+    write_whole(path, json.dumps({"format": PLAN_FORMAT, **dataclasses.asdict(plan)}) + "\n")
+
+
+def read_plan(path: Path) -> StepPlan:
+    """Reads plan.json. Raises UserError if it is missing, damaged or of another version."""
+    content, problem = read_json(path)
+    again = "make it again (python -m trainer.plan)"
+    if problem:
+        raise UserError(f"{problem}: {again}")
+    if content.pop("format", None) != PLAN_FORMAT:
+        raise UserError(f"{path} is no plan of this version: {again}")
+    try:
+        memory = content.pop("memory")
+        memory |= {name: _lines(memory[name]) for name in ("device", "device_16_bit", "cpu")}
+        work = [StepWork(kind, times, Line(*flops), Line(*moved)) for kind, times, flops, moved in content.pop("work")]
+        return StepPlan(**content, memory=Memory(**memory), work=work)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error!r}): {again}") from None
+
+
+def _lines(content: Sequence[Sequence[float]]) -> list[Line]:
+    return [Line(*map(float, each)) for each in content]
+
+
+def predicted(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """Returns what the plan of this job said when it was submitted; {} if there was none.
+
+    step_seconds, step_seconds_low and _high; device_gib, device_gib_low and _high; largest_batch; micro_batches,
+    the least number with which the job surely fits.
+    """
+    try:
+        content = json.loads(environment.get(PREDICTED, ""))
+    except ValueError:
+        return {}
+    return {key: valid for key, value in content.items() if (valid := number(value)) is not None} if isinstance(
+        content, dict) else {}  # fmt: skip
+
+
+def kept_plan(config: TrainConfig) -> Path:
+    """Returns where the plan of these settings is kept in the user's cache, whether or not it is there."""
+    return cache_home(config.cache_dir) / "plans" / f"{plan_key(config)}.json"
+
+
+def plan_key(config: TrainConfig) -> str:
+    """Returns a digest of what a plan depends on: settings, the user's own sources, versions.
+
+    Of a path to data, its last name counts: a plan made with a local folder is that of its copy in a bucket.
+    """
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _FREE}
+    settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
+    parts = [json.dumps([PLAN_FORMAT, settings, versions()], sort_keys=True).encode()]
+    parts += [file.read_bytes() for name in (config.model, config.data) for file in _sources(name)]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:20]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of this package and of those that decide what a step is; none for one that is missing."""
+    found = {"trainer": trainer.__version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _sources(dotted: str) -> Iterator[Path]:
+    """Yields the files of the package that a function of the user's is in, or its only file; none for our own."""
+    top = dotted.partition(":")[0].partition(".")[0]
+    spec = PathFinder.find_spec(top) if is_dotted(dotted) and top != "trainer" else None
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        yield from sorted(Path(folder).rglob("*.py"))
+    if spec and spec.origin and not spec.submodule_search_locations:
+        yield Path(spec.origin)

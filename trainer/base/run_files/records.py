@@ -1,0 +1,229 @@
+"""Defines, reads and writes a run's run.json, stats.jsonl and result.json. Imports no TensorFlow: `deploy` uses it.
+
+Readers return what is whole in a file, and what is wrong with the rest. Values of a damaged file may have other types
+than the schema says.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
+from trainer.base.storage import write_whole, writing
+
+_LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged
+Scalars = dict[str, float]
+
+
+class RunInfo(TypedDict, total=False):
+    """Describes run.json: what a run is."""
+
+    config: dict[str, Any]
+    batch: str
+    cluster: dict[str, Any]  # workers, addresses, replicas, rows_per_replica
+    devices: list[str]  # of each worker
+    gpus: list[str]  # models of the chief's GPUs
+    gpu_environment: dict[str, str]  # variables that TensorFlow and CUDA read at their start
+    simulated: bool  # logical CPU devices stand for accelerators
+    strategy: str
+    collectives: str | None  # how replicas sum: nccl or ring; null for one replica
+    data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
+    compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
+    depends_on_replicas: list[str]
+    total_steps: int
+    versions: dict[str, str]
+    git_commit: str | None
+    command: str
+    started: str  # UTC
+
+
+class QualityOf(TypedDict, total=False):
+    """Describes what measures of images were computed with; only those that agree in all but the name compare."""
+
+    features: str  # the network, as the user named it
+    features_sha256: str  # of its input and weights
+    samples: int  # real images, and as many generated ones
+    unseen: int  # real images that were not trained on, for memorisation
+    formulas: int  # their version
+    by_class: dict[str, Scalars]  # of a conditional model: values and `samples` of each class with enough images
+
+
+class StatsEntry(TypedDict, total=False):
+    """Describes one line of stats.jsonl: a report, epoch, evaluation, measure of images or of classes, or profile."""
+
+    kind: str
+    step: int
+    epoch: float
+    seconds: float
+    images_per_second: float | None
+    step_seconds: float | None
+    input_wait_seconds: float | None  # of step_seconds, lost waiting for the batch
+    untimed_steps: int  # above 0 in the first line after each start
+    losses: Scalars
+    metrics: Scalars
+    memory_gib: float
+    gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
+    peak_device_memory_gib: list[float]  # as TensorFlow counts it, of each device of the chief; [] if it does not
+    quality: QualityOf  # of a measurement of images
+    first_step: int  # of a profile, as `shares`
+    shares: dict[str, float]  # of the profiled steps' time, by kind: `trainer.base.run_files.breakdown`
+
+
+class Result(TypedDict, total=False):
+    """Describes result.json: how far a run is, and how it ended."""
+
+    state: str  # running, interrupted, failed, budget, done
+    error: str | None
+    exit_code: int  # of a failure, as `settings` and `vertex_job`
+    settings: str
+    vertex_job: str | None
+    steps: int
+    asked_steps: int
+    epochs: float
+    startup_seconds: float | None  # from the start of the process to the end of its first step
+    training_seconds: float
+    images_per_second: float | None
+    step_seconds: float | None
+    input_wait_seconds: float | None  # as in stats.jsonl
+    profile: dict[str, Any]  # first_step, last_step, shares, as in stats.jsonl
+    wall_seconds: float
+    saving_seconds: float
+    peak_memory_gib: float
+    peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl
+    predicted: dict[str, float]  # by the job's plan: step_seconds, device_gib, each with _low and _high, largest_batch
+    restarts: int
+    steps_repeated: int
+    rollbacks: int
+    epoch_seconds: list[float]
+    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and two files
+    final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
+
+
+def read_run_info(folder: Path) -> tuple[RunInfo, str]:
+    """Returns the content of run.json in `folder` and "", or {} and what is wrong with the file."""
+    return cast(tuple[RunInfo, str], read_json(folder / RUN_INFO))
+
+
+def read_result(folder: Path) -> tuple[Result, str]:
+    """Returns the content of result.json in `folder` and "", or {} and what is wrong with the file."""
+    return cast(tuple[Result, str], read_json(folder / RESULT))
+
+
+def record_failure(folder: Path, error: str) -> None:
+    """Writes `error` into result.json in `folder`, unless that holds one already."""
+    result, _ = read_result(folder)
+    if not result.get("error"):
+        write_json(folder / RESULT, {**result, "state": "failed", "error": error})
+
+
+def append_stats(folder: Path, entry: StatsEntry) -> None:
+    """Appends one line to stats.jsonl in `folder`; NaN and infinity become null."""
+    with writing(folder / STATS), open(folder / STATS, "a", encoding="utf-8") as file:
+        file.write(json.dumps(finite(entry), allow_nan=False) + "\n")
+
+
+def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
+    """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with other lines."""
+    try:
+        entries, damaged = _read_lines(folder / STATS)
+    except FileNotFoundError:
+        return [], f"{folder / STATS} is missing"
+    except OSError as error:
+        return [], f"{folder / STATS} cannot be read ({error})"
+    lines = f"1 damaged line of {STATS} was" if damaged == 1 else f"{damaged} damaged lines of {STATS} were"
+    return entries, f"{folder}: {lines} left out" if damaged else ""
+
+
+def drop_stats_after(folder: Path, step: int) -> None:
+    """Removes lines after `step`, and damaged ones, from stats.jsonl in `folder`: the run resumes at `step`."""
+    kept = [entry for entry in _own_entries(folder) if entry["step"] <= step]
+    write_whole(folder / STATS, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def last_reported_step(folder: Path) -> int:
+    """Returns the largest step in stats.jsonl in `folder`; 0 if there is none."""
+    return max((entry["step"] for entry in _own_entries(folder)), default=0)
+
+
+def _own_entries(folder: Path) -> list[StatsEntry]:
+    """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not overwritten."""
+    return _read_lines(folder / STATS)[0] if (folder / STATS).is_file() else []
+
+
+def _read_lines(path: Path) -> tuple[list[StatsEntry], int]:
+    """Returns the valid lines and the number of damaged ones; a kill may have cut the last one short."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    entries = parse_stats(text)
+    return entries, len(text.splitlines()) - len(entries)
+
+
+def parse_stats(text: str) -> list[StatsEntry]:
+    """Returns the valid lines of a stats.jsonl's content."""
+    return [entry for line in text.splitlines() if (entry := _parse(line)) is not None]
+
+
+def _parse(line: str) -> StatsEntry | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    valid = isinstance(entry, Mapping) and whole(entry.get("step")) is not None and isinstance(entry.get("kind"), str)
+    times = ("step_seconds", "images_per_second")
+    valid = valid and all(entry.get(name) is None or number(entry[name]) is not None for name in times)
+    return cast(StatsEntry, entry) if valid else None
+
+
+def read_json(path: Path) -> tuple[dict[str, Any], str]:
+    """Returns the object in a JSON file and "", or {} and what is wrong with the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, f"{path} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{path} cannot be read ({error})"
+    return (content, "") if isinstance(content, dict) else ({}, f"{path} contains no JSON object")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object atomically; NaN and infinity, which JSON does not have, become null."""
+    write_whole(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Returns a copy of `value` in which NaN and infinity are None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns the object under `key`, or an empty one."""
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(content: Mapping[str, Any], key: str) -> list[Any]:
+    """Returns the list under `key`, or an empty one."""
+    value = content.get(key)
+    return value if isinstance(value, list) else []
+
+
+def number(value: Any) -> float | None:
+    """Returns a number of plausible size as float; None for anything else."""
+    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LIMIT
+    return float(value) if valid else None
+
+
+def positive(value: Any) -> float | None:
+    """Returns a `number` above 0; None for anything else."""
+    valid = number(value)
+    return valid if valid is not None and valid > 0 else None
+
+
+def whole(value: Any) -> int | None:
+    """Returns a count; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT else None

@@ -1,0 +1,67 @@
+"""Reads YAML files of settings, machines or prices, and refuses what no such file needs."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.base.errors import UserError, reason
+
+_MAX_CHARACTERS, _MAX_VALUES, _MAX_DIGITS = 100_000, 10_000, 100
+
+
+def read_yaml(path: Path, name: str) -> dict[str, Any]:
+    """Returns the mapping in a YAML file.
+
+    Raises UserError, calling the file `name`, for anything else, and FileNotFoundError if there is no such file.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not a possible file name
+        raise UserError(f"{name}: cannot be read: {error}") from None
+    if len(text) > _MAX_CHARACTERS:
+        raise UserError(f"{name}: too large for a file of settings (more than {_MAX_CHARACTERS:,} characters)")
+    try:
+        content = yaml.load(text, _StrictLoader)  # noqa: S506 (it is a SafeLoader)
+    except Exception as error:  # YAML constructors raise anything, for example for `!!int text`
+        raise UserError(f"{name}: not valid YAML: {reason(error)}") from None
+    if not isinstance(content, dict):
+        found = "it is empty" if content is None else f"this is {type(content).__name__}"
+        raise UserError(f"{name}: 'setting: value' lines are needed, {found}")
+    return content
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Loads YAML as yaml.safe_load does, but refuses duplicate keys and values that aliases or digits inflate."""
+
+    def get_single_node(self) -> Any:
+        """Returns the document. Raises YAMLError if it is too large once its aliases are expanded."""
+        node = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
+            raise yaml.YAMLError(f"more than {_MAX_VALUES:,} values once its aliases are expanded")
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Returns a mapping. Raises YAMLError if a key is there twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        duplicates = [key for index, key in enumerate(keys) if key in keys[:index]]
+        if duplicates:
+            raise yaml.YAMLError(f"{duplicates[0]} is there twice")
+        return super().construct_mapping(node, deep)
+
+
+def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
+    """Returns the number of values in a YAML node with its aliases expanded. `sizes` caches those of other nodes."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MAX_VALUES  # a node that contains itself never ends
+        if isinstance(node, yaml.ScalarNode):
+            inner: list[Any] = []
+            if node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
+                raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
+        else:
+            inner = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in inner)
+    return sizes[id(node)]

@@ -1,0 +1,299 @@
+"""Wraps google-cloud-storage and holds the limits on retries and times; gcs_errors.py explains its errors.
+
+Requests are repeated by the client's own policy with a deadline, those with a refused token by a second, shorter one.
+This module adds what the client leaves to its caller: it reads a long object in pieces, so that a late connection reset
+costs one piece only; it verifies the checksum of every object read and reads it again if it is wrong; an upload names
+the generation that it replaces, so that a lost response does not write twice; each request has a limit on its whole
+time. https://cloud.google.com/storage/docs/retry-strategy
+"""
+
+import functools
+import io
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.storage.address import Address
+from trainer.base.storage.checksum import crc32c, crc32c_of, encoded
+from trainer.base.storage.gcs_errors import Conflict, explained, is_refused_token
+from trainer.base.storage.login import credentials
+from trainer.base.storage.transfers import NEVER, Cancelled, in_time
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Holds the limits on retries and times of requests, in seconds unless stated otherwise."""
+
+    retry: float = 60  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
+    pause: float = 4  # longest backoff between two attempts; the first is up to 1 second
+    connect: float = 10
+    read: float = 20  # wait for the next byte, and the whole time of a request; a piece's begins anew with its share of
+    least: int = 100_000  # bytes a minute, which a piece must bring
+    sent: int = 3_000_000  # bytes of an upload that add a minute to its time
+    refused: float = 15  # how long a request is retried after a refused token, which google-auth has refreshed twice
+    tries: int = 3  # of an upload that conflicts with another one
+    downloads: int = 10  # of an object whose bytes differ each time
+    workers: int = 16  # concurrent transfers
+    piece: int = 8 * 2**20  # bytes per read request, which are held in memory
+
+
+LIMITS = Limits()
+_WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadata
+_FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
+_LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
+_WRITE = "write it (roles/storage.objectUser)"
+_IN_MEMORY = 64 * 2**20  # bytes; smaller files are read at once before the upload, because they may grow meanwhile
+
+
+@dataclass(frozen=True, slots=True)  # a bucket may have a million
+class Remote:
+    """Describes an object as it was listed; `generation` identifies this exact content."""
+
+    address: Address
+    size: int
+    crc32c: str
+    generation: int
+    encoding: str = ""
+    writer: str = "an unknown program"  # who wrote it and when
+    updated: float = 0.0  # when it was written, seconds since 1970; 0 in listings
+
+
+def connect(limits: Limits | None = None) -> "Gcs":
+    """Returns the process's client. Raises UserError without credentials."""
+    return _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""), limits or LIMITS)
+
+
+@functools.lru_cache(maxsize=4)
+def _connect(_emulator: str, limits: Limits) -> "Gcs":
+    return Gcs(limits)
+
+
+class Gcs:
+    """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one line each."""
+
+    def __init__(self, limits: Limits) -> None:
+        # Otherwise the client requests each bucket's metadata, which an account that may only read objects cannot get.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
+        self.limits = limits
+        self.client: Any = None  # of google-cloud-storage, for what this class does not do
+        self.log_in()
+        from google.api_core.retry import Retry
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        delays = {"initial": min(1.0, limits.pause), "maximum": limits.pause}
+        self._temporary = DEFAULT_RETRY.with_delay(**delays).with_timeout(limits.retry)
+        self._refused = Retry(predicate=is_refused_token, timeout=limits.refused, **delays)
+        self._once = {"retry": None, "timeout": (limits.connect, limits.read)}
+
+    def log_in(self) -> None:
+        """Reads the credentials anew, as after a refused token: the user may have logged in again."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old Python versions and optional packages
+            from google.cloud import storage
+        from requests.adapters import HTTPAdapter
+
+        with explained("Cloud Storage"):
+            login = None if os.environ.get("STORAGE_EMULATOR_HOST") else credentials(anew=True)
+            self.client = storage.Client(project=None, credentials=login)
+        for scheme in ("https://", "http://"):  # one pooled connection per worker
+            self.client._http.mount(scheme, HTTPAdapter(pool_maxsize=self.limits.workers))
+
+    def list(self, below: Address, most: int | None = None) -> list[Remote]:
+        """Returns the objects below an address, sorted by name; at most `most` of them."""
+        listed: list[Remote] = []
+        token: str | None = None
+
+        def page() -> tuple[list[Remote], str | None]:
+            left = None if most is None else most - len(listed)
+            blobs = self.client.list_blobs(
+                below.bucket, prefix=below.prefix or None, fields=_FIELDS, max_results=left, page_token=token,
+                **self._once,
+            )  # fmt: skip
+            return [_remote(below.bucket, blob) for blob in next(blobs.pages)], blobs.next_page_token
+
+        while True:
+            more, token = self._request(page, below, _LIST)
+            listed += more
+            if not token or len(listed) == most:
+                return listed
+
+    def get(self, address: Address) -> Remote | None:
+        """Returns the object of exactly this name, or None."""
+        blob = self._request(lambda: self._blob(address).bucket.get_blob(address.name, **self._once), address, _READ)
+        return _remote(address.bucket, blob) if blob else None
+
+    def download(
+        self,
+        remote: Remote,
+        file: Path,
+        on_bytes: Callable[[int], None] = lambda size: None,
+        cancelled: threading.Event = NEVER,
+    ) -> None:
+        """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes` with the progress.
+
+        Raises UserError if it arrives twice with the same wrong content, PlatformFault if the content is wrong
+        `limits.downloads` times or the object no longer exists.
+        """
+        try:
+            with explained(str(remote.address)), open(file, "wb") as raw:
+                self._read(remote, raw, on_bytes, cancelled)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+
+    def read(self, remote: Remote) -> bytes:
+        """Returns the verified content of a small object. Raises the errors of `download`."""
+        content = io.BytesIO()
+        self._read(remote, content, lambda size: None, NEVER)
+        return content.getvalue()
+
+    def cut(self, cancelled: threading.Event) -> None:
+        """Ends the transfers that were started with this event."""
+        cancelled.set()
+
+    def _read(
+        self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: threading.Event
+    ) -> None:
+        if remote.encoding == "gzip":
+            raise UserError(f"{remote.address}: stored with Content-Encoding gzip: upload it without this encoding")
+        arrived = (0, "")
+        for attempt in range(self.limits.downloads):
+            if cancelled.wait(min(attempt, self.limits.pause)):
+                raise Cancelled
+            on_bytes(-arrived[0])
+            target.seek(0)
+            target.truncate()
+            checksum = crc32c()
+            for start in range(0, remote.size, self.limits.piece):
+                piece = self._piece(remote, start, cancelled)
+                target.write(piece)
+                checksum.update(piece)
+                on_bytes(len(piece))
+            before, arrived = arrived, (target.tell(), encoded(checksum))
+            if arrived == (remote.size, remote.crc32c):
+                return
+            if arrived == before:
+                raise UserError(
+                    f"{remote.address}: arrived twice with the same content, which does not match its checksum: it is "
+                    "damaged where it is stored: upload it again"
+                )
+        raise PlatformFault(
+            f"{remote.address}: wrong checksum after {self.limits.downloads} downloads, with other content each time: "
+            "it is damaged on its way"
+        )
+
+    def _piece(self, remote: Remote, start: int, cancelled: threading.Event) -> bytes:
+        target = io.BytesIO()
+
+        def request() -> bytes:
+            nonlocal target
+            target = content = io.BytesIO()  # an abandoned request goes on writing to its own
+            end = min(start + self.limits.piece, remote.size) - 1
+            self._blob(remote.address, remote.generation).download_to_file(
+                content, start=start, end=end, raw_download=True, checksum=None, **self._once
+            )
+            return content.getvalue()
+
+        return self._request(request, remote.address, _READ, cancelled=cancelled, arrived=lambda: target.tell())
+
+    def upload(self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False) -> int:
+        """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
+
+        Before it replaces another generation, it compares the content: if that is the same already, as after a lost
+        response, nothing is written. Raises Conflict if others write the object at the same time; with `strict`, if it
+        is of another generation than `replaced`.
+        """
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        if isinstance(content, Path) and size <= _IN_MEMORY:
+            content = content.read_bytes()
+            size = len(content)
+        checksum, seconds = crc32c_of(content), 60 * size / self.limits.sent
+        for _ in range(1 if strict else self.limits.tries):
+            send = functools.partial(self._send, content, size, address, replaced)
+            present: Remote | None = self._request(send, address, _WRITE, seconds) or self.get(address)
+            if present and (present.size, present.crc32c) == (size, checksum):
+                return present.generation
+            replaced = present.generation if present else 0
+        raise Conflict(
+            f"{address}: upload failed because the object kept changing: is another run writing to it? Last written by "
+            f"{present.writer if present else 'a run that deleted it'}"
+        )
+
+    def _send(self, content: Path | bytes, size: int, address: Address, replaced: int) -> Remote | None:
+        """Returns the object as it was stored; None if `replaced` is not its generation."""
+        from google.api_core.exceptions import PreconditionFailed
+
+        blob = self._blob(address)
+        blob.metadata = writer()
+        repeated = {"retry": self._temporary} if size > self.limits.piece else {}  # by the client, in several requests
+        # Opened for each attempt: one that was abandoned may still read.
+        with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
+            try:
+                blob.upload_from_file(
+                    stream, size=size, checksum="crc32c", if_generation_match=replaced, **{**self._once, **repeated}
+                )
+            except PreconditionFailed:
+                return None
+        return _remote(address.bucket, blob)
+
+    def delete(self, remote: Remote) -> None:
+        """Deletes exactly this generation, unless it is missing or replaced, as after a lost response."""
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
+        def request() -> None:
+            with suppress(NotFound, PreconditionFailed):
+                self._blob(remote.address).delete(if_generation_match=remote.generation, **self._once)
+
+        self._request(request, remote.address, _WRITE)
+
+    def _blob(self, address: Address, generation: int | None = None) -> Any:
+        return self.client.bucket(address.bucket).blob(address.name, generation=generation)
+
+    def _request(
+        self,
+        work: Callable[[], T],
+        address: Address,
+        needed: str,
+        more_seconds: float = 0.0,
+        cancelled: threading.Event = NEVER,
+        arrived: Callable[[], int] = lambda: 0,
+    ) -> T:
+        """Returns what the request returns, and repeats it while that may help. `needed`: see `explained`."""
+
+        def attempt() -> T:
+            least = self.limits.least * self.limits.read / 60
+            return in_time(work, self.limits.read + more_seconds, cancelled, arrived, least)
+
+        with explained(str(address), needed):
+            repeated: Callable[[], T] = self._refused(self._temporary(attempt))
+            return repeated()
+
+
+def writer() -> dict[str, str]:
+    """Returns who writes, as metadata of each object: machine, process, and the job's id on Vertex AI."""
+    job = os.environ.get("CLOUD_ML_JOB_ID", "")
+    process = {"trainer-host": os.uname().nodename, "trainer-process": str(os.getpid())}
+    return {**process, "trainer-job": job} if job else process
+
+
+def _remote(bucket: str, blob: Any) -> Remote:
+    metadata = blob.metadata or {}
+    who = " ".join(f"{name.removeprefix('trainer-')} {metadata[name]}" for name in _WRITER if name in metadata)
+    written = f", {blob.updated:%Y-%m-%d %H:%M:%S} UTC" if blob.updated else ""
+    return Remote(
+        Address(bucket, blob.name),
+        int(blob.size),
+        blob.crc32c or "",
+        int(blob.generation),
+        blob.content_encoding or "",
+        (who or "an unknown program") + written,
+        blob.updated.timestamp() if blob.updated else 0.0,
+    )

@@ -1,0 +1,180 @@
+"""Finds the login of this machine: application default credentials or gcloud's, of which one suffices for everything.
+
+Python programs use the first if there are any, else they ask gcloud for a token; gcloud uses its own login if there is
+one, else it gets a token of the first, in a file. On Vertex AI the metadata server answers for the job's account.
+https://docs.cloud.google.com/docs/authentication/application-default-credentials
+"""
+
+import configparser
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from trainer.base.errors import reason, shortened
+
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform", "openid", "https://www.googleapis.com/auth/userinfo.email")
+_USERINFO = "https://openidconnect.googleapis.com/v1/userinfo"
+_ADC = "application_default_credentials.json"
+_TIMEOUT_S = 60.0  # of gcloud
+# A token lives an hour at most. gcloud may give one that it keeps since a while: a refused one is renewed anyway.
+_LIFE = timedelta(minutes=30)
+# What gcloud writes if the network fails, in the same sentence that asks for a new login.
+_NETWORK = re.compile(
+    r"ConnectionPool|Max retries|timed? ?out|[Cc]onnection|Failed to resolve|Unable to reach|\b50[0-4]\b"
+)
+
+
+def credentials(anew: bool = False) -> Any:
+    """Returns the credentials of Python programs. Raises google.auth.exceptions.GoogleAuthError without any login.
+
+    `anew`: reads the login again, as after a refused token.
+    """
+    if anew:
+        _credentials.cache_clear()
+    variables = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "CLOUDSDK_CORE_ACCOUNT", "GCE_METADATA_HOST")
+    return _credentials(*(os.environ.get(name, "") for name in variables))
+
+
+@functools.lru_cache(maxsize=4)
+def _credentials(*_environment: str) -> Any:
+    if not _has_default_credentials() and gcloud_account() and shutil.which("gcloud"):
+        return _gcloud_credentials()
+    import google.auth
+
+    return google.auth.default(scopes=_SCOPES[:1])[0]
+
+
+def _gcloud_credentials() -> Any:
+    """Returns credentials that ask gcloud for a token, also of an account that gcloud impersonates."""
+    from google.auth.credentials import Credentials
+
+    lock = threading.Lock()
+
+    class GcloudCredentials(Credentials):
+        token: str | None
+
+        def refresh(self, request: Any) -> None:
+            """Asks gcloud for a token; threads that wait for one take that of the first. Raises RefreshError."""
+            refused = self.token
+            with lock:
+                if self.token is refused or not self.valid:
+                    self.token = _gcloud_token()
+                    self.expiry = (datetime.now(timezone.utc) + _LIFE).replace(tzinfo=None)
+
+    return GcloudCredentials()
+
+
+def _gcloud_token() -> str:
+    """Returns a token of gcloud's. Raises RefreshError if a new login helps, TransportError if a retry may."""
+    from google.auth.exceptions import RefreshError, TransportError
+
+    command = ["gcloud", "auth", "print-access-token", "--quiet"]
+    environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1"}  # its log would hold the token
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TransportError(f"gcloud gives no token: {reason(error)}") from None
+    if done.returncode == 0 and done.stdout.strip():
+        return done.stdout.strip()
+    text = done.stderr
+    line = " ".join(text[text.rfind("ERROR:") :].split()) if "ERROR:" in text else shortened(text) or "it printed none"
+    raise (TransportError if _NETWORK.search(text) else RefreshError)(f"gcloud gives no token: {shortened(line)}")
+
+
+def login_command() -> str:
+    """Returns the command that renews the login which Python programs use."""
+    return "gcloud auth application-default login" if _has_default_credentials() else "gcloud auth login"
+
+
+def _has_default_credentials() -> bool:
+    return bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")) or (_gcloud_folder() / _ADC).is_file()
+
+
+def gcloud_account() -> str:
+    """Returns the account that gcloud's commands act as; empty if nobody is logged in to gcloud."""
+    impersonated = gcloud_property("auth", "impersonate_service_account").split(",")[-1]
+    return impersonated or gcloud_property("core", "account")
+
+
+@contextmanager
+def gcloud_environment() -> Iterator[dict[str, str]]:
+    """Yields the environment of one gcloud command: with a token of the other login if gcloud has none.
+
+    The token is in a file that only this user may read, and that is removed when the command has ended. Raises
+    google.auth.exceptions.GoogleAuthError if there is a login that gives no token.
+    """
+    stated = any(gcloud_property("auth", key) for key in ("access_token_file", "credential_file_override"))
+    if stated or gcloud_account() or not _has_default_credentials():
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="gcloud-") as folder:  # of mode 0700
+        file = Path(folder, "token")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+            opened.write(_token())
+        yield {**os.environ, "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(file)}
+
+
+def _token() -> str:
+    from google.auth.transport.requests import Request
+
+    login = credentials()
+    if not login.valid:  # as shortly before its end
+        login.refresh(Request())
+    return str(login.token)
+
+
+def two_accounts() -> tuple[str, str] | None:
+    """Returns the accounts of gcloud and of Python programs if these are known to differ."""
+    first = gcloud_account()
+    if not first or not _has_default_credentials():
+        return None
+    second = _account(credentials())
+    return (first, second) if second and second != first else None
+
+
+def _account(login: Any) -> str:
+    """Returns the account of credentials; empty if Google does not say."""
+    if known := getattr(login, "service_account_email", "") or getattr(login, "account", ""):
+        return str(known)
+    from google.auth.exceptions import GoogleAuthError
+    from google.auth.transport.requests import AuthorizedSession
+    from requests import RequestException
+
+    try:
+        return str(AuthorizedSession(login).get(_USERINFO, timeout=5).json().get("email", ""))
+    except (GoogleAuthError, RequestException, ValueError, AttributeError):
+        return ""
+
+
+def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns a property of gcloud's active configuration; empty if it is not set.
+
+    Reads the files, because running gcloud takes half a second: https://cloud.google.com/sdk/docs/configurations
+    """
+    if value := environment.get(f"CLOUDSDK_{section.upper()}_{key.upper()}"):
+        return value
+    folder = _gcloud_folder(environment)
+    properties = configparser.ConfigParser(interpolation=None)
+    try:
+        active = environment.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
+        properties.read(folder / "configurations" / f"config_{active}")
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return ""
+    return properties.get(section, key, fallback="")
+
+
+def _gcloud_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the folder of gcloud's files."""
+    home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
+    return Path(environment.get("CLOUDSDK_CONFIG") or home)

@@ -1,0 +1,91 @@
+"""Limits the whole time of a request, and ends transfers at once when one of them fails or a signal comes.
+
+A timeout of the socket limits the wait for the next byte only, so that a byte every few seconds would hold a request
+without end. Here a request runs in a thread of its own, which is abandoned when its time is over: a daemon, which ends
+with its socket or with the process, and whose result nobody takes.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+Item = TypeVar("Item")
+T = TypeVar("T")
+
+NEVER = threading.Event()  # is never set
+_TURN_SECONDS = 0.1
+
+
+class Cancelled(Exception):
+    """Ends a transfer because another one failed, or a signal came."""
+
+
+class TooSlow(ConnectionError):
+    """Ends a request whose time is over; the client's retries repeat it like a connection that was cut."""
+
+
+def in_time(
+    work: Callable[[], T],
+    seconds: float,
+    cancelled: threading.Event = NEVER,
+    arrived: Callable[[], int] = lambda: 0,
+    least: float = 1,
+) -> T:
+    """Returns what `work` returns. Raises TooSlow after `seconds`, Cancelled soon after the event.
+
+    The time begins anew whenever `least` more bytes have arrived.
+    """
+    if cancelled.is_set():
+        raise Cancelled
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="request", daemon=True)
+    began, before = time.monotonic(), 0
+    thread.start()
+    while True:
+        thread.join(_TURN_SECONDS)
+        if not thread.is_alive():
+            return outcome.result()
+        if cancelled.is_set():
+            raise Cancelled
+        if (now := arrived()) - before >= least:
+            began, before = time.monotonic(), now
+        if time.monotonic() - began > seconds:
+            raise TooSlow(f"no complete answer within {seconds:g} s")
+
+
+def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
+    """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and ends the others."""
+    cancelled, finished = threading.Event(), SimpleQueue[BaseException | None]()
+
+    def run(item: Item) -> None:
+        try:
+            if not cancelled.is_set():
+                work(item, cancelled)
+            finished.put(None)
+        except BaseException as error:
+            finished.put(error)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                pool.submit(run, item)
+            left = len(items)
+            while left:
+                with suppress(Empty):  # in turns: Python notices a Ctrl-C just before a wait only after it
+                    error = finished.get(timeout=1)
+                    left -= 1
+                    if error:
+                        raise error
+        finally:
+            cancelled.set()

@@ -1,0 +1,245 @@
+"""Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
+
+Failed uploads are retried until `close`, those whose token or generation is refused for a limited time. A rejected one,
+as for a missing permission, is raised at the next `put`, so that no run continues without a place to store its results.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.log import log
+from trainer.base.storage.address import Address
+from trainer.base.storage.gcs import Gcs, Remote, connect
+from trainer.base.storage.gcs_errors import Conflict, RefusedToken
+from trainer.base.terminal import duration
+
+_RETRY_SECONDS = 15
+_REFUSED_SECONDS = 3600.0  # how long a run goes on, keeping its files here, while its credentials are refused
+_CONFLICT_SECONDS = 120.0  # how long an upload is retried while others keep writing the object
+
+
+class Uploader:
+    """Uploads local folders to Cloud Storage. `addresses`: the address of each local folder.
+
+    Tasks run one after another; a file is read when its task runs. All methods but `join` return at once; they may be
+    called from any thread. They raise ValueError for a path outside the folders.
+    """
+
+    def __init__(self, addresses: Mapping[Path, Address], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._addresses = dict(sorted(addresses.items(), key=lambda item: -len(item[0].parts)))  # innermost first
+        self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
+        self._running: Path | None = None
+        self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
+        self._intervals: dict[Path, float] = {}  # of `every`
+        self._due: dict[Path, float] = {}
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of files of `every`
+        self._generations: dict[Address, int] = {}
+        self._refused_since: float | None = None  # since when every upload was refused
+        self.rejection: Exception | None = None  # why nothing more can be uploaded
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
+
+    @property
+    def _gcs(self) -> Gcs:
+        return connect()
+
+    def put(self, path: Path) -> None:
+        """Queues a file. Raises the error of an earlier upload that was rejected."""
+        with self._changed:
+            self._add(path, partial(self._send, path))
+
+    def put_folder(self, folder: Path, last: str | None = None) -> None:
+        """Queues all files of a folder, `last` after the others.
+
+        An older `last` at the address is deleted first, so that its presence always means a complete folder.
+        """
+        with self._changed:
+            self._drop(folder)
+            self._add(folder, partial(self._send_folder, folder, last))
+
+    def every(self, path: Path, seconds: float) -> None:
+        """Uploads changed files of a file or folder at this interval and at each `join`."""
+        with self._changed:
+            self._remote(path)
+            self._intervals[path], self._due[path] = seconds, time.monotonic() + seconds
+            self._wake()
+
+    def remove(self, folder: Path, first: str | None = None) -> None:
+        """Removes a folder and its queued tasks locally, and later its objects, `first` before the others.
+
+        The objects are deleted after the next `put_folder` with a `last`, or when the queue is empty: even if
+        checkpoints are written faster than they are uploaded, the bucket always has a complete one. A running upload
+        is finished.
+        """
+        with self._changed:
+            self._remote(folder)
+            self._drop(folder)
+            self._outdated[folder] = partial(self._remove, folder, first)
+            self._wake()
+            running = self._running == folder
+        if not running:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def join(self, seconds: float) -> list[str]:
+        """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
+        with self._changed:
+            for path in self._intervals:
+                if self._new_states(path):
+                    self._tasks.setdefault(path, partial(self._send_changed, path))
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.rejection or not (self.unsent or self._outdated), seconds)
+            running = [self._running] if self._running else []
+            return list(dict.fromkeys(map(str, [*running, *self._tasks])))
+
+    def close(self) -> None:
+        """Ends the thread after its current task; queued tasks are dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def reject(self, error: Exception) -> None:
+        """Makes every later `put` raise the error; nothing more is uploaded after the current task."""
+        with self._changed:
+            self.rejection = self.rejection or error
+            self._changed.notify_all()
+
+    @property
+    def unsent(self) -> bool:
+        """Returns whether something was put that is not uploaded."""
+        with self._changed:
+            return bool(self._tasks or self._running)
+
+    def address_of(self, path: Path) -> Address | None:
+        """Returns the address of `path`; None outside the mirrored folders."""
+        for local, address in self._addresses.items():
+            if path.is_relative_to(local):
+                return address if path == local else address / path.relative_to(local).as_posix()
+        return None
+
+    def _remote(self, path: Path) -> Address:
+        if address := self.address_of(path):
+            return address
+        raise ValueError(f"{path} is in none of {', '.join(map(str, self._addresses))}")
+
+    def _add(self, path: Path, work: Callable[[], None]) -> None:
+        if self.rejection:
+            raise self.rejection
+        self._remote(path)
+        self._tasks.setdefault(path, work)  # a queued task will send the newest content
+        self._wake()
+
+    def _drop(self, folder: Path) -> None:
+        """Removes the queued tasks of a folder."""
+        self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
+        self._outdated.pop(folder, None)
+
+    def _wake(self) -> None:
+        """Starts the thread with the first task. After a rejection it has ended and does not start again."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while work := self._next():
+            while not self._succeeds(work):
+                if self._closed or self.rejection:
+                    return
+            with self._changed:
+                self._running = self._refused_since = None
+                self._changed.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Returns the first task, or a repeated upload that is due when no other task is queued; None at the end."""
+        with self._changed:
+            while not (self._closed or self.rejection):
+                now = time.monotonic()
+                if not self._tasks:
+                    self._tasks, self._outdated = self._outdated, {}
+                    due = [path for path, moment in self._due.items() if moment <= now]
+                    self._tasks.update({path: partial(self._send_changed, path) for path in due})
+                if self._tasks:
+                    self._running = next(iter(self._tasks))
+                    return self._tasks.pop(self._running)
+                self._changed.wait(min(self._due.values()) - now if self._due else None)
+            return None
+
+    def _succeeds(self, work: Callable[[], None]) -> bool:
+        """Runs a task; after a failure that may pass it waits, others make `rejection`."""
+        try:
+            work()
+        except FileNotFoundError as error:
+            log.warning(f"{error.filename}: deleted before it could be uploaded")
+        except (RefusedToken, Conflict) as error:
+            self._outlast(error)
+            return False
+        except (PlatformFault, OSError) as error:
+            self._pause(str(error))
+            return False
+        except Exception as error:  # rejected, or a bug of this package: nothing more can be uploaded
+            self.reject(error)
+            return False
+        return True
+
+    def _outlast(self, error: RefusedToken | Conflict) -> None:
+        """Waits before the next attempt; rejects with the error when the time is over."""
+        refused = isinstance(error, RefusedToken)
+        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), self._clock()
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        left, path = self._refused_since + limit - now, self._running
+        if left <= 0:
+            self.reject(UserError(f"{error}: given up after {duration(limit)}; what was not sent is kept in {path}"))
+            return
+        self._pause(f"{error}; until then kept in {path}, given up in {duration(left)}")
+        if refused:
+            with suppress(UserError, PlatformFault):
+                self._gcs.log_in()
+
+    def _pause(self, line: str) -> None:
+        log.warning(f"{line} (retrying in {_RETRY_SECONDS} s)")
+        with self._changed:  # a join or a new task ends the wait
+            self._changed.wait(_RETRY_SECONDS)
+
+    def _send(self, path: Path) -> None:
+        address = self._remote(path)
+        self._generations[address] = self._gcs.upload(path, address, self._generations.get(address, 0))
+
+    def _send_folder(self, folder: Path, last: str | None) -> None:
+        if last and (old := self._gcs.get(self._remote(folder / last))):
+            self._delete(old)
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / (last or "")]
+        for file in [*files, *([folder / last] if last else [])]:
+            self._send(file)
+        if last:
+            with self._changed:
+                kept = {path: self._outdated.pop(path) for path in [folder] if path in self._outdated}
+                self._tasks, self._outdated = {**self._outdated, **self._tasks}, kept
+
+    def _send_changed(self, path: Path) -> None:
+        self._due[path] = time.monotonic() + self._intervals[path]
+        for file, state in self._new_states(path).items():
+            self._send(file)
+            self._uploaded[file] = state
+
+    def _new_states(self, path: Path) -> dict[Path, tuple[int, int]]:
+        """Returns the files of `every` that have changed since their last upload, with size and modification time."""
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        states = {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}
+        return {file: state for file, state in states.items() if self._uploaded.get(file) != state}
+
+    def _remove(self, folder: Path, first: str | None) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        address = self._remote(folder)
+        for remote in sorted(self._gcs.list(address), key=lambda remote: remote.address != address / (first or "")):
+            self._delete(remote)
+
+    def _delete(self, remote: Remote) -> None:
+        self._gcs.delete(remote)
+        self._generations.pop(remote.address, None)

@@ -1,0 +1,233 @@
+"""Selects the devices of a run and builds the tf.distribute strategy over them and over all workers."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from trainer.base.errors import UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.gpu_software import gpu_software
+from trainer.cluster.meeting import differing
+from trainer.invariance.compat import cpu_devices_per_worker
+
+SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
+
+ONE_MACHINE = Cluster()
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Describes the devices of this run and the strategy over them."""
+
+    strategy: Any
+    devices: tuple[str, ...]  # of this worker
+    rows: int  # of each global batch, per replica
+    global_batch_size: int
+    cluster: Cluster = ONE_MACHINE
+    collectives: str | None = None  # how replicas sum: nccl or ring; None for one replica
+    micro_batches: int = 1  # passes in which each update takes a replica's rows
+    before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
+
+    @property
+    def local(self) -> int:
+        """Returns the number of replicas on this worker."""
+        return len(self.devices)
+
+    @property
+    def count(self) -> int:
+        """Returns the number of replicas on all workers."""
+        return self.cluster.workers * self.local
+
+    @property
+    def first(self) -> int:
+        """Returns the index of this worker's first replica among all."""
+        return self.cluster.index * self.local
+
+    @property
+    def first_row(self) -> int:
+        """Returns the index of this worker's first row in each global batch."""
+        return self.first * self.rows
+
+    def sentence(self) -> str:
+        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x 32`.
+
+        With micro-batches: `global batch 128 = 2 replicas x 4 micro-batches x 16`.
+        """
+        noun = "replica" if self.local == 1 else "replicas"
+        workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""
+        passes = f"{self.micro_batches} micro-batches x " if self.micro_batches > 1 else ""
+        rows = self.rows // self.micro_batches
+        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {passes}{rows}"
+
+    def sum_over_workers(self, values: npt.ArrayLike) -> Vector:
+        """Returns the sum over workers of `values`, of one shape everywhere, as float64; every worker must call it."""
+        self.before_sum()
+        array = np.asarray(values, np.float64)
+        if not self.cluster.several:
+            return array
+        return np.reshape(self._sum(tf.constant(array.ravel())).numpy(), array.shape)
+
+    def from_chief(self, value: Any) -> Any:
+        """Returns the chief's `value`, which must be valid in JSON; every worker must call it."""
+        return self.from_worker(0, value)
+
+    def from_worker(self, index: int, value: Any) -> Any:
+        """Returns the `value` of this worker, which must be valid in JSON; every worker must call it."""
+        if not self.cluster.several:
+            return value
+        is_sender = self.cluster.index == index
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8) if is_sender else np.zeros(0)
+        length = int(self.sum_over_workers([len(text)])[0])
+        sent = self.sum_over_workers(text if is_sender else np.zeros(length))
+        return json.loads(sent.astype(np.uint8).tobytes())
+
+    def refuse_differences(self, value: Mapping[str, Any], what: str) -> None:
+        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all must call it.
+
+        what: names what differs, in "worker 1 and the chief do not read the same data".
+        """
+        if not self.cluster.several:
+            return
+        chief = self.from_chief(value)
+        own = [index == self.cluster.index and bool(differing(chief, value)) for index in range(self.cluster.workers)]
+        wrong = np.flatnonzero(self.sum_over_workers(own))
+        if len(wrong):
+            index = int(wrong[0])
+            names = differing(chief, self.from_worker(index, value))
+            raise UserError(f"{self.cluster.name(index)} and the chief do not {what} ({names}): start them alike")
+
+    @cached_property
+    def _sum(self) -> Any:
+        def on_replica(values: Any) -> Any:
+            replica = tf.distribute.get_replica_context()
+            counts = tf.cast(replica.replica_id_in_sync_group == self.first, tf.float64)  # one replica per worker
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * counts)
+
+        def summed(values: Any) -> Any:
+            return self.strategy.experimental_local_results(self.strategy.run(on_replica, args=(values,)))[0]
+
+        return tf.function(summed, input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)
+
+
+def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replicas:
+    """Builds the strategy for the visible devices; raises UserError if the machine or the batch does not fit the flags.
+
+    With several workers it must run before any other TensorFlow operation, and returns once all of them have called it.
+    """
+    devices = local_devices(config, cluster)
+    rows = config.rows_per_replica(len(devices) * cluster.workers)
+    # On one machine, TensorFlow itself chooses as `auto` does.
+    collectives = collective_implementation(config.communication if cluster.several else "auto", devices)
+    if cluster.several:
+        strategy = _multi_worker(cluster, devices, collectives)
+    elif len(devices) > 1 or config.strategy == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(list(devices))
+    else:
+        strategy = tf.distribute.get_strategy()
+    summed = collectives if len(devices) * cluster.workers > 1 else None
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, config.micro_batches)
+
+
+def collective_implementation(communication: str, devices: Sequence[str]) -> str:
+    """Returns how replicas on such devices sum: `nccl` on GPUs, unless the ring is asked for; else `ring`.
+
+    TensorFlow's own AUTO is the ring, over gRPC through the hosts, between workers with GPUs too.
+    """
+    return "nccl" if devices[0].startswith("GPU") and communication != "ring" else "ring"
+
+
+def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
+    """Returns this worker's devices, as `GPU:0`, without starting TensorFlow; raises UserError if there are too few."""
+    _check_cluster(config, cluster)
+    gpus = tf.config.get_visible_devices("GPU")
+    _check_expected(config.expect_devices, len(gpus) or simulated_devices())
+    wanted = 1 if config.strategy == "one_device" else config.replicas
+    return _gpus(wanted, gpus) if gpus else _cpus(wanted or simulated_devices() or 1)
+
+
+def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
+    if cluster.several and config.strategy not in ("auto", "multi_worker"):
+        raise UserError(
+            f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
+            "TF_CONFIG for one machine"
+        )
+    if config.strategy == "multi_worker" and not cluster.several:
+        raise UserError(
+            "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
+            "does so), or drop --strategy"
+        )
+
+
+class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
+    """Gives the strategy the workers and the number of GPUs that each of them uses."""
+
+    def __init__(self, cluster: Cluster, gpus: int) -> None:
+        spec = tf.train.ClusterSpec({"worker": list(cluster.addresses)})
+        super().__init__(spec, task_type="worker", task_id=cluster.index, rpc_layer="grpc")
+        self._gpus = gpus
+
+    def num_accelerators(self, *given: Any, **named: Any) -> dict[str, int]:
+        return {"GPU": self._gpus} if self._gpus else {}
+
+
+def _multi_worker(cluster: Cluster, devices: Sequence[str], collectives: str) -> Any:
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[collectives.upper()])
+    gpus = len(devices) if devices[0].startswith("GPU") else 0
+    with cpu_devices_per_worker(0 if gpus else len(devices)):
+        return tf.distribute.MultiWorkerMirroredStrategy(_Resolver(cluster, gpus), options)
+
+
+def simulated_devices() -> int:
+    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0 for none."""
+    return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0
+
+
+def _check_expected(expected: int, visible: int) -> None:
+    if visible >= expected:
+        return
+    raise UserError(
+        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({gpu_software()}): check the "
+        "machine's GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows "
+        "why), or lower --expect_devices"
+    )
+
+
+def _gpus(wanted: int, gpus: list[Any]) -> tuple[str, ...]:
+    if wanted > len(gpus):
+        raise UserError(
+            f"replicas={wanted}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
+        )
+    used = gpus[: wanted or len(gpus)]
+    with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
+        tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
+        for gpu in used:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    return tuple(f"GPU:{index}" for index in range(len(used)))
+
+
+def _cpus(wanted: int) -> tuple[str, ...]:
+    """Returns the first `wanted` logical CPU devices, which it creates if TensorFlow has not started yet."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if wanted > 1:
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
+        except RuntimeError:  # TensorFlow has started already, with a fixed number
+            existing = len(tf.config.list_logical_devices("CPU"))
+            if existing < wanted:
+                raise UserError(
+                    f"replicas={wanted}, but TensorFlow already runs in this process with {existing} CPU devices: "
+                    "start a new process"
+                ) from None
+    return tuple(f"CPU:{index}" for index in range(wanted))

@@ -1,0 +1,348 @@
+"""Holds every private name of Keras and TensorFlow that this package uses; no other module uses one.
+
+Each is looked up when a run first needs it: a release without it stops only the runs that need it, with one line, or
+none where the function has a fallback. TRIED names the versions that all of them were tried with.
+"""
+
+import functools
+import inspect
+import itertools
+import pkgutil
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.log import warn_once
+
+TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
+
+PRIVATE_NAMES = (
+    "keras.src.utils.naming.reset_uids",
+    "keras.src.random.seed_generator.python_random",
+    "keras.src.backend.tensorflow.random",
+    "keras.src.backend.tensorflow.numpy.signbit",
+    "keras.layers.Layer._flatten_layers",
+    "keras.Model._symbolic_build",
+    "keras.optimizers.Optimizer._all_reduce_sum_gradients",
+    "keras.optimizers.Optimizer._get_variable_index",
+    "keras.optimizers.Adam._momentums",
+    "keras.optimizers.Adam._velocities",
+    "keras.src.losses.loss.reduce_weighted_values",
+    "keras.src.losses.loss.scale_loss_for_distribution",
+    "keras.src.losses.loss.unscale_loss_for_distribution",
+    "tensorflow.data.Dataset._inputs",
+    "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
+    "tensorflow.python.distribute.values.apply_aggregation_replica_context",
+    "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
+    "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
+    "keras.optimizers.Optimizer._trainable_variables",
+    "tensorflow.Graph._get_function",
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
+)
+
+
+class Missing(RuntimeError):
+    """Reports a private name that the installed release no longer has, or now has with other parameters."""
+
+    def __init__(self, name: str) -> None:
+        installed = f"TensorFlow {tf.__version__} with Keras {keras.__version__}"
+        super().__init__(f"{name} is missing or has changed in {installed}: install {TRIED}")
+
+
+def reset_layer_names() -> None:
+    """Restarts the numbers in layers' default names, so that a model's names do not depend on earlier models.
+
+    Layers draw by the names of their paths. Fallback: Keras's public `clear_session`, which also resets the dtype
+    policy and other global settings of Keras; so call this before they are set.
+    """
+    try:
+        reset = _private("keras.src.utils.naming.reset_uids")
+    except Missing:
+        keras.utils.clear_session(free_memory=False)
+    else:
+        reset()
+
+
+def seed_initializers(seed: int) -> None:
+    """Gives Keras a separate generator for the seeds of its initializers.
+
+    Keras takes them from Python's global generator, from which other threads draw too (retries of Cloud Storage
+    requests do). The numbers are the same. Fallback: the global generator, seeded anew, with a warning.
+    """
+    generator = random.Random(seed)  # noqa: S311
+    start = generator.getstate()
+    try:
+        _private("keras.src.random.seed_generator.python_random")
+        pkgutil.resolve_name("keras.src.random.seed_generator").python_random = generator
+        keras.initializers.GlorotUniform()  # draws a seed, unless Keras now takes it from elsewhere
+        if generator.getstate() == start:
+            raise Missing("keras.src.random.seed_generator.python_random")
+    except Missing as error:
+        warn_once(f"{error}; until then a storage request that is retried may change the initial weights of a seed")
+        keras.utils.set_random_seed(seed)
+    generator.setstate(start)
+
+
+def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]], names: Iterable[str]) -> None:
+    """Replaces Keras's random functions by `around(function)`, once a process; `names` are those of keras.random.
+
+    All layers and `keras.random` itself draw by them, with the parameters of keras.random. No fallback: layers would
+    silently draw other numbers on each replica.
+    """
+    module = _private("keras.src.backend.tensorflow.random")
+    for name in names:
+        function, public = getattr(module, name, None), getattr(keras.random, name)
+        if not function or inspect.signature(function).parameters.keys() != inspect.signature(public).parameters.keys():
+            raise Missing("keras.src.backend.tensorflow.random")
+        if not hasattr(function, "__wrapped__"):
+            setattr(module, name, functools.wraps(function)(around(function)))
+
+
+@functools.cache
+def compare_signs_on_device() -> None:
+    """Makes Keras's argmax, and so its accuracies, stay on a GPU, from the first call on in this process.
+
+    Keras compares the sign bit as int32, which a GPU's kernels do on the host: with `metrics=["accuracy"]` the logits
+    are copied there in each step. As uint32 the same bits are compared on the device. Fallback: Keras's own.
+    """
+    try:
+        original = _private("keras.src.backend.tensorflow.numpy.signbit", 0.0)
+    except Missing as error:
+        warn_once(f"{error}; until then the host waits for the GPU in each step that measures an accuracy")
+        return
+
+    @functools.wraps(original)
+    def signbit(x: Any) -> Any:
+        if not isinstance(x, tf.Tensor) or not x.dtype.is_floating:
+            return original(x)
+        return tf.bitcast(tf.cast(x, tf.float32), tf.uint32) >= 2**31
+
+    pkgutil.resolve_name("keras.src.backend.tensorflow.numpy").signbit = signbit
+
+
+def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
+    """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path. No fallback.
+
+    `model.layers` has only the outermost. A layer that is reached in several ways has the first of its paths.
+    """
+    layers: dict[str, keras.layers.Layer] = {}
+    seen: set[int] = set()
+    direct = {"include_self": False, "recursive": False}
+
+    def visit(layer: Any, path: str) -> None:
+        if id(layer) in seen or not isinstance(layer, keras.layers.Layer):
+            return
+        seen.add(id(layer))
+        others = (f"{path}#{number}" for number in itertools.count(2))
+        path = next(free for free in itertools.chain([path], others) if free not in layers)
+        layers[path] = layer
+        for child in _private("keras.layers.Layer._flatten_layers", owner=layer, **direct)(**direct):
+            visit(child, f"{path}/{child.name}")
+
+    visit(model, model.name)
+    return layers
+
+
+def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns `model` and all layers in it, at any depth."""
+    return list(layers_by_path(model).values())
+
+
+def outside_conditions(graph: Any) -> Any:
+    """Returns the graph around the branches of conditions that `graph` lies in. Fallback: `graph` itself."""
+    try:
+        branch = _private("tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph", "")
+    except Missing:
+        return graph
+    while isinstance(graph, branch):
+        graph = graph.outer_graph
+    return graph
+
+
+def compiled_by_xla() -> bool:
+    """Returns whether what is traced now lies in a function with jit_compile=True. Fallback: False."""
+    try:
+        inside = _private("tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext", None)
+    except Missing:
+        return False
+    return not tf.executing_eagerly() and bool(inside(tf.compat.v1.get_default_graph()))
+
+
+def build_compiled(model: keras.Model, batch: Any) -> None:
+    """Creates the variables of a compiled model's optimizer, loss and metrics, as `fit` does. No fallback.
+
+    Only the shapes and types of `batch` are used.
+    """
+    _private("keras.Model._symbolic_build", owner=model, data_batch=batch)(data_batch=batch)
+
+
+def disable_gradient_sum(optimizer: keras.optimizers.Optimizer) -> None:
+    """Stops Keras from summing gradients over replicas, which `trainer.invariance.gradients` does earlier.
+
+    No fallback: gradients would silently be summed twice.
+    """
+    _private("keras.optimizers.Optimizer._all_reduce_sum_gradients", [], owner=optimizer)
+    optimizer._all_reduce_sum_gradients = list
+
+
+def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, Any] | None:
+    """Returns the two moments that Adam keeps for `variable`, for an update in one operation.
+
+    Fallback: None, with a warning; the caller then uses Keras's own update.
+    """
+    try:
+        index = _private("keras.optimizers.Optimizer._get_variable_index", variable, owner=optimizer)(variable)
+        first = _private("keras.optimizers.Adam._momentums", owner=optimizer)
+        second = _private("keras.optimizers.Adam._velocities", owner=optimizer)
+    except Missing as error:
+        warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
+        return None
+    return first[index], second[index]
+
+
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the variables that an optimizer was built for. Fallback: none, with a warning."""
+    try:
+        variables: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
+    except Missing as error:
+        warn_once(f"{error}; until then a plan counts no bytes of gradients that replicas sum")
+        return []
+    return variables
+
+
+def graph_of_function(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that `graph` calls. No fallback: nothing in it would be counted."""
+    return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
+
+
+def makes_batches(dataset: tf.data.Dataset) -> bool:
+    """Returns whether the elements of a tf.data.Dataset are batches of examples, not single examples.
+
+    They are if all parts have an unknown first length, and are not if one has no first length. Where all have a fixed
+    one (as `batch(32, drop_remainder=True)` gives), the names of the transformations tell; fallback: no batches.
+    """
+    lengths = [spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)]
+    if len(set(lengths)) > 1 or lengths[0] == 0:
+        return False
+    if lengths[0] is None:
+        return True
+    transformations: list[Any] = [dataset]
+    while transformations:
+        transformation = transformations.pop()
+        kind = type(transformation).__name__.lower()
+        if "batch" in kind:
+            return "unbatch" not in kind
+        try:
+            transformations += _private("tensorflow.data.Dataset._inputs", owner=transformation)()
+        except Missing as error:
+            warn_once(f"{error}; until then a tf.data.Dataset with batches of a fixed size is not recognised")
+    return False
+
+
+@contextmanager
+def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | None = None) -> Iterator[None]:
+    """Makes Keras's losses combine their values by `reduce(original, values, sample_weight, mask, reduction, dtype)`.
+
+    Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
+    `parts`: gives the number by which Keras divides other losses there, instead of the number of replicas.
+    Fallback: nothing changes, with a warning: losses with the reduction mean_with_sample_weight, or with masks, then
+    depend on the number of replicas.
+    """
+    name = "keras.src.losses.loss.reduce_weighted_values"
+    try:
+        original = _private(name, 0, sample_weight=None, mask=None, reduction=None, dtype=None)
+    except Missing as error:
+        warn_once(f"{error}; until then losses with masks may depend on the number of replicas")
+        yield
+        return
+    module = pkgutil.resolve_name("keras.src.losses.loss")
+
+    def reduced(
+        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "", dtype: Any = None
+    ) -> Any:
+        return reduce(original, values, sample_weight, mask, reduction, dtype)
+
+    originals = {"reduce_weighted_values": original}
+    replaced: dict[str, Any] = {"reduce_weighted_values": reduced}
+    if parts:
+        divide, multiply = (f"{way}_loss_for_distribution" for way in ("scale", "unscale"))
+        originals[divide] = _private("keras.src.losses.loss.scale_loss_for_distribution", 0)
+        originals[multiply] = _private("keras.src.losses.loss.unscale_loss_for_distribution", 0)
+        replaced |= {divide: lambda value: value / parts(), multiply: lambda value: value * parts()}
+    vars(module).update(replaced)
+    try:
+        yield
+    finally:
+        vars(module).update(originals)
+
+
+@contextmanager
+def cpu_devices_per_worker(count: int) -> Iterator[None]:
+    """Makes a MultiWorkerMirroredStrategy created in the block use `count` logical CPU devices of its worker.
+
+    TensorFlow itself uses one. A count below 2 changes nothing. No fallback.
+    """
+    if count < 2:
+        yield
+        return
+    module = "tensorflow.python.distribute.collective_all_reduce_strategy"
+    original = _private(f"{module}.CollectiveAllReduceExtended._initialize_local_devices", None, None, "")
+    extended = pkgutil.resolve_name(f"{module}.CollectiveAllReduceExtended")
+
+    def several(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
+
+    extended._initialize_local_devices = several
+    try:
+        yield
+    finally:
+        extended._initialize_local_devices = original
+
+
+def parse_profile(content: bytes) -> Any:
+    """Returns the XSpace in the content of an xplane.pb file of TensorFlow's profiler. No fallback."""
+    space = _private("tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace")()
+    space.ParseFromString(content)
+    return space
+
+
+@contextmanager
+def own_values_assigned() -> Iterator[None]:
+    """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
+
+    The values must be equal. XLA cannot wait for the first replica. No fallback: a step of several replicas that XLA
+    compiles would fail.
+    """
+    name = "tensorflow.python.distribute.values.apply_aggregation_replica_context"
+    original = _private(name, None, None, None)
+
+    def apply(value: Any, aggregation: Any, destinations: Any) -> Any:
+        first = aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return value if first else original(value, aggregation, destinations)
+
+    module = pkgutil.resolve_name(name.rpartition(".")[0])
+    module.apply_aggregation_replica_context = apply
+    try:
+        yield
+    finally:
+        module.apply_aggregation_replica_context = original
+
+
+def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
+    """Returns what `name` of PRIVATE_NAMES is, on `owner` if given; checks that it takes the arguments.
+
+    Raises Missing if it does not exist or takes others.
+    """
+    path, _, attribute = name.rpartition(".")
+    try:
+        value = getattr(pkgutil.resolve_name(path) if owner is None else owner, attribute)
+        if callable(value):
+            with suppress(ValueError):  # a built-in type has no signature
+                inspect.signature(value).bind(*arguments, **named)
+    except (ImportError, AttributeError, TypeError):
+        raise Missing(name) from None
+    return value

@@ -1,0 +1,201 @@
+"""Makes layers that draw random numbers by Keras draw the same for a global row on any number of replicas.
+
+Within a step, Keras's random functions draw from a stream named by the layer's path and the number of the draw in the
+step, for the whole global batch, and return this replica's rows. Elsewhere they are Keras's own.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.errors import UserError
+from trainer.base.log import warn_once
+from trainer.invariance.compat import compiled_by_xla, intercept_random, outside_conditions
+from trainer.invariance.layer_inputs import hide_size, layer_inputs
+from trainer.invariance.philox import NORMAL, UNIFORM
+from trainer.invariance.step import NotCompilable, StepContext, running_step
+
+_TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
+_NO_ROWS = "draws random numbers for inputs whose first axis is not one of rows"
+_SOME_ROWS = "draws random numbers for inputs whose first axis, of unknown size, is not one of rows"
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Draws for one call of a random function of Keras."""
+
+    step: StepContext
+    seed: Any  # a SeedGenerator, a number, or None
+
+    @property
+    def path(self) -> str:
+        return getattr(self.seed, "name", "keras.random")
+
+    def __call__(self, draw: Any, shape: Any) -> Any:
+        """Returns what `draw(shape=…, seed=…)` gives: this replica's rows, or the same on all replicas."""
+        step, stream, sizes = self.step, self.step.numbered(self.path), _sizes(shape)
+
+        def this_rows() -> Any:
+            drawn = tf.reshape(step.draw(draw, sizes[1:], stream), (step.rows, *sizes[1:]))
+            inputs = layer_inputs()
+            return hide_size(drawn, step.rows) if inputs and inputs.hidden else drawn
+
+        def for_all() -> Any:
+            return step.draw_for_all(draw, sizes if all(isinstance(size, int) for size in sizes) else shape, stream)
+
+        def for_all_with_warning() -> Any:
+            with tf.control_dependencies([tf.numpy_function(lambda: self.name_dependence(_SOME_ROWS), [], [])]):
+                return for_all()
+
+        by_row = bool(sizes) and self.is_row_axis(sizes[0])
+        if tf.is_tensor(by_row):
+            # Where these are all rows, both draw the same numbers.
+            return tf.cond(by_row, this_rows, for_all_with_warning) if step.is_part else for_all()
+        if sizes and not by_row:
+            self._refuse_parts(sizes[0])
+        return this_rows() if by_row else for_all()
+
+    def is_row_axis(self, first: Any) -> Any:
+        """Returns whether a first axis of this size is that of the rows; a tensor where only the running step knows."""
+        inputs, rows = layer_inputs(), self.step.rows
+        if inputs and inputs.hidden:
+            return not isinstance(first, int)
+        if not isinstance(first, int):
+            return tf.equal(first, rows)
+        return first == rows and (inputs is None or inputs.size == rows)
+
+    def _refuse_parts(self, first: Any) -> None:
+        """Raises UserError if a layer draws for several parts of each row, whose order in the first axis is unknown."""
+        inputs, rows = layer_inputs(), self.step.rows
+        if self.step.is_part and inputs and first == inputs.size and first != rows and first % rows == 0:
+            raise UserError(
+                f"{self.path}: it draws random numbers for {first} parts of {rows} rows, whose order is unknown: give "
+                "the layer inputs that have the rows alone as first axis, (rows, parts, …)"
+            )
+
+    def name_dependence(self, why: str) -> None:
+        """Warns once that the numbers depend on the number of replicas, if there are several."""
+        if self.step.is_part:
+            warn_once(f"the result depends on the number of replicas: {self.path} {why}")
+
+
+def _sizes(shape: Any) -> list[Any]:
+    """Returns the sizes of a shape, which is a tensor or a sequence: ints where they are known, else tensors."""
+    if tf.is_tensor(shape):
+        shape = tf.unstack(shape)
+    values = [tf.get_static_value(size) if tf.is_tensor(size) else size for size in shape]
+    return [size if value is None else int(value) for value, size in zip(values, shape, strict=True)]
+
+
+def _constant(value: Any, dtype: Any) -> Any:
+    """Returns a number as this type: in NumPy, which every graph takes, if it is known while the step is traced."""
+    cast = tf.cast(value, dtype)
+    constant = tf.get_static_value(cast)
+    return cast if constant is None else constant
+
+
+def _affine(drawn: Any, factor: Any, offset: Any, dtype: Any) -> Any:
+    kind = dtype or keras.config.floatx()
+    return tf.cast(drawn, kind) * tf.cast(factor, kind) + tf.cast(offset, kind)
+
+
+def _uniform(stream: _Stream, shape: Any, minval: Any, maxval: Any, dtype: Any) -> Any:
+    return _affine(stream(UNIFORM, shape), maxval - minval, minval, dtype)
+
+
+def _normal(stream: _Stream, shape: Any, mean: Any, stddev: Any, dtype: Any, draw: Any = NORMAL) -> Any:
+    return _affine(stream(draw, shape), stddev, mean, dtype)
+
+
+def _randint(stream: _Stream, shape: Any, minval: Any, maxval: Any, dtype: Any) -> Any:
+    kind = dtype if dtype in ("int32", "int64") else "int64"
+    draw = functools.partial(
+        tf.random.stateless_uniform,
+        minval=_constant(minval, kind),
+        maxval=_constant(maxval, kind),
+        dtype=kind,
+        alg="philox",
+    )
+    return tf.cast(stream(draw, shape), dtype)
+
+
+def _dropout(stream: _Stream, inputs: Any, rate: float, noise_shape: Any) -> Any:
+    if rate in (0.0, 1.0):
+        return inputs if rate == 0.0 else tf.zeros_like(inputs)
+    sizes = keras.ops.shape(inputs)
+    noise_shape = noise_shape or [None] * len(sizes)
+    shape = [size if noise is None else noise for noise, size in zip(noise_shape, sizes, strict=True)]
+    return tf.where(stream(UNIFORM, shape) >= rate, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)
+
+
+def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> str | None:
+    """Returns why Keras's own function has to draw, whose numbers for one replica's rows differ from those of all rows.
+
+    None if ours can draw. Raises UserError for gamma and beta, unless in a layer of Keras, which layers.py names.
+    """
+    inputs = layer_inputs()
+    if function == "shuffle":
+        first = _sizes(keras.ops.shape(arguments["x"]))[0]
+        mixes = arguments["axis"] == 0 and stream.is_row_axis(first) is not False
+        return "mixes the rows of one replica" if mixes else None
+    if function in ("gamma", "beta") and stream.step.is_part and not (inputs and inputs.of_keras):
+        raise UserError(
+            f"{stream.path}: keras.random.{function} draws other numbers on several replicas or in micro-batches: use "
+            "keras.random.uniform or normal"
+        )
+    if function in _OTHERS:
+        return f"draws by keras.random.{function}"
+    if isinstance(stream.seed, int):  # the same numbers in every step, as initializers draw
+        sizes = _sizes(arguments["shape"] if "shape" in arguments else keras.ops.shape(arguments["inputs"]))
+        if inputs and sizes and stream.is_row_axis(sizes[0]) is True:
+            return "draws with a number as seed, which gives each replica the same numbers"
+    return None
+
+
+_BY_ROW: dict[str, Callable[..., Any]] = {
+    "uniform": _uniform,
+    "normal": _normal,
+    "truncated_normal": functools.partial(_normal, draw=_TRUNCATED),
+    "randint": _randint,
+    "dropout": _dropout,
+}
+_OTHERS = ("binomial", "categorical", "gamma", "beta", "shuffle")
+
+
+def _by_row(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what draws in the place of `original`, a random function of Keras: that function outside of steps."""
+    name, signature = original.__name__, inspect.signature(original)
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        step, graph = running_step(), tf.compat.v1.get_default_graph()
+        if step is None or (tf.executing_eagerly() and graph is not step.graph):  # outside, or where variables are made
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        stream = _Stream(step, arguments.pop("seed"))
+        step.refuse_xla(stream.path)
+        if outside_conditions(graph) is not step.graph:
+            why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
+        else:
+            why = _dependence(name, stream, arguments)
+            if (inputs := layer_inputs()) and inputs.size % step.rows and not why:
+                stream.name_dependence(_NO_ROWS)
+        ours = not why and name in _BY_ROW and not isinstance(stream.seed, int)
+        if not ours and compiled_by_xla():
+            raise NotCompilable(f"{stream.path} {why or 'draws with a number as seed'}")
+        if why:
+            stream.name_dependence(why)
+        return _BY_ROW[name](stream, **arguments) if ours else original(*args, **kwargs)
+
+    return draw
+
+
+def draw_by_row_everywhere() -> None:
+    """Makes Keras's random functions draw by row in every later step of this process."""
+    intercept_random(_by_row, (*_BY_ROW, *_OTHERS))

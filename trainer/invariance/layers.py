@@ -1,0 +1,80 @@
+"""Makes layers give the same numbers on any number of replicas, in place, and holds helpers that models share.
+
+Layers keep their classes, names, weights and settings, so that templates hold Keras's own layers.
+"""
+
+import keras
+import tensorflow as tf
+
+from trainer.base.settings.train_config import TrainConfig
+from trainer.invariance.batch_norm import normalize_in_place
+from trainer.invariance.compat import all_layers, layers_by_path
+from trainer.invariance.draws import draw_by_row_everywhere
+from trainer.invariance.layer_inputs import draw_by_row
+
+# Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they do.
+_DEPENDENT = {
+    "MixUp": "mixes the rows of one replica",
+    "CutMix": "mixes the rows of one replica",
+    "AugMix": "chooses its changes by Python's random numbers, once for each replica",
+    "RandomElasticTransform": "draws the shifts of pixels separately on each replica",
+}
+
+# Keras divides an activity regularizer by the number of rows since 3.14: https://github.com/keras-team/keras/releases
+_SUMS_ACTIVITY = tuple(int(part) for part in keras.__version__.split(".")[:2]) < (3, 14)
+
+
+def make_independent(model: keras.Model, config: TrainConfig) -> None:
+    """Makes the layers of `model` that draw random numbers or normalise batches independent of the number of replicas.
+
+    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too.
+    """
+    draw_by_row_everywhere()
+    for path, layer in layers_by_path(model).items():
+        draw_by_row(layer, path)
+        if isinstance(layer, keras.layers.BatchNormalization):
+            normalize_in_place(layer, synchronized=synchronized(config))
+
+
+def depends_on_replicas(model: keras.Model, replicas: int, micro_batches: int = 1) -> list[str]:
+    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one.
+
+    `micro_batches` have these reasons and more: a line for each layer, but a single one for all of batch norm.
+    """
+    if replicas == micro_batches == 1:
+        return []
+    reasons, normalising = [], []
+    for path, layer in layers_by_path(model).items():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            normalising.append(path)
+            if replicas > 1 and not layer.synchronized:
+                reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")
+        if micro_batches > 1 and isinstance(layer, keras.layers.SpectralNormalization):
+            reasons.append(f"{path} makes an iteration in each of micro_batches={micro_batches} passes")
+        if _SUMS_ACTIVITY and layer.activity_regularizer is not None:
+            reasons.append(f"{path} adds up its activity regularizer over one replica's rows: use Keras 3.14 or newer")
+        kinds = [name for name in _DEPENDENT if isinstance(layer, getattr(keras.layers, name, ()))]
+        reasons.extend(f"{path} {_DEPENDENT[kind]}" for kind in kinds)
+    if micro_batches > 1 and normalising:
+        more = f" (and {len(normalising) - 1} more of batch norm)" if normalising[1:] else ""
+        reasons.append(
+            f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches} passes alone"
+        )
+    return reasons
+
+
+def synchronized(config: TrainConfig) -> bool:
+    """Returns whether batch norm spans several replicas. Call it under the strategy's scope."""
+    return config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def refresh_normalization(model: keras.Model) -> None:
+    """Makes Keras's Normalization layers use newly assigned weights: they compute with values derived earlier."""
+    for layer in all_layers(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
+
+
+def full_precision() -> str:
+    """Returns the type of weights, which outputs and losses keep where other layers compute in 16 bits."""
+    return str(keras.config.dtype_policy().variable_dtype)

@@ -1,0 +1,113 @@
+"""Reduces a Keras loss over the rows of all replicas and passes, as one device would over the global batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.invariance.gradients import all_reduce_sum
+from trainer.invariance.step import running_step
+
+_BY_WEIGHT = "mean_with_sample_weight"
+_MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
+
+# Turns the count of a loss over the rows at hand into that over the global batch.
+_global_count: ContextVar[Callable[[Any], Any]] = ContextVar(
+    "global_count", default=lambda count: all_reduce_sum([count])[0]
+)
+
+
+@contextmanager
+def _counted_by(global_count: Callable[[Any], Any]) -> Iterator[None]:
+    token = _global_count.set(global_count)
+    try:
+        yield
+    finally:
+        _global_count.reset(token)
+
+
+def parts_of_batch() -> int:
+    """Returns the number of parts of the global batch, of which each pass of each replica takes one."""
+    if step := running_step():
+        return step.global_batch_size // step.rows
+    replica = tf.distribute.get_replica_context()
+    return replica.num_replicas_in_sync if replica else 1
+
+
+def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
+    """Returns the counts by which the losses of a compiled model divide, over `rows` alone, in the order of losses."""
+    counts: list[Any] = []
+
+    def keep(count: Any) -> Any:
+        counts.append(count)
+        return count
+
+    with _counted_by(keep):
+        try_losses(model, rows)
+    return counts
+
+
+@contextmanager
+def divided_by(counts: Sequence[Any]) -> Iterator[None]:
+    """Makes losses in the block divide by these counts, in their order; by those of this pass if there are none."""
+    remaining = iter(counts)
+    with _counted_by(lambda count: next(remaining)) if counts else nullcontext():
+        yield
+
+
+def try_losses(model: keras.Model, rows: Any) -> None:
+    """Computes the losses of a compiled model in training, on `rows` as fit has them; changes nothing."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
+    # Regularizers ask for the values of weights.
+    values = [(variable, tf.convert_to_tensor(variable)) for variable in model.trainable_variables]
+    with keras.StatelessScope(values, collect_losses=True):
+        model.compute_loss(x=x, y=y, y_pred=model(x, training=True), sample_weight=weight)
+
+
+def reduce_to_mean(original: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns a value of which the mean over replicas is the loss of the global batch, as `reduce_over_replicas`."""
+    replica = tf.distribute.get_replica_context()
+    return reduce_over_replicas(original, *arguments) * (replica.num_replicas_in_sync if replica else 1)
+
+
+def reduce_over_replicas(
+    original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
+) -> Any:
+    """Returns this replica's part of the loss of the global batch: the parts of all replicas add up to it.
+
+    `original`: Keras's reduction over one device's rows, with the same parameters; values: (rows, …) losses. Keras
+    itself divides the mean over a replica's rows by the number of replicas. That is not the mean over all rows where
+    rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is one number already
+    counts as a mean over the replica's rows. All replicas must have the same number of rows. The same holds for passes.
+    """
+    parts = parts_of_batch()
+    if parts == 1 or reduction not in _MEANS:
+        return original(values, sample_weight, mask, reduction, dtype)
+    values = tf.convert_to_tensor(values) if dtype is None else tf.cast(values, dtype)
+    if values.shape.rank == 0:
+        return original(values, sample_weight, mask, reduction, dtype) / parts
+    total = original(values, sample_weight, mask, "sum", dtype)
+    weights = sample_weight if reduction == _BY_WEIGHT else None
+    if mask is None and weights is None:
+        return total / tf.cast(tf.size(values) * parts, total.dtype)
+    # The sum of a loss of 1 everywhere counts the values of the mask, or adds up the weights.
+    count = original(tf.ones_like(values), weights, mask, "sum", dtype)
+    count = _global_count.get()(tf.stop_gradient(count))
+    if weights is not None:
+        return tf.math.divide_no_nan(total, count / tf.cast(_values_per_weight(values, mask, weights), count.dtype))
+    return tf.math.divide_no_nan(total, count + _epsilon(original, reduction, dtype, total.dtype))
+
+
+def _values_per_weight(values: Any, mask: Any, weights: Any) -> Any:
+    """Returns the number of values that share a weight: Keras divides by the sum of weights, each counted once."""
+    sizes = [tf.size(factor) for factor in (mask, weights) if factor is not None]
+    return tf.size(values) // tf.reduce_max(tf.stack(sizes))
+
+
+def _epsilon(original: Callable[..., Any], reduction: str, dtype: Any, kind: Any) -> Any:
+    """Returns what Keras adds to the count of a mask: its epsilon in 3.12, 0 later. The mean of a single 1 shows it."""
+    single = tf.ones((1,), kind)
+    return original(single, None, None, reduction, dtype) / original(single, None, single, reduction, dtype) - 1.0

@@ -1,0 +1,1 @@
+"""Measures what a run trained: evaluation, predictions, quality of images, profiles of steps."""

@@ -1,0 +1,101 @@
+"""Predicts as `model.predict` does on one device, whatever the number of replicas, and names the outputs."""
+
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.base.errors import UserError
+from trainer.cluster.strategy import Replicas
+from trainer.data.examples import AnyExamples, Array
+from trainer.data.in_sequence import InSequence
+from trainer.user_code.interface import output_names
+
+
+def predict(
+    model: keras.Model,
+    replicas: Replicas,
+    examples: AnyExamples,
+    batch_size: int,
+    as_fit: Callable[[tuple[Any, ...]], Any],
+) -> dict[str, Array]:
+    """Returns what predict_step gives for all rows, in their order: arrays (rows, …) by the names of the outputs.
+
+    The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, and the replicas of this machine
+    take whole batches in turn. Only x is used. Nothing in the model changes: a layer that draws at random draws the
+    same for each batch.
+    """
+    batches = math.ceil(examples.count / batch_size)
+    takers = min(replicas.local, batches)
+    if isinstance(examples, InSequence):  # which another reading may give in another order
+        iterators = [iter(examples.in_order(batch_size))] * takers
+    else:
+        iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
+
+    def one_batch(parts: tuple[Any, ...]) -> Any:
+        x = as_fit(parts[:1])
+        with keras.StatelessScope():
+            return model.predict_step(x if isinstance(x, tuple) else (x,))
+
+    def one_round(taken: list[Any]) -> list[Any]:
+        outputs = []
+        for device, iterator in zip(replicas.devices, taken, strict=False):  # the last round may be of fewer
+            with tf.device(device):
+                outputs.append(one_batch(next(iterator)))
+        return outputs
+
+    run = tf.function(one_round, autograph=False)
+    found: dict[str, list[Array]] = {}
+    for first in range(0, batches, takers):
+        for index, outputs in enumerate(run(iterators[: batches - first]), first):
+            rows = min(batch_size, examples.count - index * batch_size)
+            for name, array in _named(outputs, model):
+                if array.shape[:1] != (rows,):
+                    raise UserError(
+                        f"the model returns {array.shape} as {name} for {rows} rows: one row each is needed"
+                    )
+                found.setdefault(name, []).append(array)
+    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+
+
+def _named(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
+    """Yields the arrays of a nest: `predictions`, keys, names of the model's outputs, or their numbers, with dots."""
+    if not tf.nest.is_nested(outputs):
+        yield "predictions", _array(outputs)
+        return
+    names = output_names(model)
+    of_model = isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names})
+
+    def walk(value: Any, path: str) -> Iterator[tuple[str, Array]]:
+        if not tf.nest.is_nested(value):
+            yield path, _array(value)
+            return
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, one in pairs:
+            yield from walk(one, f"{path}.{key}" if path else f"output_{key}" if isinstance(key, int) else str(key))
+
+    yield from walk(dict(zip(names, outputs, strict=True)) if of_model else outputs, "")
+
+
+def _array(value: Any) -> Array:
+    if not isinstance(value, tf.Tensor):
+        raise UserError(f"the model returns {type(value).__name__}: only tensors with a row for each example are kept")
+    if value.dtype == tf.bfloat16:  # NumPy's files do not have it
+        value = tf.cast(value, tf.float32)
+    array: Array = value.numpy()
+    if array.dtype.kind not in "biufc":
+        raise UserError(f"the model returns {value.dtype.name}, not numbers: only numbers are kept")
+    return array
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Writes arrays as numpy.savez does, which cannot take every name."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)

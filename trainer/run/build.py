@@ -1,0 +1,85 @@
+"""Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import Replicas
+from trainer.data.augment import augmentation
+from trainer.data.batches import Schedule, batches
+from trainer.data.class_weights import weighted_by_class
+from trainer.data.dataset import Dataset
+from trainer.data.fingerprint import content_of
+from trainer.data.soft_labels import softening
+from trainer.data.sources import is_named, load_dataset
+from trainer.invariance.compat import reset_layer_names, seed_initializers
+from trainer.models import build_model
+from trainer.training.steps import StepRunner
+from trainer.user_code.interface import ModelInterface
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Holds the model, its data and the order of the data."""
+
+    config: TrainConfig
+    replicas: Replicas
+    dataset: Dataset
+    model: keras.Model
+    schedule: Schedule
+    content: dict[str, Any]  # counts, classes and digests of the data
+
+    def rows_from(self, first_step: int) -> Any:
+        """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on."""
+        return iter(self.batches_from(first_step))
+
+    def batches_from(self, first_step: int) -> Any:
+        """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
+        return batches(self.dataset.train, self.schedule, self.replicas, first_step)
+
+    def step_runner(self, *, compiled: bool = False) -> StepRunner:
+        """Returns the function that runs steps of the model on all replicas; `compiled`: by XLA."""
+        as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
+        augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
+        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled)
+
+
+def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
+    """Loads the data and builds the model with the precision and the seed of `config`."""
+    set_precision_and_seed(config)
+    dataset = load_dataset(config)
+    content = content_of(dataset, rows=is_named(config.data))
+    replicas.refuse_differences(content, "read the same data")
+    return setup_with(config, replicas, dataset, content)
+
+
+def setup_with(
+    config: TrainConfig, replicas: Replicas, dataset: Dataset, content: Mapping[str, Any] | None = None
+) -> TrainingSetup:
+    """Builds the model for a dataset that is loaded, after `set_precision_and_seed`."""
+    with replicas.strategy.scope():
+        model = build_model(config, dataset)
+    per_step = ModelInterface.of(model).batches_per_step
+    schedule = Schedule(dataset.train.count, config.global_batch_size, per_step, config.seed)
+    return TrainingSetup(config, replicas, dataset, model, schedule, dict(content or {}))
+
+
+def set_precision_and_seed(config: TrainConfig) -> None:
+    """Sets the precision of new layers, the seed of their initial weights, and restarts the count of layer names.
+
+    `config.deterministic` and `config.tf32` apply to the whole process:
+    https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_tensor_float_32_execution
+    """
+    reset_layer_names()
+    keras.config.set_floatx("float64" if config.precision == "float64" else "float32")
+    keras.config.set_dtype_policy(config.precision)
+    keras.utils.set_random_seed(config.seed)
+    seed_initializers(config.seed)
+    tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()

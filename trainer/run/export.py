@@ -1,0 +1,178 @@
+"""Exports the template model: a plain Keras model without strategy and without this package, in three formats."""
+
+import contextlib
+import io
+import logging
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.errors import UserError, reason
+from trainer.base.log import warn_once
+from trainer.base.storage import whole_folder
+from trainer.invariance.compat import all_layers
+from trainer.invariance.layers import refresh_normalization
+from trainer.reporting.tensorflow_errors import tensorflow_writing
+from trainer.user_code.interface import ModelInterface, symbolic_inputs
+from trainer.user_code.mistakes import where_raised
+
+
+def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
+    """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
+
+    There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary.
+    `input_spec`: the tf.TensorSpec of the input, or a nest of them, for a subclassed model, which has no symbolic one.
+    """
+    interface = ModelInterface.of(model)
+    templates = interface.templates()
+    with _saving_classes_of_the_user(), whole_folder(folder) as beside:
+        for name, trained in templates.items():
+            plain_copy(trained).save(beside / f"{name}.keras")
+        template = plain_copy(templates["model"])
+        if why := _not_in_h5(template, beside / "model.keras"):
+            warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
+        else:
+            _save_h5(template, beside / "model.h5")
+        _save_for_serving(template, interface, input_spec, beside / "saved_model")
+
+
+@contextlib.contextmanager
+def _saving_classes_of_the_user() -> Iterator[None]:
+    """Raises UserError if Keras cannot save a class, because it does not say with which arguments it was made."""
+    try:
+        yield
+    except (NotImplementedError, TypeError) as error:
+        if where_raised(error):
+            raise
+        raise UserError(
+            f"the model cannot be saved: {reason(error).partition(' Example: ')[0]} Give that class a get_config whose "
+            "values JSON can hold (https://keras.io/guides/serialization_and_saving/#custom-objects); the checkpoints "
+            "are kept"
+        ) from error
+
+
+def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> None:
+    """Sets the weights of the model's networks from saved template models; call it under the strategy's scope.
+
+    `path`: the model.keras that `export` wrote; a GAN's other networks are read from the files beside it, if they
+    exist, and its generator starts as its average. Raises UserError, calling the file `origin`, if they do not fit.
+    """
+    origin = origin or f"initial_model={path}"
+    templates = ModelInterface.of(model).templates()
+    weights = _weights_of(path, origin)
+    if _shapes(weights) != _shapes(templates["model"].weights):
+        raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
+    for name, network in templates.items():
+        beside = path.with_name(f"{name}{path.suffix}")
+        own = _weights_of(beside, origin) if name != "model" and beside.exists() else weights
+        if _shapes(own) == _shapes(network.weights):
+            network.set_weights(own)
+
+
+def load_template(path: Path, origin: str) -> keras.Model:
+    """Returns the model in a file that `export` wrote. Raises UserError, calling it `origin`, for another file."""
+    try:
+        return keras.models.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:  # Keras raises many types for a file that is not a model
+        raise UserError(f"{origin}: cannot be loaded as a model.keras: {reason(error)}") from error
+
+
+def _weights_of(path: Path, origin: str) -> list[Any]:
+    return list(load_template(path, origin).get_weights())
+
+
+def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(weight.shape) for weight in weights]
+
+
+def plain_copy(model: keras.Model) -> keras.Model:
+    """Returns a copy without strategy, synchronized batch norm and 16-bit arithmetic; a subclassed model unchanged."""
+    compiled, model.compiled = model.compiled, False  # a template needs no training state
+    try:
+        copy = keras.models.clone_model(model, clone_function=_plain_layer)
+    except ValueError:
+        return model
+    finally:
+        model.compiled = compiled
+    copy.set_weights(model.get_weights())
+    for trained, plain in zip(all_layers(model), all_layers(copy), strict=True):
+        if hasattr(trained, "save_assets"):
+            _copy_assets(trained, plain)
+    refresh_normalization(copy)
+    return copy
+
+
+def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
+    if isinstance(layer, keras.Model):
+        return plain_copy(layer)
+    if hasattr(layer, "plain"):  # a layer of this package that depends on the running step
+        layer = layer.plain()
+    config = layer.get_config()
+    if "synchronized" in config:
+        config["synchronized"] = False
+    if "dtype" in config:
+        config["dtype"] = layer.dtype_policy.variable_dtype
+    return type(layer).from_config(config)
+
+
+def _copy_assets(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
+    """Copies what a layer has learnt beside its weights, such as a vocabulary, as Keras saves and loads it."""
+    values: dict[str, Any] = {}
+    trained.save_own_variables(values)
+    plain.load_own_variables(values)
+    with tempfile.TemporaryDirectory() as folder:
+        trained.save_assets(folder)
+        plain.load_assets(folder)
+
+
+def _not_in_h5(template: keras.Model, saved: Path) -> str:
+    """Returns what of the template, which is `saved` as .keras, the legacy format has no place for; "" for nothing."""
+    if not symbolic_inputs(template):
+        return "a subclassed model; model.keras needs its class"
+    with zipfile.ZipFile(saved) as archive:
+        assets = any(name.startswith("assets/") for name in archive.namelist())
+    return "a vocabulary, or another file that a layer saves; model.keras has it" if assets else ""
+
+
+def _save_h5(template: keras.Model, path: Path) -> None:
+    # HDF5 crashes on a full disk: first write as many bytes as the weights and the metadata need.
+    path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
+    absl = logging.getLogger("absl")  # Keras warns at each save that the format is legacy
+    level = absl.level
+    absl.setLevel(logging.ERROR)
+    try:
+        template.save(path)
+    finally:
+        absl.setLevel(level)
+
+
+def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
+    """Writes a SavedModel with the endpoint `serve`; of a conditional generator, `classes` gives their number too."""
+    serve, classes = interface.serve, interface.generated_classes
+    inputs = _structure(template) if symbolic_inputs(template) else input_spec
+    signature = [tf.TensorSpec(each.shape, each.dtype, name=name) for name, each in _named(inputs)]
+    archive = keras.export.ExportArchive()
+    archive.track(template)
+    archive.add_endpoint("serve", lambda *given: serve(template(keras.tree.pack_sequence_as(inputs, given))), signature)
+    if classes:
+        count = tf.function(lambda: tf.constant(classes), autograph=False)
+        count.get_concrete_function()
+        archive.add_endpoint("classes", count)
+    with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
+        archive.write_out(str(folder))
+
+
+def _structure(template: keras.Model) -> Any:
+    """Returns the symbolic inputs in the structure that `call` takes."""
+    return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
+
+
+def _named(inputs: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
+    flat = keras.tree.flatten_with_path(inputs)
+    return [(each.name or "_".join(["inputs", *map(str, path)]), each) for path, each in flat]

@@ -1,0 +1,169 @@
+"""Reads a command line that names a run: its job directory, its settings, perhaps other data. Imports no TensorFlow."""
+
+import argparse
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, RUN_INFO, step_name
+from trainer.base.settings.fields import REMOVED, coerce, coerce_all, setting
+from trainer.base.settings.flags import VERBOSE, Field, Parser, add_setting_flags, refuse_unknown
+from trainer.base.settings.own_settings import taken_by
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import expanded, parse
+from trainer.base.storage.staging import Staged, naming
+
+NEWEST, BEST = "newest", "best"
+_GIVEN = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
+_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+# Settings of training that another machine or command does not share.
+_OF_TRAINING = {
+    "recipe": "", "job_dir": "", "callbacks": "", "strategy": "auto", "replicas": 0, "expect_devices": 0,
+    "jit_compile": "false", "initial_checkpoint": "", "initial_model": "",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestedRun:
+    """Holds the run that a command line names, and what is to be done with it."""
+
+    name: str  # as the user wrote it
+    folder: Path  # the local copy of its job directory
+    info: Mapping[str, Any]  # run.json
+    given: Mapping[str, str]  # the texts of the flags that replace settings of the run
+    options: argparse.Namespace  # the flags of the command itself, among them `checkpoint`
+
+    @property
+    def has_other_data(self) -> bool:
+        """Returns whether the command line names data, or gives settings of the function that reads them."""
+        return "data" in self.given or not self.given.keys() <= {*_GIVEN}
+
+    @cached_property
+    def trained(self) -> TrainConfig:
+        """Returns the settings of the run, but for those of training alone. Raises UserError if they are damaged."""
+        return _resolved(self._values({}), {})
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """Returns the settings with the data and the devices of the command line. Raises UserError for a mistake."""
+        given = dict(self.given)
+        replicas = coerce(_FIELDS["replicas"], given.pop("replicas", "0"))
+        if self.has_other_data:
+            config = _resolved(self._values(given), {"evaluation_fraction": "0", **given})
+        else:
+            config = _resolved(vars(self.trained), given)
+        return dataclasses.replace(config, replicas=replicas)  # a batch of training need not divide over them
+
+    @cached_property
+    def model_config(self) -> TrainConfig:
+        """Returns `config` with the run's own values of settings that its two functions may share.
+
+        A vocabulary, or statistics that the model takes from a file, are then those of the run.
+        """
+        own = self.given.keys() - {*_GIVEN}
+        stored = self._values(self.given) if own else {}
+        return dataclasses.replace(self.config, **{name: stored[name] for name in own if name in stored})
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Names the run's address in place of its local copy in errors within the block."""
+        return naming(self.folder, parse(self.name, "run"))
+
+    def _values(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the run's settings that its functions, or those of `given`, have. Raises UserError for damaged ones.
+
+        Those of its callbacks, of other data and of earlier versions are left out; nothing else may be unknown.
+        """
+        stored = _without_callbacks(mapping(self.info, "config"))
+        settings = Overrides({**stored, **given}).own.settings
+        known = {field.name for field in dataclasses.fields(settings)}
+        dropped = stored if given or mapping(self.info, "config").get("callbacks") else REMOVED
+        stored = {name: value for name, value in stored.items() if name in known or name not in dropped}
+        return coerce_all(settings, stored, f"{self.name}/{RUN_INFO}")
+
+
+def make_parser(prog: str, description: str) -> Parser:
+    """Returns a parser with the flags that every command on a run has."""
+    parser = Parser(prog=prog, description=description)
+    parser.add_argument("run", metavar="RUN", help="a job directory; also at gs://")
+    parser.add_argument(
+        "--checkpoint", default="", metavar="STEP",
+        help=f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in {MODEL}/)",
+    )  # fmt: skip
+    parser.add_boolean("verbose", VERBOSE)
+    add_setting_flags(parser, [_as_of_run(_FIELDS[name]) for name in _GIVEN])
+    return parser
+
+
+def _as_of_run(field: Field) -> Field:
+    """Returns the field as --help shows it: what the command line leaves out is that of the run, but for devices."""
+    if field.name == "replicas":
+        return field
+    shown: Field = setting("that of the run", **field.metadata)
+    shown.name, shown.type = field.name, field.type
+    return shown
+
+
+def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:
+    """Parses the command line and reads the run's settings. Raises UserError for a mistake, or a damaged run.json."""
+    options, _ = parser.parse_known_args(arguments)
+    checkpoint, given = options.checkpoint, _settings(options, _GIVEN)
+    if checkpoint and checkpoint not in (NEWEST, BEST) and not (checkpoint.isdecimal() and len(checkpoint) < 12):
+        raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
+    folder = _fetched(options.run, checkpoint, given.get("cache_dir", ""))
+    info, problem = read_run_info(folder)
+    if problem or not mapping(info, "config"):
+        raise UserError(
+            f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
+        )
+    own = Overrides({**_without_callbacks(mapping(info, "config")), **given}).own
+    fields = [field for field in dataclasses.fields(own.settings) if "data" in taken_by(field)]
+    known = parser.names
+    _refuse_flags(parser, fields, known)
+    add_setting_flags(parser, fields)
+    options, unknown = parser.parse_known_args(arguments)
+    refuse_unknown(unknown, [*known, *(field.name for field in fields)], own.hint)
+    names = (*_GIVEN, *(field.name for field in fields))
+    return RequestedRun(options.run, folder, dict(info), _settings(options, names), options)
+
+
+def _without_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings without the names of callbacks and recipe, which may not exist here."""
+    return {**config, "callbacks": "", "recipe": ""}
+
+
+def _settings(options: argparse.Namespace, names: Collection[str]) -> dict[str, str]:
+    return {name: text for name, text in vars(options).items() if name in names}
+
+
+def _refuse_flags(parser: Parser, fields: Sequence[Field], known: Sequence[str]) -> None:
+    for field in fields:
+        if field.name in known:
+            raise UserError(
+                f"--{field.name} is a flag of `{parser.prog}` and a setting of your own: rename the setting"
+            )
+
+
+def _resolved(values: Mapping[str, Any], given: Mapping[str, str]) -> TrainConfig:
+    """Returns the settings of a run as another command uses them. Raises UserError if they contradict each other."""
+    before = Overrides({**values, **_OF_TRAINING})
+    return before.replace(**coerce_all(Overrides({**before.values, **given}).own.settings, given, "flags")).resolve()
+
+
+def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:
+    """Returns the job directory; of one at gs://, a local copy of what is needed."""
+    address = parse(run, "run")
+    if address is None:
+        return expanded(run)
+    steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
+
+    def wanted(below: str) -> bool:
+        template = below.startswith(f"{MODEL}/") and below.endswith(".keras")
+        return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
+
+    return Staged(address, "run", cache_dir).fetch(wanted)

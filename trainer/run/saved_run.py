@@ -1,0 +1,241 @@
+"""Uses what a run trained: evaluates its model, or predicts by it, on any number of replicas of this machine.
+
+The weights are those of the template model or of a checkpoint. No saved file has a loss and metrics: to evaluate, and
+for a checkpoint, the run's function builds the model again.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.run_files.records import items, mapping
+from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, step_name
+from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
+from trainer.data.dataset import Dataset
+from trainer.data.examples import AnyExamples
+from trainer.data.sources import load_dataset
+from trainer.invariance.layers import refresh_normalization
+from trainer.measures import prediction
+from trainer.measures.evaluation import Evaluation, why_not_evaluated
+from trainer.models import build_model
+from trainer.reporting.classification import Classification
+from trainer.run.build import set_precision_and_seed
+from trainer.run.export import load_template, load_template_weights
+from trainer.run.requested_run import BEST, NEWEST, RequestedRun
+from trainer.training.checkpoint import Damaged, load_weights, read_checkpoint, whole_checkpoints
+from trainer.user_code.dotted_names import load_function
+from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import as_user_mistake, message_of
+
+write_npz = prediction.write_npz
+
+_COMPARED_ROWS = 8
+# Relative L2 norm of the outputs of one network, built twice.
+_ROUNDING = {"float64": 1e-6, "float32": 1e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.1}
+
+
+def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
+    """Returns the loss and the metrics by name, the number of examples, and what a classifier predicts of each class.
+
+    Raises UserError if they do not fit.
+    """
+    config, weights = run.config, weights_of(run)
+    replicas = _replicas(config)
+    set_precision_and_seed(config)
+    dataset = load_dataset(config, trains=False)
+    examples = _used_part(run, dataset)
+    dataset = _as_the_run_saw_it(run, dataset)
+    model = _rebuilt_for_other_data(run, dataset, weights, replicas)
+    if why := why_not_evaluated(model):
+        raise UserError(f"{run.name} has nothing to evaluate: {why}")
+    _announce(run, "evaluates", weights, replicas)
+    names = dataset.class_names
+    found = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
+    with _fitting(run, dataset):
+        values = found()
+    return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, found.classes
+
+
+def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
+    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError as `evaluate`."""
+    config, weights = run.config, weights_of(run)
+    replicas = _replicas(config)
+    set_precision_and_seed(config)
+    if run.options.checkpoint:
+        own = load_dataset(run.trained, trains=False)
+        network = ModelInterface.of(_rebuilt(run, run.trained, own, weights, replicas)).templates()["model"]
+    else:
+        with replicas.strategy.scope():
+            network = _saved_network(run, weights)
+    dataset = load_dataset(config, trains=False)
+    examples = _used_part(run, dataset)
+    _announce(run, "predicts by", weights, replicas)
+    with _fitting(run, dataset):
+        arrays = prediction.predict(network, replicas, examples, config.evaluation_batch, dataset.as_fit)
+    return arrays, examples.count
+
+
+def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas) -> None:
+    log.info(f"{verb} {weights}, {run.config.evaluation_batch} rows at a time, on {', '.join(replicas.devices)}")
+
+
+def weights_of(run: RequestedRun) -> Path:
+    """Returns the file of the template model, or the folder of the checkpoint. Raises UserError if there is none."""
+    wanted = run.options.checkpoint
+    if not wanted:
+        file = run.folder / MODEL / "model.keras"
+        if not file.is_file():
+            raise UserError(
+                f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use --checkpoint={NEWEST}"
+            )
+        return file
+    kept = {folder.name: folder for folder in whole_checkpoints(run.folder / CHECKPOINTS)}
+    if not kept:
+        raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use the template model")
+    name = _best(run, kept) if wanted == BEST else [*kept][-1] if wanted == NEWEST else step_name(int(wanted))
+    if name not in kept:
+        raise UserError(f"{run.name} has no checkpoint {name}: it keeps {', '.join(kept)}")
+    return kept[name]
+
+
+def _best(run: RequestedRun, kept: dict[str, Path]) -> str:
+    """Returns the name of the best checkpoint, which the newest one knows."""
+    try:
+        manifest, _ = read_checkpoint([*kept.values()][-1])
+    except Damaged as error:
+        raise UserError(f"{run.name}: its newest checkpoint is damaged ({error}): use --checkpoint=STEP") from None
+    best = manifest["state"].get("best") or {}
+    if not best:
+        raise UserError(f"{run.name} has measured no metric by which one checkpoint is the best: use {NEWEST}")
+    return step_name(int(best["step"]))
+
+
+def _replicas(config: TrainConfig) -> Replicas:
+    """Returns this machine's replicas, each with a whole batch of evaluation at a time."""
+    devices = len(local_devices(config, ONE_MACHINE))
+    return make_replicas(dataclasses.replace(config, global_batch_size=devices * config.evaluation_batch))
+
+
+def _used_part(run: RequestedRun, dataset: Dataset) -> AnyExamples:
+    """Returns the evaluation part if there is one, else all rows of the data that the command names."""
+    if dataset.evaluation is None and not run.has_other_data:
+        raise UserError(f"{run.name}: its data {run.config.data} have no evaluation part: use --data")
+    return dataset.evaluation or dataset.train
+
+
+def _as_the_run_saw_it(run: RequestedRun, dataset: Dataset) -> Dataset:
+    """Returns the dataset with the classes of the run. Raises UserError if its examples or classes are others."""
+    about = mapping(run.info, "data")
+    x, trained_x = (shape.split(" -> ")[0] for shape in (dataset.shape, str(about.get("example", dataset.shape))))
+    if x != trained_x:
+        raise UserError(f"data={run.config.data}: an example is {x}, but {run.name} was trained on {trained_x}")
+    names, trained_names = dataset.class_names, tuple(map(str, items(about, "classes")))
+    numbers = tuple(map(str, range(len(names))))  # of labels whose largest may be missing here
+    if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
+        raise UserError(
+            f"data={run.config.data}: its classes are {_listed(names)}, but those of {run.name} are "
+            f"{_listed(trained_names)}: the same labels would stand for others"
+        )
+    return dataclasses.replace(dataset, class_names=trained_names)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+
+
+def _rebuilt_for_other_data(run: RequestedRun, dataset: Dataset, weights: Path, replicas: Replicas) -> keras.Model:
+    """Returns the model as `_rebuilt`, by the run's own values of settings that the functions of model and data share.
+
+    If it cannot be built by them, as when a file that they name is on another machine, the values given are tried.
+    """
+    try:
+        return _rebuilt(run, run.model_config, dataset, weights, replicas)
+    except (UserError, OSError):
+        if run.model_config != run.config:
+            with suppress(UserError, OSError):
+                return _rebuilt(run, run.config, dataset, weights, replicas)
+        raise
+
+
+def _rebuilt(
+    run: RequestedRun, config: TrainConfig, dataset: Dataset, weights: Path, replicas: Replicas
+) -> keras.Model:
+    """Returns the model that the run's function builds, with these weights.
+
+    Raises UserError if they are damaged or do not fit, or if it is another network than the run has saved.
+    """
+    with replicas.strategy.scope():
+        model = build_model(config, dataset)
+        if run.options.checkpoint:
+            load_weights(model, weights, replicas, str(weights))
+        else:
+            load_template_weights(model, weights, str(weights))
+    refresh_normalization(model)
+    _refuse_another_network(run, model, dataset)
+    return model
+
+
+def _saved_network(run: RequestedRun, path: Path) -> keras.Model:
+    """Returns the network in a file that the run exported. Raises UserError if it cannot be loaded."""
+    own = run.config.model
+    if own not in MODELS:
+        with suppress(UserError):  # its import registers classes of the user's; a network of Keras's layers needs none
+            load_function(own, "model")
+    return load_template(path, str(path))
+
+
+def _refuse_another_network(run: RequestedRun, model: keras.Model, dataset: Dataset) -> None:
+    """Raises UserError if the network that the run has saved gives other outputs with the same weights.
+
+    Then the function has changed since, or makes another network of these data. A network that cannot be compared
+    passes: it is not saved yet, needs a class that is not found, or draws at random.
+    """
+    path = run.folder / MODEL / "model.keras"
+    if path.is_file() and _differs(run, path, model, dataset):
+        raise UserError(
+            f"{run.name}: {run.config.model} builds another network than the one in {path}: its code, or what it takes "
+            "from the data, is not that of the run: restore it; python -m trainer.predict needs the file alone"
+        )
+
+
+def _differs(run: RequestedRun, path: Path, model: keras.Model, dataset: Dataset) -> bool:
+    x = dataset.first_inputs(_COMPARED_ROWS)
+    network = ModelInterface.of(model).templates()["model"]
+    try:
+        saved = _saved_network(run, path)
+        saved.set_weights(network.get_weights())
+        refresh_normalization(saved)
+        expected, again, found = (_flat(each(x, training=False)) for each in (saved, saved, network))
+    except (UserError, ValueError, TypeError):
+        return False
+    if not np.array_equal(expected, again, equal_nan=True):
+        return False
+    most = _ROUNDING[run.config.precision] * max(float(np.linalg.norm(expected)), 1e-6)
+    return found.shape != expected.shape or bool(np.linalg.norm(found - expected) > most)
+
+
+def _flat(outputs: Any) -> Any:
+    """Returns the numbers of a nest of tensors in one array, in float64."""
+    return np.concatenate([np.asarray(tf.cast(one, tf.float64)).ravel() for one in tf.nest.flatten(outputs)])
+
+
+@contextmanager
+def _fitting(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
+    """Raises UserError, within the block, for what is raised where the data do not fit the model."""
+    try:
+        with dataset.reading():
+            yield
+    except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+        raise as_user_mistake(error) or UserError(
+            f"data={run.config.data}: an example is {dataset.shape}, which does not fit the model of {run.name}: "
+            f"{message_of(error)}"
+        ) from error

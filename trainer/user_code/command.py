@@ -1,0 +1,65 @@
+"""Starts and ends a command: loads TensorFlow quietly, turns what is raised into one line and an exit code."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError
+from trainer.base.log import log, start_logging
+from trainer.user_code.mistakes import as_user_mistake
+
+
+def run_command(work: Callable[[], int], again: str) -> int:
+    """Runs `work` and returns its exit code, or logs what it raises and returns the exit code for that.
+
+    `again`: what a second run of the same command does, such as "resumes from the last checkpoint". The traceback of an
+    error that the line explains is logged for debugging, that is, with --verbose.
+    """
+    start_logging()
+    try:
+        return work()
+    except (Exception, KeyboardInterrupt) as raised:
+        # In the start of a module in C, Ctrl-C is the cause of another error.
+        if isinstance(raised, KeyboardInterrupt) or isinstance(
+            raised.__cause__ or raised.__context__, KeyboardInterrupt
+        ):
+            log.warning(f"stopped at once: the same command {again}")
+            return INTERRUPTED
+        error = as_user_mistake(raised) or raised
+        if isinstance(error, (UserError, PlatformFault)):
+            log.error("%s%s", error, f": the same command {again}" if isinstance(error, PlatformFault) else "")
+            log.debug("the whole traceback:", exc_info=raised)
+            return error.exit_code
+        log.exception("a fault of this program or of the platform, not of your settings")
+        return FAULT
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hides what C++ code prints to stderr within the block, and shows it if the block raises.
+
+    TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads TF_CPP_MIN_LOG_LEVEL. If the
+    user sets that variable, nothing is hidden.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    sys.stderr.flush()
+    real = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(real, 2)
+            hidden.seek(0)
+            with open(os.dup(2), "wb") as stderr:
+                shutil.copyfileobj(hidden, stderr)
+            raise
+        finally:
+            os.dup2(real, 2)
+            os.close(real)

@@ -1,0 +1,163 @@
+"""Defines what training needs from a model and what a model may offer; no other module inspects its attributes.
+
+A model comes from `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, which runs under the strategy's scope
+and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `Trainable`; a compiled
+Keras model has one) and may have any attribute of `ModelInterface`. examples/table.py is a compiled model,
+examples/conditional_gan.py one with a train_step of its own.
+
+Rows, random numbers and means come from `trainer.invariance.step.current_step()`. Gradients are applied by an
+optimizer from `trainer.invariance.gradients.sum_and_build`, or by a compiled model's own optimizer.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+
+
+class Trainable(Protocol):
+    """Describes a model that can be trained."""
+
+    def train_step(self, data: Any) -> Mapping[str, Any]:
+        """Trains on this replica's rows, in replica context within a tf.function; returns scalars by name.
+
+        `data`: what `fit` passes: x, (x, y) or (x, y, sample_weight), each a tensor or a nest of them (tuples, dicts),
+        (rows, *the shape of one example); x alone as (x,) if it is a nest. Floating-point numbers come as floatx, all
+        others in the type that they have. Of an image source, x is (rows, height, width, channels), 0 to 255, as
+        floatx, and y, if there are labels, is (rows,) int32. A model with `batches_per_step` gets the same parts as
+        (batches_per_step, rows, …).
+
+        Scalars must be divided by the GLOBAL batch: they are summed over replicas. For a compiled Keras model, which
+        returns its metrics, these are computed over all replicas instead. A train_step that never asks `current_step()`
+        and has optimizers of Keras, as one written for `fit`, may take means over the rows that it gets: its gradients
+        and scalars are averaged over replicas.
+        """
+        ...
+
+
+class Evaluated(Protocol):
+    """Describes a model that is evaluated: one compiled with a loss, or with a test_step of its own."""
+
+    def test_step(self, data: Any) -> Mapping[str, Any]:
+        """Evaluates a batch on one device, outside of a step; returns scalars by name, which are reported as val_….
+
+        `data`: as that of train_step, without `batches_per_step`: (rows, …) of each part, the last batch smaller.
+        Results of the model's `metrics` are those of all batches together; other scalars are averaged over rows.
+        """
+        ...
+
+
+class Samples(Protocol):
+    """Describes a model that draws sample grids."""
+
+    latent_dim: int
+
+    def sample(self, noise: Any, labels: Any = None) -> Any:
+        """Returns images for (count, latent_dim) noise in floatx: an array or a tensor, outside of a step.
+
+        The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the noise. Only a model
+        with `generated_classes` gets labels, (count,) int32, from 0.
+        """
+        ...
+
+
+class Generates(Protocol):
+    """Describes a model that FID and KID can measure."""
+
+    latent_dim: int
+
+    def averaged_generator(self) -> keras.Model:
+        """Returns the same network at each call, with its current weights: (rows, latent_dim) -> images in [-1, 1].
+
+        Of a model with `generated_classes` it takes [noise, labels], the latter (rows,) int32.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ModelInterface:
+    """Holds what a model offers, with defaults for what it leaves out."""
+
+    batches_per_step: int  # global batches that one step reads; 1
+    stacked: bool  # whether the model has `batches_per_step`, which changes `data`
+    means_of_rows: bool  # whether gradients and scalars are means over a replica's rows (set by build_model)
+    counted_losses: bool  # whether a loss divides by a count of rows, as with masks (set by build_model)
+    own_step: bool  # whether the train_step is not Keras's
+    templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
+    serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged
+    sampler: Samples | None  # the model, if it has `sample`
+    generator: Generates | None  # the model, if nothing is missing for FID
+    missing_for_fid: tuple[str, ...]
+    generated_classes: int  # of which it generates images when it is given a label; 0
+    takes_diff_augment: bool  # whether it has `diff_augment`, as trainer/models/gan.py
+    optimizer: Any  # of a compiled model; None
+    loss: Any  # of a compiled model; None
+    compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelInterface":
+        """Reads the attributes of `model`."""
+        missing = tuple(name for name in ("averaged_generator", "latent_dim") if not hasattr(model, name))
+        return cls(
+            batches_per_step=getattr(model, "batches_per_step", 1),
+            stacked=hasattr(model, "batches_per_step"),
+            means_of_rows=getattr(model, "means_of_rows", False),
+            counted_losses=getattr(model, "counted_losses", False),
+            own_step=has_own_step(model),
+            templates=getattr(model, "templates", lambda: {"model": model}),
+            serve=getattr(model, "serve", lambda outputs: outputs),
+            sampler=model if hasattr(model, "sample") else None,
+            generator=None if missing else model,
+            missing_for_fid=missing,
+            generated_classes=getattr(model, "generated_classes", 0),
+            takes_diff_augment=hasattr(model, "diff_augment"),
+            optimizer=getattr(model, "optimizer", None),
+            loss=getattr(model, "loss", None),
+            compiles_gradients=getattr(model, "compiles_gradients", False),
+        )
+
+
+def has_own_step(model: Any) -> bool:
+    """Returns whether the train_step is not Keras's."""
+    return getattr(type(model), "train_step", None) is not keras.Model.train_step
+
+
+def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a train_step or test_step returned, with the values of a dict in it beside the others, as `fit`.
+
+    Keras's own container of compiled metrics gives such a dict.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
+    """Returns the results of the model's metrics by name, without those of metrics that no step updates.
+
+    updated: the ids of the variables that steps update.
+    Keras's own loss tracker is one beside a train_step or test_step that returns its loss without it.
+    """
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for metric in model.metrics:
+        names[any(id(one) in updated for one in metric.variables)] |= scalars_of({metric.name: metric.result()}).keys()
+    idle = names[False] - names[True]
+    return {name: value for name, value in model.get_metrics_result().items() if name not in idle}
+
+
+def symbolic_inputs(model: keras.Model) -> list[Any]:
+    """Returns the symbolic inputs; none for a subclassed model."""
+    return getattr(model, "inputs", None) or []
+
+
+def output_names(model: keras.Model) -> list[str]:
+    """Returns the names of the outputs; none for a subclassed model."""
+    return list(getattr(model, "output_names", None) or [])
+
+
+def has_class_outputs(model: keras.Model) -> bool:
+    """Returns whether the model has one output of shape (rows, classes), with at least two classes."""
+    shape = getattr(model, "output_shape", None)
+    return isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[-1], int) and shape[-1] > 1

@@ -1,0 +1,138 @@
+"""Finds out whether the user's own code raised an exception, and where: a model, a data function or a callback.
+
+The last frame that is the user's decides. TensorFlow keeps frames as text in two cases: what AutoGraph rewrote (with
+the lines of the original source), and what failed in a graph (where its operation was created, and the traceback of a
+Python function in it).
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+
+from trainer.base.errors import (
+    FRAME,
+    IN_USER_CODE,
+    PlatformFault,
+    UserError,
+    shortened,
+    without_colours,
+    without_frames,
+)
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = tuple(path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|__autograph_generated_file|^<")
+_installed_by_user: set[str] = set()  # folders or files: a job's package may be installed among the libraries
+
+_BLOCK = re.compile(r"(Traceback )?\(most recent call last\)")
+# What TensorFlow raises for a machine, a network or a driver; the operation that meets it may be anybody's.
+_OF_THE_PLATFORM = (
+    "AbortedError", "CancelledError", "DataLossError", "DeadlineExceededError", "InternalError",
+    "ResourceExhaustedError", "UnavailableError", "UnknownError",
+)  # fmt: skip
+
+_Frame = tuple[str, int, str]  # file, line, function
+
+
+def register_user_module(name: str) -> None:
+    """Counts the files of a module's package as the user's, although they may be installed among the libraries.
+
+    Call it before its import: a package that is imported already is a library's, or registered.
+    """
+    top = name.partition(".")[0]
+    if top in sys.modules:
+        return
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(top)
+        if spec and spec.origin:
+            is_package = bool(spec.submodule_search_locations)
+            _installed_by_user.add(os.path.dirname(spec.origin) + os.sep if is_package else spec.origin)
+
+
+def as_user_mistake(error: BaseException) -> UserError | None:
+    """Returns the exception in one line with the user's file and line; None if the user's code did not raise it."""
+    found = None if isinstance(error, (UserError, PlatformFault)) else where_raised(error)
+    if found is None:
+        return None
+    place, cause = found
+    text = message_of(cause)
+    return UserError(
+        f"{place}: {text}; this is in your own code: change it there, or the flags that it read "
+        "(--verbose prints the whole traceback)"
+    )
+
+
+def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
+    """Returns the user's `file:line in function` that raised `error` or an earlier one, and which; None if none did."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        for frames in _stacks(cause):
+            if mine := [frame for frame in frames if _is_users(frame[0])]:
+                file, line, function = mine[-1]
+                inside = f" in {function}" if function and function != "<module>" else ""
+                return f"{_short(file)}:{line}{inside}", cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
+
+
+def _stacks(error: BaseException) -> Iterator[list[_Frame]]:
+    """Yields lists of frames, each with the innermost last; the list that says most comes first."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        yield [(error.filename, error.lineno or 1, "")]
+    if "OpError" in names:
+        heads = [*_BLOCK.finditer(text)]
+        ends = [*(head.start() for head in heads), len(text)][1:]
+        blocks = [(bool(head[1]), text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
+        yield from (_in_text(block) for raised, block in reversed(blocks) if raised)
+        if names & {*_OF_THE_PLATFORM}:
+            return
+        yield from (_in_text(block) for raised, block in reversed(blocks) if not raised)
+    elif text.startswith(IN_USER_CODE):
+        yield _in_text(text)
+    frames = traceback.walk_tb(error.__traceback__)
+    yield _below_us([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames])
+
+
+def _in_text(text: str) -> list[_Frame]:
+    return _below_us([(file, int(line), function) for file, line, function in FRAME.findall(text)])
+
+
+def _below_us(frames: list[_Frame]) -> list[_Frame]:
+    """Returns the frames without those that called this package: a script or a test, which is nobody's mistake."""
+    first = next((at for at, frame in enumerate(frames) if os.path.abspath(frame[0]).startswith(_OURS)), 0)
+    return frames[first:]
+
+
+def _is_users(file: str) -> bool:
+    if _INSTALLED.search(file) and not file.startswith(tuple(_installed_by_user)):
+        return False
+    path = os.path.abspath(file)
+    return path.startswith(tuple(_installed_by_user)) or not path.startswith((_OURS, *_LIBRARIES))
+
+
+def _short(file: str) -> str:
+    """Returns the path relative to the current folder, if the file is below it."""
+    path = os.path.abspath(file)
+    return path.removeprefix(os.getcwd() + os.sep)
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the type and the text of an exception on one line, without the frames in it."""
+    text = without_colours(str(error))
+    if isinstance(error, SyntaxError):
+        text = str(error.msg)
+    text = re.split(r"\[\[\{\{node|\[Op:", without_frames(text))[0]
+    text = " ".join(text.split())
+    text = re.sub(r"^\d+ root error\(s\) found\. \(0\) [A-Z_]+: ", "", text)
+    text = re.sub(r"Exception encountered when calling [\w.]+\(\)\. (.*?) Arguments received by .*", r"\1", text)
+    typed = re.match(r"[A-Z]\w*(Error|Exception|Iteration|Interrupt|Exit|Warning)\b", text)
+    return shortened((text if typed else f"{type(error).__name__}: {text}").rstrip(".: "))
