@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deploy.tiers.job_spec import Program
 from deploy.tiers.script import WORKER, Script
@@ -95,13 +96,21 @@ def local_workers(
             result.append(LocalWorker(name, WORKER, (*given_first, *program.words), environment, cores[index]))
             continue
         arguments = (*given_first, *program, f"--expect_devices={tier.accelerators}")
-        result.append(LocalWorker(name, task.get("pythonModule", "trainer.task"), arguments, environment, cores[index]))
+        result.append(LocalWorker(name, _module(task), arguments, environment, cores[index]))
     return result
 
 
 def program_here(program: Program) -> Sequence[str] | Script:
     """Returns the trainer's flags, or the script itself, for `local_workers`."""
     return program if isinstance(program, Script) else program.arguments()
+
+
+def _module(task: Mapping[str, Any]) -> str:
+    """Returns the module that a worker pool runs; an image's own entry point is taken for the trainer."""
+    match task.get("command", []):
+        case ["python" | "python3", "-m", str(module)]:
+            return module
+    return str(task.get("pythonModule", "trainer.task"))
 
 
 def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: str) -> dict[str, str]:
