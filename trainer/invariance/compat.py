@@ -102,6 +102,13 @@ def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]],
             setattr(module, name, functools.wraps(function)(around(function)))
 
 
+def floats_of_variables() -> None:
+    """Makes `float(variable)` and `int(variable)` work on several replicas as on one: TensorFlow's values lack both."""
+    for name, number in (("__float__", float), ("__int__", int)):
+        if not hasattr(tf.distribute.DistributedValues, name):
+            setattr(tf.distribute.DistributedValues, name, lambda values, number=number: number(values.numpy()))
+
+
 @functools.cache
 def compare_signs_on_device() -> None:
     """Makes Keras's argmax, and so its accuracies, stay on a GPU, from the first call on in this process.

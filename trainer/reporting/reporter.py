@@ -85,8 +85,11 @@ class Reporter:
         self._quality, self._classes = state.get("quality"), dict(state.get("classes", {}))
         self._profile = dict(state.get("profile", {}))
 
-    def on_call(self, progress: Progress, logs: StepLogs) -> None:
-        """Counts the newest call to the device. Raises UserError if the run never reports the tuning metric."""
+    def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
+        """Counts the newest call to the device; returns the means of the epoch so far.
+
+        Raises UserError if the run never reports the tuning metric.
+        """
         if self._tuning and not progress.call_timed:  # the first call: only now the names are known
             known = {*logs.means(), *self.metric_names}
             check_known("tuning_metric", self._tuning.name, "this run reports", known)
@@ -94,6 +97,7 @@ class Reporter:
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
             self._bar.update(progress, logs.means())
+        return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
         """Reports the means since the last report."""

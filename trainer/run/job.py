@@ -26,7 +26,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.reporting.run_info import run_info, versions
-from trainer.run.build import TrainingSetup, build_setup
+from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed
 from trainer.run.data_changes import data_files, refuse_changed_data
 from trainer.run.export import export, load_template_weights
 from trainer.run.hooks import Best
@@ -135,6 +135,7 @@ def prepare(
     config: TrainConfig, replicas: Replicas, job_dir: JobDir, result: RunResult, peers: Peers | None = None
 ) -> TrainingRun:
     """Builds callbacks, data and model, and restores the state to resume from."""
+    set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
     callbacks = load_callbacks(config)
     scale = 0.5**result.rollbacks
     rates = {name: getattr(config, name) * scale for name in ("learning_rate", "fine_tune_learning_rate")}

@@ -25,7 +25,7 @@ from trainer.reporting.result import RunResult
 from trainer.run.build import TrainingSetup
 from trainer.run.hooks import Best, make_hooks
 from trainer.run.rehearsal import has_own_parts, rehearse
-from trainer.training.callbacks import bind, restore_callbacks, state_of_callbacks
+from trainer.training.callbacks import bind, most_steps_of_a_call, restore_callbacks, state_of_callbacks
 from trainer.training.checkpoint import Checkpoints, has_pending_hooks
 from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
@@ -118,12 +118,13 @@ class TrainingRun:
                 self.peers.begin_call()
             profile.before_call()
 
-        def on_call(progress: Progress, logs: StepLogs) -> None:
+        def on_call(progress: Progress, logs: StepLogs) -> dict[str, float]:
             profile.after_call()
-            reporter.on_call(progress, logs)
+            return reporter.on_call(progress, logs)
 
         with closing(profile):
-            hooks, size = [*hooks, profile.cuts], CallSize(config.steps_per_loop)
+            most_steps = most_steps_of_a_call(self.callbacks, config.steps_per_loop)
+            hooks, size = [*hooks, profile.cuts], CallSize(most_steps)
             train(steps, rows, progress, hooks, callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
         return control

@@ -1,4 +1,7 @@
-"""Runs the user's Keras callbacks in this loop: epoch hooks as in `fit`, batch hooks once a call to the device."""
+"""Runs the user's Keras callbacks in this loop, with the arguments that `fit` gives them.
+
+Where a callback acts on single batches, each step is a call to the device of its own.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +13,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.settings.metric_names import FALLING, OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
+from trainer.invariance.compat import floats_of_variables
 from trainer.reporting.progress import Progress, is_loss
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface
@@ -105,6 +109,43 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
     check_known(setting, value, "evaluation gives", evaluated)
 
 
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+# Their hooks lose nothing when they run once a call, unless they count batches by save_freq or update_freq.
+_ONCE_A_CALL = {
+    EarlyStopping,
+    *(
+        getattr(keras.callbacks, name)
+        for name in (
+            "BackupAndRestore", "Callback", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "TensorBoard",
+            "TerminateOnNaN",
+        )
+        if hasattr(keras.callbacks, name)
+    ),
+}  # fmt: skip
+
+
+def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback has a hook of single batches, by its class or on the instance (LambdaCallback)."""
+    if any(isinstance(getattr(callback, setting, None), int) for setting in ("save_freq", "update_freq")):
+        return True
+    classes = type(callback).__mro__
+    owners = (next(owner for owner in classes if name in vars(owner)) for name in _BATCH_HOOKS)
+    return any(name in vars(callback) for name in _BATCH_HOOKS) or any(owner not in _ONCE_A_CALL for owner in owners)
+
+
+def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_loop: int) -> int:
+    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs what that costs."""
+    names = sorted({type(callback).__name__ for callback in callbacks if acts_on_batches(callback)})
+    if not names:
+        return steps_per_loop
+    if steps_per_loop != 1:
+        log.info(
+            f"callbacks: {', '.join(names)}: run after every step, so a call to the device is one step: "
+            "a millisecond or more a step, which small models notice"
+        )
+    return 1
+
+
 _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
@@ -123,6 +164,7 @@ def bind(
             callback.evaluated = evaluated
             if callback.monitor.startswith("val_"):
                 refuse_unevaluated("early_stopping", callback.monitor, evaluated)
+    floats_of_variables()
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(
         callbacks, model=model, epochs=epochs, steps=progress.steps_per_epoch, verbose=0

@@ -1,7 +1,7 @@
 """Runs the loop: each call to the device takes as many steps as fit before the next hook and into about 3 seconds."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ def train(
     progress: Progress,
     hooks: Sequence[Hook],
     callbacks: keras.callbacks.CallbackList,
-    on_call: Callable[[Progress, StepLogs], None],
+    on_call: Callable[[Progress, StepLogs], Mapping[str, float]],
     call_size: CallSize,
     control: Control,
     on_begin: Callable[[], None] = lambda: None,
@@ -67,12 +67,13 @@ def train(
     """Trains until `progress` is finished, a Keras callback of any worker stops it, or `control` requests a stop.
 
     `on_begin` and `on_call` are called at every call to the device, `hooks` run at their steps, and batch hooks of
-    `callbacks` run once a call with the step reached. Raises NotFinite if a loss is NaN or infinite.
+    `callbacks` run around every call with what `fit` gives them: the number of its first and of its last batch in the
+    epoch, and the epoch's means so far, which `on_call` returns. Raises NotFinite if a loss is NaN or infinite.
     """
     while not (progress.finished or control):
         boundary = min(hook.next_after(progress.step, progress.total_steps) for hook in hooks)
         count = call_size(boundary - progress.step)
-        callbacks.on_train_batch_begin(progress.step)
+        callbacks.on_train_batch_begin(progress.step % progress.steps_per_epoch)
         on_begin()
         began = time.monotonic()
         logs = run_steps(iterator, progress.step, count)
@@ -83,8 +84,8 @@ def train(
         progress.budget_spent = control.budget_spent
         if progress.call_timed:
             call_size.learn(count, seconds)
-        on_call(progress, logs)
-        callbacks.on_train_batch_end(progress.step, logs.means())
+        means = on_call(progress, logs)
+        callbacks.on_train_batch_end((progress.step - 1) % progress.steps_per_epoch, dict(means))
         control.agree_to_stop(run_steps.model)
         run_due_hooks(hooks, progress, run_steps.model)
 

@@ -144,7 +144,9 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
     for metric in model.metrics:
         names[any(id(one) in updated for one in metric.variables)] |= scalars_of({metric.name: metric.result()}).keys()
     idle = names[False] - names[True]
-    return {name: value for name, value in model.get_metrics_result().items() if name not in idle}
+    results = {name: value for name, value in model.get_metrics_result().items() if name not in idle}
+    # A metric may return its variable, as in Keras's guide: its value is read here, in the scope of the caller.
+    return {name: value.value if isinstance(value, keras.Variable) else value for name, value in results.items()}
 
 
 def symbolic_inputs(model: keras.Model) -> list[Any]:

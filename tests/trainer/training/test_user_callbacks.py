@@ -1,0 +1,67 @@
+"""Callbacks of users see in this loop what they see in `fit` on one device, on one replica and on two."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests import user_callbacks
+from tests.support import run_job
+from tests.user_callbacks import BATCH, EPOCHS, SEEN
+from trainer.base.log import log
+from trainer.base.settings.resolution import resolve
+from trainer.training.callbacks import acts_on_batches, most_steps_of_a_call
+
+
+def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any]]:
+    """Returns what the callbacks saw in a run on so many replicas; 0: in `fit`."""
+    SEEN.clear()
+    user_callbacks.FOLDER = tmp_path / f"{callbacks}-{replicas}"
+    user_callbacks.FOLDER.mkdir()
+    if replicas:
+        run_job(resolve([
+            "--model=tests.user_callbacks:build", "--data=tests.user_callbacks:data", f"--epochs={EPOCHS}",
+            f"--callbacks=tests.user_callbacks:{callbacks}", f"--global_batch_size={BATCH}", "--precision=float64",
+            f"--replicas={replicas}", f"--job_dir={user_callbacks.FOLDER / 'run'}", "--tensorboard=false",
+        ]).config)  # fmt: skip
+    else:
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        model, held_back = user_callbacks.build(), user_callbacks.rows(4)
+        model.fit(
+            *user_callbacks.rows(), BATCH, EPOCHS, 0, getattr(user_callbacks, callbacks)(), validation_data=held_back
+        )
+    return {name: list(values) for name, values in SEEN.items()}
+
+
+@pytest.mark.parametrize("callbacks", ["all_kinds", "stop_by_batch"])
+def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> None:
+    in_fit, *runs = (trained(tmp_path, callbacks, replicas) for replicas in (0, 1, 2))
+    for replicas, seen in enumerate(runs, 1):
+        assert seen.keys() == in_fit.keys()
+        for name, values in in_fit.items():
+            np.testing.assert_allclose(seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas")
+
+
+def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(log, "info", lines.append)
+    assert not any(map(acts_on_batches, user_callbacks.by_epoch()))
+    assert most_steps_of_a_call(user_callbacks.by_epoch(), 0) == 0
+    assert most_steps_of_a_call(user_callbacks.all_kinds(), 10) == 1
+    (line,) = lines
+    assert line.startswith(
+        "callbacks: LambdaCallback, ModelCheckpoint, OldNames, OneCycle, WarmUp, WeightLog: run after"
+    )
+
+
+@pytest.mark.parametrize("make", [
+    lambda: keras.callbacks.ModelCheckpoint("x.keras", save_freq=5),
+    lambda: keras.callbacks.TensorBoard(update_freq="batch"),
+    lambda: type("Stop", (keras.callbacks.TerminateOnNaN,), {"on_batch_end": lambda self, batch, logs=None: None})(),
+])  # fmt: skip
+def test_settings_and_subclasses_can_make_a_callback_one_of_batches(make: Callable[[], Any]) -> None:
+    assert acts_on_batches(make())

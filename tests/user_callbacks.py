@@ -1,0 +1,150 @@
+"""Callbacks as users of `fit` write them; each appends what it saw to SEEN. One model, and rows that are all equal."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+SEEN: dict[str, list[Any]] = {}
+STEPS_PER_EPOCH, EPOCHS, BATCH = 5, 3, 8
+
+
+def see(name: str, *values: Any) -> None:
+    SEEN.setdefault(name, []).append(values)
+
+
+def rows(count: int = STEPS_PER_EPOCH * BATCH) -> tuple[Any, Any]:
+    """Equal rows: their order, which is another one in `fit`, changes nothing."""
+    return np.tile([[1.0, -2.0, 0.5]], (count, 1)), np.full((count, 1), 3.0)
+
+
+class Level(keras.metrics.Metric):
+    """Returns its variable, as the guide of Keras does."""
+
+    def __init__(self) -> None:
+        super().__init__(name="level")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(y_true))
+
+    def result(self) -> Any:
+        return self.total
+
+
+def build(config: Any = None, dataset: Any = None) -> keras.Model:
+    ones = keras.initializers.Constant(0.1)
+    layers = [keras.Input((3,)), keras.layers.Dense(2, kernel_initializer=ones), keras.layers.Dense(1)]
+    layers[2].kernel_initializer = ones
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse", metrics=["mae", Level()])
+    return model
+
+
+def data(config: Any) -> Any:
+    return rows(), rows(4)
+
+
+class WarmUp(keras.callbacks.Callback):
+    """Sets the rate before each step, by a count of its own."""
+
+    steps = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+        self.model.optimizer.learning_rate = 0.01 * min(1.0, self.steps / 7)
+        see("warm_up", batch, float(self.model.optimizer.learning_rate))
+
+
+class OneCycle(keras.callbacks.Callback):
+    """Sets the rate after each step, by the optimizer's count and the batch in the epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        done = int(self.model.optimizer.iterations)
+        rate = 0.02 * math.sin(math.pi * (done + 1) / (STEPS_PER_EPOCH * EPOCHS + 2))
+        self.model.optimizer.learning_rate.assign(rate)
+        see("one_cycle", batch, done, rate)
+
+
+class OldNames(keras.callbacks.Callback):
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        see("old_begin", batch)
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        see("old_end", batch, logs["loss"], logs["mae"])
+
+
+class WeightLog(keras.callbacks.Callback):
+    """Reads variables in every way."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        kernel = self.model.layers[0].kernel
+        means = float(np.mean(kernel.numpy())), float(np.mean(np.array(kernel))), float(keras.ops.mean(kernel))
+        see("weights", *means, float(self.model.optimizer.momentums[0].numpy().sum()))
+
+
+class Averaging(keras.callbacks.Callback):
+    """Averages the weights of the epochs, and sets them in the end."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.sums = [np.zeros_like(weight) for weight in self.model.get_weights()]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.sums = [total + weight for total, weight in zip(self.sums, self.model.get_weights(), strict=True)]
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.set_weights([total / EPOCHS for total in self.sums])
+        see("averages", *(float(weight.sum()) for weight in self.model.get_weights()))
+
+
+class SaveBest(keras.callbacks.Callback):
+    """Saves and loads weights by files of its own."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.save_weights(path := str(FOLDER / "best.weights.h5"))
+        self.model.load_weights(path)
+        assert float(logs["level"]) in (
+            3.0 * 4,
+            3.0 * STEPS_PER_EPOCH * BATCH,
+        )  # `fit` gives what evaluation left in the variable
+        see("epochs", epoch, *(float(logs[name]) for name in ("loss", "mae", "val_loss", "val_mae")))
+
+
+class StopByBatch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        see("stop", batch)
+        if int(self.model.optimizer.iterations) == 8:
+            self.model.stop_training = True
+
+
+FOLDER = Path()
+
+
+def stop_by_batch() -> list[keras.callbacks.Callback]:
+    return [StopByBatch()]
+
+
+def by_epoch() -> list[keras.callbacks.Callback]:
+    """Callbacks that lose nothing when a call to the device has several steps."""
+    return [
+        keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")), keras.callbacks.TerminateOnNaN(),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1), keras.callbacks.EarlyStopping("loss"),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
+    ]  # fmt: skip
+
+
+def all_kinds() -> list[keras.callbacks.Callback]:
+    def scheduled(epoch: int, rate: float) -> float:
+        see("scheduled", epoch, rate)
+        return rate * 0.9
+
+    return [
+        WarmUp(), OneCycle(), OldNames(), WeightLog(), Averaging(), SaveBest(),
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: see("lambda", batch, logs["loss"])),
+        keras.callbacks.LearningRateScheduler(scheduled),
+        keras.callbacks.ModelCheckpoint(str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2),
+        keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
+        keras.callbacks.BackupAndRestore(str(FOLDER / "backup")),
+    ]  # fmt: skip
