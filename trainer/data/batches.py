@@ -85,7 +85,7 @@ def batches(examples: AnyExamples, schedule: Schedule, replicas: Replicas, first
 
 def _in_sequence(examples: InSequence, schedule: Schedule, first_step: int) -> tf.data.Dataset:
     """Cuts one pass after another into steps; the rows left over at the end of a pass are dropped."""
-    one_pass = examples.batches(schedule.global_batch_size, drop_remainder=True)
+    one_pass = examples.anew().batches(schedule.global_batch_size, drop_remainder=True)
     return one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
 
 

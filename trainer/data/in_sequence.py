@@ -1,6 +1,7 @@
 """Reads a user's tf.data.Dataset in its own order, from its start: it has no access by row number."""
 
 import time
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -24,9 +25,10 @@ class InSequence(AnyExamples):
     """
 
     spec: tuple[Nest, ...] = ()
+    anew: Callable[[], Any]  # the same examples from a new object: TensorFlow shuffles each reading of one anew
 
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
-        self._origin = origin
+        self._origin, self.anew = origin, lambda: self
         self._batched = makes_batches(source)
         self._source = source.map(_parts)
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
@@ -69,6 +71,10 @@ class InSequence(AnyExamples):
     @cached_property
     def _head(self) -> tuple[Nest, ...]:
         """Returns the parts of the first rows, at most HEAD_ROWS, as arrays; they are read once."""
+        return self.read_head()
+
+    def read_head(self) -> tuple[Nest, ...]:
+        """Reads the parts of the first rows once more."""
         parts = next(iter(self.batches(HEAD_ROWS, drop_remainder=False)))
         arrays: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
         return arrays

@@ -53,15 +53,17 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     held = None if evaluation is None else _examples(config, evaluation, trains=False)
     if held is None and config.evaluation_fraction:
         training, held = _split(config, training)
-    again = training
     if isinstance(training, InSequence):
         log.info(
             f"data={config.data}: a tf.data.Dataset is read in its own order, by every worker from its start: a run "
             "that resumes at step N first reads and drops N steps"
         )
-        # It may shuffle anew at each reading of the same object, so it is made twice.
-        again = _examples(config, _pair(function(config))[0], trains=trains)
-    _check_repeatable(config, training, again)
+        training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
+        _check_repeatable(config, training, training.anew())
+    else:
+        _check_repeatable(config, training, training)
+    if isinstance(held, InSequence):
+        _check_same_rows(config, held)
     if held is not None and held.spec != training.spec:
         raise UserError(
             f"data={config.data}: an example for evaluation is {described(held.spec)}, but one for training is "
@@ -70,17 +72,33 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     return Dataset(config.data, training, held)
 
 
+def _check_same_rows(config: TrainConfig, evaluation: InSequence) -> None:
+    """Reads the same object twice. Raises UserError if its first rows differ: each evaluation would be of other rows.
+
+    So it is after `shuffle(…)` and `take` or `skip`, whose rows for evaluation are trained on in the next epoch, too.
+    """
+    if not _equal_rows(evaluation.first(HEAD_ROWS), evaluation.read_head()):
+        raise UserError(
+            f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle before "
+            "them is made anew each time: use shuffle(…, seed=1, reshuffle_each_iteration=False) before take and skip"
+        )
+
+
 def _check_repeatable(config: TrainConfig, examples: AnyExamples, again: AnyExamples) -> None:
     """Reads the first rows twice. Raises UserError if they differ: a resumed run would train on other numbers."""
     if examples.arrays:
         return
-    pairs = zip(*(tf.nest.flatten(reading.first(HEAD_ROWS)) for reading in (examples, again)), strict=True)
-    if not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs):
+    if not _equal_rows(examples.first(HEAD_ROWS), again.first(HEAD_ROWS)):
         raise UserError(
             f"data={config.data}: two readings of its first examples differ: give its shuffle a seed and draw nothing "
             "at random in it (augmentation belongs into the model, or --augment), or a resumed run and other workers "
             "would train on other numbers"
         )
+
+
+def _equal_rows(rows: Any, others: Any) -> bool:
+    pairs = zip(tf.nest.flatten(rows), tf.nest.flatten(others), strict=True)
+    return all(np.array_equal(row, other, equal_nan=row.dtype.kind == "f") for row, other in pairs)
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:

@@ -92,6 +92,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("generator", "it returned a generator, which can be read only once"),
     ("moody_rows", "two readings of its first examples differ"),
     ("unseeded", "two readings of its first examples differ"),
+    ("taken", "two readings of the examples for evaluation give other rows"),
     ("breaks_at_7", "example 7 cannot be read: tests/own_data.py:"),
     ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
     ("other_evaluation", "an example for evaluation is (float64 (3,), float64 ()), but one for training"),
@@ -215,3 +216,10 @@ def test_labels_to_evaluate_with_fit_the_outputs_too() -> None:
     dataset = Dataset("made", NestedArrays(x, np.arange(BATCH) % 4), NestedArrays(x, np.arange(BATCH) % 5))
     with refused("labels from 0 to 4, but the model has 4 outputs"):
         build_model(settings("arrays", "classifier"), dataset)
+
+
+def test_a_shuffled_data_set_is_read_alike_however_often_it_was_read_before() -> None:
+    """A trial of XLA's steps reads the data once more on some numbers of replicas; TensorFlow shuffles each reading."""
+    setup = build_setup(settings("tf_examples"), make_replicas(settings("tf_examples")))
+    first, second = (list(setup.batches_from(2).take(4).as_numpy_iterator()) for _ in range(2))
+    same(first, second)
