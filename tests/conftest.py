@@ -1,6 +1,7 @@
 """Four logical CPU devices for every test of this process, and settings small enough to run in seconds."""
 
 import gc
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
+from trainer.run import replica_proof
 from trainer.user_code.command import quiet_start
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
@@ -26,6 +28,9 @@ SMALL = [
 
 
 def pytest_configure() -> None:
+    os.environ.setdefault(
+        replica_proof.SKIP, "1"
+    )  # tests/trainer/run/test_replica_proof.py has the proof before training
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more

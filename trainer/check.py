@@ -48,6 +48,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
         "--seconds", type=whole(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
     )  # fmt: skip
+    flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.replica_proof
     found, settings = own.parse_known_args(arguments)
     return found, resolve(settings, prog=own.prog, usage=_USAGE, description=__doc__, epilog=_EPILOG, parents=[own])
 
@@ -59,14 +60,18 @@ def _check(given: Sequence[str]) -> int:
     refuse_missing_modules(config)
     if own.on_gpus:
         return _check_gpus(config, own.seconds)
-    config.rows_per_replica(2)
+    if not own.verdict:
+        config.rows_per_replica(2)
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.replica_check import COMPARED_STEPS, compare
+        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_few_rows
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if own.verdict:
+        write_json(Path(own.verdict), compare_few_rows(config))
+        return DONE
     problems = compare(config)
     if not problems:
         log.info(f"{config.model}: {COMPARED_STEPS} steps on 1 and on 2 replicas give the same weights and losses")

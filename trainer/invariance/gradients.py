@@ -74,7 +74,7 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             pending.append(Update(apply_sum, list(gradients), variables))
             return
         summed = [_with_unique_rows(gradient) for gradient in all_reduce_sum(gradients)]
-        apply([_divided(gradient, replicas) for gradient in summed] if mean else summed, variables)
+        apply([divided(gradient, replicas) for gradient in summed] if mean else summed, variables)
 
     apply_sum.sums_first = True  # type: ignore[attr-defined]
     optimizer.apply = apply_sum
@@ -99,11 +99,11 @@ def sums_first(optimizer: Any) -> bool:
     return hasattr(optimizer.apply, "sums_first")
 
 
-def _divided(gradient: Any, replicas: int) -> Any:
-    """Returns a gradient divided by the number of replicas; None as None."""
+def divided(gradient: Any, divisor: float) -> Any:
+    """Divides a gradient; None stays None."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / replicas, gradient.indices, gradient.dense_shape)
-    return None if gradient is None else gradient / replicas
+        return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient / divisor
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +30,7 @@ from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed
 from trainer.run.data_changes import data_files, refuse_changed_data
 from trainer.run.export import export, load_template_weights
 from trainer.run.hooks import Best
+from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
 from trainer.run.training_run import TrainingRun, readable_state
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
@@ -67,9 +68,11 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         by = f", summed by {replicas.collectives}" if cluster.several else ""
         log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
         result.rollbacks = replicas.from_chief(result.rollbacks)
+        proof = _proof(config, replicas, job_dir, command)
         while True:
             try:
-                return _attempt(prepare(config, replicas, job_dir, result, peers), command, files)
+                with proof as proved:
+                    return _attempt(prepare(config, replicas, job_dir, result, peers), command, files, proved)
             except NotFinite as error:
                 if config.on_nan != "rollback" or result.rollbacks >= _MOST_ROLLBACKS:
                     raise
@@ -121,13 +124,29 @@ def _connected(config: TrainConfig, cluster: Cluster, peers: Peers | None) -> Re
     return replicas
 
 
-def _attempt(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]) -> int:
+def _proof(
+    config: TrainConfig, replicas: Replicas, job_dir: JobDir, command: Sequence[str]
+) -> AbstractContextManager[ReplicaProof | None]:
+    """Starts the comparison of replicas, if this run needs one and has none yet. The context ends it."""
+    if not (replicas.cluster.is_chief and needs_proof(config, replicas.count)):
+        return nullcontext()
+    proved = "replica_check" in read_run_info(job_dir.root)[0]
+    return nullcontext() if proved else closing(ReplicaProof(command[3:]))
+
+
+def _attempt(
+    job: TrainingRun, command: Sequence[str], files: Mapping[str, Any], proof: ReplicaProof | None = None
+) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
     if ended := job.setup.replicas.from_chief(_ended_before(job)):
         log.info(ended)
         return DONE
     if job.is_chief:
         _describe(job, command, files)
+    if proof and not job.restored:
+        verdict = proof.verdict()
+        judge(verdict, allowed=job.config.allow_replica_dependence)
+        job.job_dir.add_to_run_info(replica_check=verdict.as_json())
     return _train_and_export(job)
 
 
@@ -218,6 +237,8 @@ def _describe(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
     about["data"] |= {"files": dict(files), "content": setup.content}
     about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, job.config.micro_batches)
+    if checked := read_run_info(job_dir.root)[0].get("replica_check"):
+        about["replica_check"] = checked
     about["compilation"] = dataclasses.asdict(job.choice) if job.choice else {}  # until this start has chosen
     job_dir.write(RUN_INFO, about)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.layers import depends_on_replicas
@@ -20,11 +21,38 @@ _DRAWS = {
     "RandomGamma": "tf.random.gamma", "RandomPoissonV2": "tf.random.poisson", "RandomShuffle": "tf.random.shuffle",
     "Multinomial": "tf.random.categorical",
 }  # fmt: skip
+_OTHERWISE = (
+    "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
+    "within the batch, the root of a mean) is another thing on half of its rows (docs/training.md)"
+)
+_FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 
 def compare(config: TrainConfig) -> list[str]:
     """Returns what differs between one and two replicas and what to change; an empty list if nothing differs."""
+    problems, _ = _compared(config)
+    return problems
+
+
+def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
+    """Returns the fields of a `trainer.run.replica_proof.Verdict`: of steps of few rows, or of all where few fail."""
+    passes = 2 * config.micro_batches
+    few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
+    for rows in (few, whole):
+        try:
+            problems, told = _compared(dataclasses.replace(config, global_batch_size=min(rows, whole)))
+            break
+        except UserError:  # a PyDataset has batches of its own size
+            if rows == whole:
+                raise
+    if problems and told:
+        return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(told)}"}
+    return {"agrees": not problems, "problems": problems}
+
+
+def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
+    """Returns what differs between one and two replicas with likely reasons, and those that the log tells anyway."""
     (alone, logs, _), (together, logs_of_two, draws) = (_steps(config, replicas) for replicas in (1, 2))
     # A weight without effect (a bias before batch norm) moves by rounding alone, of which Adam's epsilon of 1e-7 makes
     # up to 1e-8 of an update: compare it with a hundred of them.
@@ -36,13 +64,14 @@ def compare(config: TrainConfig) -> list[str]:
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
     uneven = {n: (a, b) for n, (a, b) in losses.items() if abs(a - b) > 1e-8 * max(abs(a), abs(b), 1e-30)}
     if max(differences) <= TOLERANCE and not uneven:
-        return []
+        return [], []
     worst = alone.weights[int(np.argmax(differences))].path
     difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
     problems = [f"{config.model}: on 2 replicas {difference}"]
     problems += [f"{name} is {a:.6g} on 1 replica and {b:.6g} on 2" for name, (a, b) in uneven.items()]
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
-    return problems + list(_advice(together, ratios, draws, config.micro_batches))
+    told = depends_on_replicas(together, replicas=2, micro_batches=config.micro_batches)
+    return [*problems, *([*_advice(ratios, draws), *told] or [_OTHERWISE])], told
 
 
 def _learning_rate(model: Any, config: TrainConfig) -> float:
@@ -61,7 +90,7 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
         return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
 
 
-def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str], micro_batches: int) -> Iterator[str]:
+def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
     """Yields the likely reasons why the steps of this model depend on replicas."""
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
     if doubled:
@@ -69,12 +98,8 @@ def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str], micro_ba
             f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch (current_step().mean(values)), "
             "not by the rows of one replica (reduce_mean)"
         )
-    reasons = depends_on_replicas(model, replicas=2, micro_batches=micro_batches)
     if draws:
-        reasons.append(
-            f"the step draws by {', '.join(_DRAWS[each] for each in draws)}, whose numbers are others on each replica: "
+        yield (
+            f"the step draws by {', '.join(_DRAWS[name] for name in draws)}, whose numbers are others on each replica: "
             "use the function of keras.random of that name, or current_step()"
         )
-    yield from reasons
-    if not doubled and not reasons:
-        yield "means over rows, random numbers and batch statistics must span the global batch: see current_step()"

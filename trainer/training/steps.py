@@ -3,8 +3,8 @@
 import hashlib
 import re
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas, Vector
 from trainer.invariance.compat import losses_reduced_by, own_values_assigned
-from trainer.invariance.losses import parts_of_batch, reduce_over_replicas, reduce_to_mean
+from trainer.invariance.losses import parts_of_batch, reduce_over_replicas, reduce_to_mean, row_losses_summed
 from trainer.invariance.micro_batches import train_step
 from trainer.invariance.step import NotCompilable, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
@@ -136,10 +136,15 @@ class StepRunner:
             rows = rows.write(i, tf.concat([total, times], axis=0))
         return rows.stack()
 
-    def _losses_reduced(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _losses_reduced(self) -> Iterator[None]:
         if self._interface.means_of_rows:
-            return losses_reduced_by(reduce_to_mean, lambda: 1)
-        return losses_reduced_by(reduce_over_replicas, parts_of_batch if self.replicas.micro_batches > 1 else None)
+            with losses_reduced_by(reduce_to_mean, lambda: 1), row_losses_summed():
+                yield
+        else:
+            parts = parts_of_batch if self.replicas.micro_batches > 1 else None
+            with losses_reduced_by(reduce_over_replicas, parts):
+                yield
 
     def _on_replicas(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step.

@@ -42,7 +42,7 @@ def run(
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
     control = Control(make_replicas(TrainConfig()), StopRequest()) if control is None else control
-    train(steps, None, progress, hooks, callbacks, lambda progress, logs: None, CallSize(most_steps), control)
+    train(steps, None, progress, hooks, callbacks, lambda progress, logs: {}, CallSize(most_steps), control)
     return progress
 
 

@@ -32,6 +32,7 @@ class RunInfo(TypedDict, total=False):
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
     compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
     depends_on_replicas: list[str]
+    replica_check: dict[str, Any]  # whether one replica and two agreed before training: agrees, problems, reason
     total_steps: int
     versions: dict[str, str]
     git_commit: str | None

@@ -164,6 +164,9 @@ class TrainConfig:
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
+    allow_replica_dependence: bool = _devices(
+        False, "train although the comparison before training finds other numbers on one replica than on two"
+    )
     steps_per_loop: int = _devices(
         0, "most steps in one call to the device; 0: as many as take about 3 seconds", unit="steps", minimum=0
     )
@@ -282,7 +285,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches",
+    "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
 })  # fmt: skip
 
 

@@ -300,7 +300,7 @@ def test_a_run_uses_records_and_guards_them(mine: Path, tmp_path: Path) -> None:
 def test_settings_of_callbacks_alone_may_change(mine: Path, tmp_path: Path) -> None:
     stop = "import keras\ndef stop(*, after: int = 5, my_lambda: float = 0.3):\n"
     stop += "    class Stop(keras.callbacks.Callback):\n        def on_train_batch_end(self, batch, logs=None):\n"
-    stop += "            self.model.stop_training = batch >= after\n    return [Stop()]\n"
+    stop += "            self.model.stop_training = batch + 1 >= after\n    return [Stop()]\n"
     write(tmp_path, __init__="", stops=stop)
     flags = [*RUN, f"--job_dir={tmp_path / 'run'}", "--callbacks=mine.stops:stop", "--steps_per_loop=1"]
     stats = run_job(resolve([*flags, "--steps=1"]).config) / "stats.jsonl"

@@ -1,0 +1,98 @@
+"""Models as users of `fit` write them, whose numbers depend on the number of replicas, and some whose do not."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def _network(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
+    return keras.Sequential(layers, **options)
+
+
+def _compiled(loss: Any) -> keras.Model:
+    model = _network()
+    model.compile(keras.optimizers.SGD(0.01), loss)
+    return model
+
+
+def _centred(values: Any) -> Any:
+    return values - keras.ops.mean(values, axis=0)
+
+
+def _of_batch(function: Any) -> Any:
+    """Returns the `build` of a model whose loss is `function(y, p)` of the whole batch."""
+
+    def build(config: Any, dataset: Any) -> keras.Model:
+        def loss(y: Any, p: Any) -> Any:
+            return function(keras.ops.reshape(y, (-1, 1)), p)
+
+        return _compiled(loss)
+
+    return build
+
+
+root_of_mean = _of_batch(lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)))
+correlation = _of_batch(lambda y, p: -keras.ops.mean(_centred(y) * _centred(p)) / (keras.ops.std(p) + 1.0))
+contrastive = _of_batch(lambda y, p: keras.ops.mean((keras.ops.matmul(p, keras.ops.transpose(y)) - 1.0) ** 2))
+over_the_batch = _of_batch(lambda y, p: keras.ops.sum(keras.ops.tensordot(p, y, [[0], [0]])) / 100.0)
+summed = _of_batch(lambda y, p: keras.ops.sum((y - p) ** 2) / 16.0)
+largest = _of_batch(lambda y, p: keras.ops.max((y - p) ** 2))
+median = _of_batch(lambda y, p: keras.ops.median(keras.ops.abs(y - p)))
+ranked = _of_batch(lambda y, p: keras.ops.mean(keras.ops.logsumexp(p, axis=0) - p * y))
+normalised = _of_batch(lambda y, p: keras.ops.mean((y - p / keras.ops.norm(p)) ** 2))
+spread = _of_batch(lambda y, p: keras.ops.mean((y - p) ** 2) + keras.ops.var(p))
+
+
+class _OwnStep(keras.Model):
+    """Has a train_step as the guide of Keras shows it, with a loss of `losses(y, p)`."""
+
+    losses_of: Any = None
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = type(self).losses_of(tf.reshape(y, (-1, 1)), self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": tf.reduce_mean(loss)}
+
+
+def _own(function: Any) -> Any:
+    def build(config: Any, dataset: Any) -> keras.Model:
+        network = _network()
+        model = type("OwnStep", (_OwnStep,), {"losses_of": staticmethod(function)})(network.inputs, network.outputs)
+        model.compile(keras.optimizers.SGD(0.001))
+        return model
+
+    return build
+
+
+row_losses = _own(lambda y, p: (y - p)[:, 0] ** 2)  # summed over the rows, on one device and on several replicas
+mean_losses = _own(lambda y, p: tf.reduce_mean((y - p) ** 2))
+own_root = _own(lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)))
+own_sum = _own(lambda y, p: tf.reduce_sum((y - p) ** 2))
+own_softmax = _own(lambda y, p: tf.reduce_mean(tf.nn.softmax(p, axis=0) * y))
+own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y))))
+
+
+class Centred(keras.layers.Layer):
+    """Subtracts the mean of the batch."""
+
+    def call(self, values: Any) -> Any:
+        return _centred(values)
+
+
+def centred(config: Any, dataset: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Centred(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+DEPENDENT = (
+    "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
+    "normalised", "spread", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",
+)  # fmt: skip
+INDEPENDENT = ("row_losses", "mean_losses")

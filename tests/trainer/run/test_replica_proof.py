@@ -1,0 +1,88 @@
+"""A run on several replicas proves before it trains that their number changes nothing, or stops in one line."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.planted_dependences import DEPENDENT, INDEPENDENT
+from tests.support import refused
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.run import job, replica_proof
+from trainer.run.replica_check import compare_few_rows
+from trainer.run.replica_proof import ReplicaProof, Verdict, judge
+
+Patch = pytest.MonkeyPatch
+
+
+def settings(model: str, *flags: str) -> TrainConfig:
+    own = [f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays"]
+    return resolve([*own, "--steps=2", "--global_batch_size=16", *flags]).config
+
+
+def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
+    """Trains two steps on two replicas, and returns run.json."""
+    words = [
+        f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays", "--steps=2", "--replicas=2",
+        "--global_batch_size=16", f"--job_dir={tmp_path / 'run'}", *flags,
+    ]  # fmt: skip
+    try:
+        job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
+    finally:
+        about: dict[str, Any] = json.loads((tmp_path / "run" / "run.json").read_text())
+    return about
+
+
+@pytest.fixture(autouse=True)
+def _proves(monkeypatch: Patch) -> None:
+    monkeypatch.delenv(replica_proof.SKIP, raising=False)
+
+
+@pytest.mark.slow
+def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monkeypatch: Patch) -> None:
+    with refused("tests.planted_dependences:root_of_mean: on 2 replicas sequential"):
+        started(tmp_path, "root_of_mean")
+    about = started(tmp_path, "root_of_mean", "--allow_replica_dependence")  # the same directory: compared anew
+    assert about["replica_check"]["agrees"] is False
+    monkeypatch.setattr(subprocess, "Popen", None)  # a restart makes no other comparison
+    again = started(tmp_path, "root_of_mean", "--allow_replica_dependence", "--steps=4")
+    assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
+
+
+@pytest.mark.slow
+def test_planted_dependences_are_found_and_no_other() -> None:
+    verdicts = {name: compare_few_rows(settings(name)) for name in (*DEPENDENT, *INDEPENDENT)}
+    assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(DEPENDENT)
+    assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
+
+
+@pytest.mark.slow
+def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
+    assert started(tmp_path, "row_losses")["replica_check"] == {"agrees": True, "problems": [], "reason": ""}
+
+
+def test_what_cannot_be_compared_is_one_warning(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(replica_proof, "LONGEST_SECONDS", 0.01)
+    proof = ReplicaProof(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
+    verdict = proof.verdict()
+    proof.close()
+    assert (verdict.agrees, verdict.reason) == (None, "it took longer than 0.01 s")
+    assert proof._child.returncode is not None
+    judge(verdict, allowed=False)
+
+
+def test_a_mistake_in_the_child_is_the_reason() -> None:
+    proof = ReplicaProof(["--model=tests.planted_dependences:nothing", "--data=digits"])
+    verdict = proof.verdict()
+    proof.close()
+    assert verdict.agrees is None
+    assert "no function nothing" in verdict.reason
+
+
+def test_a_difference_is_refused_with_what_to_do() -> None:
+    with refused("dense differs: change that, train on one replica (--replicas=1)"):
+        judge(Verdict(False, ["dense differs"]), allowed=False)
+    judge(Verdict(False, ["dense differs"]), allowed=True)
