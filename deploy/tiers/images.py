@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.tiers.packages import Package
-from deploy.tiers.spec_rules import check_image
+from deploy.tiers.spec_rules import check_format
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.storage import write_whole
@@ -94,7 +94,8 @@ def check_asked_image(asked: str) -> None:
     if asked == "prebuilt":
         raise UserError(f"image=prebuilt: Google's last image of TensorFlow, 2.17, has ended: use --image={INSTALL}")
     uri = asked.removeprefix(f"{INSTALL}:")
-    if "/" not in check_image("image", uri) and not installs(asked):
+    check_format("ContainerSpec.imageUri", uri, "image")
+    if "/" not in uri and not installs(asked):
         raise UserError(
             f"image={asked}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
         )
@@ -115,7 +116,7 @@ def remembered() -> BuiltImage | None:
             isinstance(text, str) for text in (found.uri, found.tensorflow, found.time, *found.sources.values())
         ):
             raise ValueError("a value is no text")
-        check_image("uri", found.uri)
+        check_format("ContainerSpec.imageUri", found.uri, "uri")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:

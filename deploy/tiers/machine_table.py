@@ -17,10 +17,6 @@ from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 from trainer.base.storage import expanded
 
-NO_TPU = (
-    "TPUs are not offered here: the trainer distributes over GPUs and CPUs only (MirroredStrategy, "
-    "MultiWorkerMirroredStrategy): use a machine of `python -m deploy machines`"
-)
 TABLE = Path(__file__).with_name("machines.yaml")
 
 
@@ -125,43 +121,6 @@ class Machines:
         if not machine.attached or accelerator is None or not count:
             return machine.price
         return machine.price.with_attached(self.accelerators[accelerator].price, count)
-
-    def check(self, kind: str, accelerator: str | None, count: int, where: str) -> None:
-        """Raises UserError, naming the place `where`, unless there is such a machine with so many accelerators."""
-        if not kind:
-            raise UserError(f"{where}: machineType is missing: see `python -m deploy machines`")
-        if re.match(r"ct\d|cloud-tpu|tpu", kind) or (accelerator or "").startswith("TPU"):
-            raise UserError(f"{where}: machineType={kind}, acceleratorType={accelerator}: {NO_TPU}")
-        machine = self.machines.get(kind)
-        if machine is None and (kind not in self.cpu_machines or accelerator):
-            known = self.machines if accelerator else [*self.machines, *self.cpu_machines]
-            raise UserError(
-                f"{where}.machineType={kind}: no such machine{nearest(kind, known)} `python -m deploy machines` lists "
-                "those with prices"
-            )
-        if accelerator and accelerator not in self.accelerators:
-            raise UserError(
-                f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
-                f"{', '.join(self.accelerators)}"
-            )
-        if bool(accelerator) != bool(count):
-            raise UserError(
-                f"{where}: acceleratorType={accelerator} and acceleratorCount={count}: give both, or neither"
-            )
-        if machine is None or (machine.attached and not accelerator):
-            return
-        if accelerator is None or count not in machine.counts.get(accelerator, ()):
-            given = f"{accelerator} x {count}" if accelerator else "none"
-            has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
-            others = [
-                option.machine.name
-                for option in self.options()
-                if option.accelerator and option.accelerator.name == accelerator and option.count == count
-            ]
-            cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
-            if machine.inferred_counts:
-                cure += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
-            raise UserError(f"{where}: {kind} takes {has}, not {given}{cure}")
 
 
 @cache
