@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, choices
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast
 from deploy.planning.interval import Interval
 from deploy.planning.offers import RESTART_SECONDS, STRATEGIES, Offer
 from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, TOO_LARGE, WORKSPACE_BYTES
@@ -15,6 +16,7 @@ from deploy.report.table import figures, money
 from deploy.tiers.machine_table import load_machines
 from trainer.base.run_files.plan_file import StepPlan
 
+Choice = tuple[Forecast, Offer]
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 
 
@@ -35,12 +37,13 @@ class PlanTable:
     about: str  # what is trained
     assumed: Sequence[str]  # of the runs that times come from
 
-    @property
-    def offers(self) -> list[tuple[Forecast, Offer]]:
+    @cached_property
+    def offers(self) -> list[Choice]:
         """Returns every offer with its tier, the cheapest first."""
-        return list(choices(self.forecasts))
+        pairs = [(forecast, offer) for forecast in self.forecasts for offer in forecast.offers]
+        return sorted(pairs, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))
 
-    @property
+    @cached_property
     def efficient(self) -> set[int]:
         """Returns the places in `offers` of those that no other beats in hours and in USD."""
         return set(pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers]))
@@ -81,20 +84,17 @@ class PlanTable:
             yield _why_none(self.forecasts)
             return
         yield f"The cheapest: {_offered(*self.offers[0])}."
-        fastest = min(self.offers, key=lambda pair: pair[1].hours.middle)
-        yield f"The fastest: {_offered(*fastest)}."
+        by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
+        yield f"The fastest: {_offered(*by_time[0])}."
         yield from _worth(self.forecasts)
         if wish.within_hours is not None:
-            surely = [pair for pair in self.offers if pair[1].hours.high <= wish.within_hours]
-            perhaps = [pair for pair in self.offers if pair[1].hours.middle <= wish.within_hours]
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
-            yield _wished(f"The cheapest that ends within {figures(wish.within_hours)} hours", surely, perhaps, least)
+            what = f"The cheapest that ends within {figures(wish.within_hours)} hours"
+            yield _wished(what, self.offers, lambda offer: offer.hours, wish.within_hours, least)
         if wish.budget_usd is not None:
-            by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
-            surely = [pair for pair in by_time if pair[1].usd.high <= wish.budget_usd]
-            perhaps = [pair for pair in by_time if pair[1].usd.middle <= wish.budget_usd]
             least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
-            yield _wished(f"The fastest for {money(wish.budget_usd)}", surely, perhaps, least)
+            what = f"The fastest for {money(wish.budget_usd)}"
+            yield _wished(what, by_time, lambda offer: offer.usd, wish.budget_usd, least)
 
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
@@ -138,7 +138,7 @@ def _why_none(found: Sequence[Forecast]) -> str:
 
 def _worth(found: Sequence[Forecast]) -> Iterator[str]:
     """Yields a sentence for each kind of device: what more of them save in time, and cost, against the fewest."""
-    by_kind: dict[tuple[str, str], list[tuple[Forecast, Offer]]] = {}
+    by_kind: dict[tuple[str, str], list[Choice]] = {}
     for each in found:
         for offer in each.offers:
             by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
@@ -154,13 +154,12 @@ def _worth(found: Sequence[Forecast]) -> Iterator[str]:
             yield f"Against {first.tier} ({STRATEGIES[strategy]}): {', '.join(ratios)}."
 
 
-def _wished(
-    what: str, surely: Sequence[tuple[Forecast, Offer]], perhaps: Sequence[tuple[Forecast, Offer]], least: str
-) -> str:
-    if surely:
-        return f"{what}: {_offered(*surely[0])}."
-    if perhaps:
-        return f"{what}: none surely; perhaps {_offered(*perhaps[0])}."
+def _wished(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:
+    """Returns the first choice whose measure is surely, or perhaps, within `most`; `least` if there is none."""
+    for attribute, doubt in (("high", ""), ("middle", "none surely; perhaps ")):
+        for forecast, offer in choices:
+            if getattr(measure(offer), attribute) <= most:
+                return f"{what}: {doubt}{_offered(forecast, offer)}."
     return f"{what}: none; {least}."
 
 
