@@ -48,16 +48,13 @@ def forecasts(
 
     own_image: nothing is installed when a job starts, also where the tier's file names no image.
     """
-    steps = plan.total_steps(config)
-    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, own_image=own_image)
-            for tier in tiers]  # fmt: skip
+    return [_forecast(tier, plan, config, table, estimates.get(tier.name), own_image) for tier in tiers]
 
 
 def _forecast(
-    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None, steps: int,
-    *, own_image: bool,
-) -> Forecast:  # fmt: skip
-    rows, problems = None, []
+    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None, own_image: bool
+) -> Forecast:
+    rows, problems, steps = None, [], plan.total_steps(config)
     try:
         rows = config.rows_per_replica(tier.devices)
     except UserError as error:

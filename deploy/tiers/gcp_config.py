@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import UserError
@@ -33,13 +33,12 @@ def read_gcp_config(
     `with_project`: a project is required.
     """
     checked_project = needed_project if with_project else str
-    reads: list[Callable[[], str]] = [
+    values, errors = [], []
+    for read in (
         lambda: needed_region(args.region, environment),
         lambda: checked_address("bucket", args.bucket),
         lambda: checked_project(read_project(args.project, environment)),
-    ]
-    values, errors = [], []
-    for read in reads:
+    ):
         try:
             values.append(read())
         except UserError as error:

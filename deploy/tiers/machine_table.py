@@ -36,13 +36,11 @@ class Price:
     def with_attached(self, other: Price, count: int) -> Price:
         """Returns the price of this machine and `count` accelerators with the price `other`."""
 
-        def add(machine: float | None, unit: float | None) -> float | None:
+        def total(kind: str) -> float | None:
+            machine, unit = getattr(self, kind), getattr(other, kind)
             return None if machine is None or unit is None else machine + count * unit
 
-        inferred = self.inferred or other.inferred
-        return Price(
-            add(self.list, other.list), add(self.spot, other.spot), add(self.flex_start, other.flex_start), inferred
-        )
+        return Price(total("list"), total("spot"), total("flex_start"), self.inferred or other.inferred)
 
 
 @dataclasses.dataclass(frozen=True)
