@@ -119,9 +119,9 @@ def _basis(tier: TierFacts, rows: Sequence[TierSummary], config: TrainConfig, by
     Several simulated devices measure nothing, because they share one machine.
     """
     alike = [row for row in rows if _is_of(tier, row)]
-    own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
-    if own:
-        return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
+    itself = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
+    if itself:
+        return Basis((itself.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
     real = [row for row in rows if not row.simulated]
     nearest = sorted(real, key=lambda row: (row not in alike, abs(row.devices - tier.devices)))
     return (

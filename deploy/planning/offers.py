@@ -51,12 +51,12 @@ def prices(tier: Tier, table: Machines) -> dict[str, float]:
 
 def not_priced(tier: Tier, table: Machines) -> Iterator[str]:
     """Yields a line that names the offers which have a price in the package's table alone, if there are any."""
-    listed, own = load_machines(), prices(tier, table)
+    listed, priced = load_machines(), prices(tier, table)
     unit = [listed.price(pool.machine_type, pool.accelerator_type, pool.accelerators) for pool in tier.pools]
-    missing = [STRATEGIES[strategy] for strategy in _by_strategy(tier, table, unit) if strategy not in own]
-    if missing and own:
-        given = " and ".join(STRATEGIES[strategy] for strategy in own)
-        yield (f"your own price is for {given} alone, and the table's for {' and '.join(missing)} is not mixed with it:"
+    missing = [STRATEGIES[strategy] for strategy in _by_strategy(tier, table, unit) if strategy not in priced]
+    if missing and priced:
+        named = " and ".join(STRATEGIES[strategy] for strategy in priced)
+        yield (f"your own price is for {named} alone, and the table's for {' and '.join(missing)} is not mixed with it:"
                " give all in --prices=FILE, as g2-standard-48: {list: 4.60, spot: 2.35}")  # fmt: skip
 
 

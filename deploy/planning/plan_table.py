@@ -50,8 +50,8 @@ class PlanTable:
 
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
-        rows = [_cells(each, offer, index in self.efficient) for index, (each, offer) in enumerate(self.offers)]
-        return rows + [_cells(each, None, False) for each in self.forecasts if not each.offers]
+        rows = [_cells(forecast, offer, index in self.efficient) for index, (forecast, offer) in enumerate(self.offers)]
+        return rows + [_cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers]
 
     def to_terminal(self) -> str:
         """Returns columns of text."""
@@ -74,7 +74,7 @@ class PlanTable:
         """Returns every number."""
         content: dict[str, Any] = {
             "about": self.about, "sentences": [*self.sentences(wish)], "notes": [*self.notes()],
-            "tiers": [dataclasses.asdict(each) for each in self.forecasts],
+            "tiers": [dataclasses.asdict(forecast) for forecast in self.forecasts],
         }  # fmt: skip
         return json.dumps(content, indent=2) + "\n"
 
@@ -99,7 +99,7 @@ class PlanTable:
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
         table, memory = load_machines(), self.plan.memory
-        bases = {each.basis for each in self.forecasts}
+        bases = {forecast.basis for forecast in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
                f"{100 * memory.error:.1f} % off with the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for "
                f"CUDA, {WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
@@ -111,37 +111,37 @@ class PlanTable:
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. "
                "The time to get machines is not included, nor are saving and evaluation where no run shows "
                "them.")  # fmt: skip
-        installing = sorted({each.install_seconds for each in self.forecasts if each.install_seconds})
+        installing = sorted({forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds})
         if installing:
             minutes = " to ".join(f"{seconds / 60:.0f}" for seconds in installing)
             yield (f"Hours and USD include {minutes} minutes (a guess) in which each job installs TensorFlow before it "
                    "starts; an image of your own (python -m deploy image) saves them.")  # fmt: skip
         yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
         tiers: dict[str, list[str]] = {}
-        for each in self.forecasts:
-            for problem in each.problems:
-                tiers.setdefault(problem, []).append(each.tier)
+        for forecast in self.forecasts:
+            for problem in forecast.problems:
+                tiers.setdefault(problem, []).append(forecast.tier)
         yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
-        near = [each.tier for each in self.forecasts if each.fit and each.fit.verdict == NEAR]
+        near = [forecast.tier for forecast in self.forecasts if forecast.fit and forecast.fit.verdict == NEAR]
         if near:
             yield f"{', '.join(near)}: whether it fits is within the error of the prediction."
 
 
-def _why_none(found: Sequence[Forecast]) -> str:
+def _why_none(forecasts: Sequence[Forecast]) -> str:
     """Returns why there is no offer at all, and the largest batch that fits, if only that is missing."""
-    fits = [each.fit for each in found if each.fit]
+    fits = [forecast.fit for forecast in forecasts if forecast.fit]
     if not fits or any(fit.verdict != TOO_LARGE for fit in fits):
         return "No tier has both a time and a price."
-    batch, tier = max((each.fit.largest_batch, each.tier) for each in found if each.fit)
+    batch, tier = max((forecast.fit.largest_batch, forecast.tier) for forecast in forecasts if forecast.fit)
     return f"It fits no tier: the largest global batch that fits is {batch:,}, on {tier}."
 
 
-def _worth(found: Sequence[Forecast]) -> Iterator[str]:
+def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
     """Yields a sentence for each kind of device: what more of them save in time, and cost, against the fewest."""
     by_kind: dict[tuple[str, str], list[Choice]] = {}
-    for each in found:
-        for offer in each.offers:
-            by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
+    for forecast in forecasts:
+        for offer in forecast.offers:
+            by_kind.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
     told = set()
     for strategy in STRATEGIES:
         for (kind, offered), pairs in by_kind.items():
@@ -149,8 +149,11 @@ def _worth(found: Sequence[Forecast]) -> Iterator[str]:
                 continue
             told.add(kind)
             (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
-            ratios = (f"{each.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
-                      f"{offer.usd.middle / least.usd.middle:.2f} x the money" for each, offer in others)  # fmt: skip
+            ratios = (
+                f"{forecast.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
+                f"{offer.usd.middle / least.usd.middle:.2f} x the money"
+                for forecast, offer in others
+            )
             yield f"Against {first.tier} ({STRATEGIES[strategy]}): {', '.join(ratios)}."
 
 
@@ -163,9 +166,9 @@ def _wished(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Int
     return f"{what}: none; {least}."
 
 
-def _offered(each: Forecast, offer: Offer) -> str:
+def _offered(forecast: Forecast, offer: Offer) -> str:
     hours, usd = ranged(offer.hours), ranged(offer.usd, money)
-    return f"{each.tier} as {STRATEGIES[offer.strategy]}, {hours} hours, {usd}"
+    return f"{forecast.tier} as {STRATEGIES[offer.strategy]}, {hours} hours, {usd}"
 
 
 def ranged(value: Interval, text: Any = figures) -> str:
@@ -173,11 +176,11 @@ def ranged(value: Interval, text: Any = figures) -> str:
     return f"{text(value.middle)} ({text(value.low)} - {text(value.high)})"
 
 
-def _cells(each: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
-    fit = each.fit
+def _cells(forecast: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
+    fit = forecast.fit
     needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
     return [
-        each.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
-        f"{fit.largest_batch:,}" if fit else "", ranged(each.step.times(1e3)) if each.step else "",
+        forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
+        f"{fit.largest_batch:,}" if fit else "", ranged(forecast.step.times(1e3)) if forecast.step else "",
         ranged(offer.hours) if offer else "", ranged(offer.usd, money) if offer else "", "*" if efficient else "",
     ]  # fmt: skip

@@ -60,8 +60,8 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
     most = (available - 1.5 * _beside(plan, tier, config.micro_batches)) / ((1 + error) * memory.fragments)
     largest = largest_rows(lines, most) * config.micro_batches * tier.devices
-    passes = (each for each in range(config.micro_batches, rows + 1) if rows % each == 0)
-    fitting = next((each for each in passes if needed(each).high <= available), None)
+    passes = (count for count in range(config.micro_batches, rows + 1) if rows % count == 0)
+    fitting = next((count for count in passes if needed(count).high <= available), None)
     return Fit(verdict, wanted, available, largest, fitting)
 
 

@@ -158,7 +158,7 @@ def accelerator_of(gpu: str) -> str:
 
 def _cpu_machines(sizes: Mapping[str, list[int]]) -> tuple[str, ...]:
     """Returns the names of machine types, such as e2-standard-4."""
-    return tuple(f"{kind}-{size}" for kind, each in sizes.items() for size in each)
+    return tuple(f"{kind}-{size}" for kind, counts in sizes.items() for size in counts)
 
 
 def _accelerator(name: str, facts: Mapping[str, Any], factor: float) -> Accelerator:
@@ -181,11 +181,11 @@ def _price(facts: Mapping[str, Any], factor: float) -> Price:
 def _with_prices(table: Machines, file: str) -> Machines:
     """Reads a price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
     try:
-        given = read_yaml(expanded(file), f"prices={file}")
+        prices = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:
         raise UserError(f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
     machines, accelerators = dict(table.machines), dict(table.accelerators)
-    for name, value in given.items():
+    for name, value in prices.items():
         price = _parse_price(f"prices={file}: {name}", value)
         if name in accelerators:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)

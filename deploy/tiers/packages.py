@@ -119,20 +119,20 @@ def trainer_package() -> Package:
     return Package(TRAINER, trainer.__version__, files)
 
 
-def user_package(given: str, most_mb: float = MOST_MB) -> Package:
+def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     """Returns a folder that Python can import, with its requirements.txt, or one module.
 
     Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes.
     """
-    path = expanded(given).resolve()
+    path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
     if not (path.parent / first).is_file() or not name.isidentifier():
-        inside = [f"did you mean {given}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
+        inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
         advice = (*inside, "such as my_models with an __init__.py, or one module, such as mine.py")[0]
-        raise UserError(f"package={given}: must be a folder that Python can import: {advice}")
+        raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
-        raise UserError(f"package={given}: {name} is a name of this project: rename your package")
+        raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
     lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
     requires = list(filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines)))
@@ -140,7 +140,7 @@ def user_package(given: str, most_mb: float = MOST_MB) -> Package:
         check_requirement(line)
     sources = user_sources(path, most_mb)
     if first not in sources.files:
-        raise UserError(f"package={given}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
+        raise UserError(f"package={address}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
     kind = "py_modules" if alone else "packages"
     setup = _USER_SETUP.format(name=_distribution(name), kind=kind, module=name, requires=requires)
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")

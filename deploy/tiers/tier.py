@@ -59,8 +59,8 @@ class TierFacts:
     @property
     def machine(self) -> str:
         """Returns the machines in words: `2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
-        each = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
-        return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + each
+        gpus = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
+        return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + gpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,9 +165,9 @@ def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
             yield Pool(index, int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 
-def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:
-    """Raises UserError, naming the flag, for the first name in `given` that is not in `known`."""
-    for name in given:
+def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:
+    """Raises UserError, naming the flag, for the first of `names` that is not in `known`."""
+    for name in names:
         if name not in known:
             named = f"{flag}={name}" if flag else name
             raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")

@@ -70,14 +70,14 @@ def _function(graph: Any, op: Any, attribute: str) -> Any:
 
 def _needed(graph: Any) -> list[Any]:
     """Returns the operations that outputs and side effects of `graph` need: tapes leave unused gradients."""
-    found: set[Any] = set()
+    needed: set[Any] = set()
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     while waiting:
         op = waiting.pop()
-        if op not in found:
-            found.add(op)
+        if op not in needed:
+            needed.add(op)
             waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
-    return [op for op in graph.get_operations() if op in found]
+    return [op for op in graph.get_operations() if op in needed]
 
 
 def _flops(op: Any, rows: int | None) -> int:
