@@ -35,6 +35,7 @@ CASES = {
 }  # fmt: skip
 MARGIN = 0.07  # of a limit: within it of what is predicted, either outcome is right
 ROWS = 32
+_AROUND = (0.99, 1.0, 1.01)  # of a number of rows
 _EXHAUSTED = ("OOM when allocating", "Current allocation summary follows")  # a kernel may end the process instead
 PARSER = make_parser(__doc__)
 PARSER.add_argument("--only", choices=("predict", "measure"), help="one step of the flags that follow, in this process")
@@ -72,17 +73,39 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
     (small, _), (large, state) = _trace(rows // 2, flags), _trace(rows, flags)
     prediction = PeakMemory(small, large, state)
-    limits = prediction.limits(2 * rows, temporaries=True)
+    limits = limits_of(prediction, 2 * rows)
     lines = {"device": prediction.device_lines(), "cpu": prediction.cpu_lines()}
     found = {name: peak_of(each, 2 * rows) for name, each in lines.items()}
     return {**found, "limits": limits, "largest": _largest(prediction, rows, _mib(limits[1]) * 2**20)}
+
+
+def limits_of(prediction: Any, rows: int) -> tuple[int, int]:
+    """Returns the least and the most memory, to 1 %, that a limited allocator may need for the step.
+
+    Fragments make it more than what is held. They depend on single bytes: the sizes of rows around `rows` show it.
+    """
+    limits = [_limit(prediction, factor * rows) / factor for factor in _AROUND]
+    return round(min(limits)), round(max(limits))
+
+
+def _limit(prediction: Any, rows: float) -> int:
+    too_little, enough = 0, 2**20
+    while not prediction.fits(rows, enough):
+        too_little, enough = enough, 2 * enough
+    while enough > 1.01 * too_little:
+        middle = (enough + too_little) // 2
+        if prediction.fits(rows, middle):
+            enough = middle
+        else:
+            too_little = middle
+    return enough
 
 
 def _largest(prediction: Any, rows: int, limit: int) -> int:
     """Returns the most rows, from `rows` on, that fit an allocator with `limit` bytes, as 1 % fewer and more do."""
 
     def fits(rows: int) -> bool:
-        return all(prediction.fits(factor * rows, limit) for factor in (0.99, 1.0, 1.01))
+        return all(prediction.fits(factor * rows, limit) for factor in _AROUND)
 
     step = 2 * rows
     while step := step // 2:

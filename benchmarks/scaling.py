@@ -9,10 +9,10 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from benchmarks.runner import make_parser, print_table, program, save
-from benchmarks.trainer_loop import setup_of
+from benchmarks.trainer_loop import setup_of, step_graph
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.planning.counting import NO_KERNEL, Operation, operations, step_graph
+from trainer.planning.counting import NO_KERNEL, Operation, operations
 
 RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")
 CASES = {recipe: [f"--recipe={recipe}"] for recipe in RECIPES}

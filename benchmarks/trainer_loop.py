@@ -74,6 +74,16 @@ def setup_of(*flags: str) -> TrainingSetup:
     return build_setup(config, make_replicas(config))
 
 
+def traced_steps(setup: TrainingSetup) -> Any:
+    """Traces the tf.function over steps that the loop calls; returns its ConcreteFunction."""
+    return setup.step_runner().traced(setup.rows_from(0))
+
+
+def step_graph(setup: TrainingSetup) -> Any:
+    """Returns the graph of `traced_steps`."""
+    return traced_steps(setup).graph
+
+
 def fresh_collectives() -> None:
     """Lets the next MirroredStrategy of this process have another number of devices than the last.
 

@@ -24,15 +24,11 @@ from trainer.base.settings.train_config import TrainConfig
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Holds the estimate for one tier: seconds from start to end and USD, or None with a reason and maybe a bound."""
+    """Holds the estimate for one tier: seconds from start to end, and of one step."""
 
     tier: str
-    seconds: Interval | None
-    usd: Interval | None
-    reason: str = ""
-    bound: str = ""
-    steps: int | None = None  # of the full job
-    step: Interval | None = None  # seconds of one
+    seconds: Interval
+    step: Interval
 
 
 @dataclass(frozen=True)
@@ -52,33 +48,29 @@ def estimate(
     measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig,
     by_graph: Scale = lambda tier, row: None,
 ) -> tuple[list[Extrapolation], list[str]]:  # fmt: skip
-    """Returns an estimate for each tier, and the assumptions. UserError if the short run is of another training."""
+    """Returns an estimate for each tier that the runs tell something of, and the assumptions.
+
+    Raises UserError if a run is of another training.
+    """
     rows = {row.tier: row for row in summarize(measured)}
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
     for run in runs.values():
         _same_training(run, config)
-    found, used, assumptions = [], dict[str, None](), []
+    estimates, used, assumptions = [], dict[str, None](), []
     for tier in tiers:
         basis = _basis(tier, [rows[name] for name in runs], config, by_graph)
-        if not basis:
-            found.append(unknown_estimate(tier, tiers))
-            continue
-        name = basis.tiers[0]
-        used |= dict.fromkeys(basis.tiers)
-        assumptions.append(f"{tier.name}: {basis.words}")
-        if rows[name].kind in _UNNAMED:
-            assumptions.append(f"{tier.name}: the {rows[name].kind} of the short run is taken for {tier.kind}")
-        steps = _steps(runs[name], config)
-        seconds = _seconds(runs[name], rows[name], steps, basis.factor)
-        usd = seconds.times(tier.price_per_hour / 3600) if tier.price_per_hour is not None else None
-        unpriced = "" if usd else f"no price: give --price_per_hour={tier.name}=USD"
-        found.append(
-            Extrapolation(tier.name, seconds, usd, unpriced, steps=steps, step=_step(rows[name], basis.factor))
-        )
+        if basis:
+            row = rows[basis.tiers[0]]
+            used |= dict.fromkeys(basis.tiers)
+            assumptions.append(f"{tier.name}: {basis.words}")
+            if row.kind in _UNNAMED:
+                assumptions.append(f"{tier.name}: the {row.kind} of the short run is taken for {tier.kind}")
+            step = _measured(row).product(basis.factor)
+            estimates.append(Extrapolation(tier.name, _seconds(runs[row.tier], row, step, config), step))
     sources = [_source(runs[name], rows[name]) for name in used]
-    return found, [*sources, *_ALWAYS, *assumptions] if used else []
+    return estimates, [*sources, *_ALWAYS, *assumptions] if used else []
 
 
 _ALWAYS = (
@@ -91,26 +83,6 @@ _ALWAYS = (
 def _source(run: RunRecord, row: TierSummary) -> str:
     devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
     return f"the short run of {row.tier} is {run.folder}: {row.steps} steps on {devices}"
-
-
-def unknown_estimate(tier: TierFacts, tiers: Iterable[TierFacts]) -> Extrapolation:
-    """Returns the estimate for a tier that no run measured, with bounds relative to a smaller tier."""
-    reason = f"the speed of one {tier.kind} was not measured: give with --from= a run on it"
-    smaller = [each for each in tiers if each.kind == tier.kind and each.devices < tier.devices]
-    return Extrapolation(tier.name, None, None, reason, _bound(tier, smaller))
-
-
-def _bound(tier: TierFacts, smaller: Sequence[TierFacts]) -> str:
-    """Returns bounds relative to the smallest tier, from no gain to ideal: time, and cost if both have a price."""
-    if not smaller:
-        return ""
-    one = min(smaller, key=lambda each: each.devices)
-    ideal = one.devices / tier.devices
-    text = f"a step takes {figures(ideal)} to 1 x the time of one of {one.name}"
-    if tier.price_per_hour is not None and one.price_per_hour:
-        dearer = tier.price_per_hour / one.price_per_hour
-        text += f", for {figures(ideal * dearer)} to {figures(dearer)} x its money"
-    return f"{text} (docs/scaling.md)"
 
 
 def _first(runs: Iterable[RunRecord]) -> RunRecord:
@@ -147,9 +119,9 @@ def _basis(tier: TierFacts, rows: Sequence[TierSummary], config: TrainConfig, by
     Several simulated devices measure nothing, because they share one machine.
     """
     alike = [row for row in rows if _is_of(tier, row)]
-    own = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
-    if own:
-        return Basis((own.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
+    itself = next((row for row in alike if (row.tier, row.devices) == (tier.name, tier.devices)), None)
+    if itself:
+        return Basis((itself.tier,), Interval(1, 1, 1), "its own step times, the quartiles as interval")
     real = [row for row in rows if not row.simulated]
     nearest = sorted(real, key=lambda row: (row not in alike, abs(row.devices - tier.devices)))
     return (
@@ -185,9 +157,8 @@ def _beyond(tier: TierFacts, alike: Iterable[TierSummary], config: TrainConfig) 
 
 
 def _point(row: TierSummary, config: TrainConfig) -> Measurement:
-    assert row.step_seconds is not None, "only measured rows come here"
     rows = row.batch_per_replica or config.global_batch_size / row.devices
-    return Measurement(row.devices, rows, row.step_seconds.median)
+    return Measurement(row.devices, rows, _measured(row).middle)
 
 
 def _shared(tier: TierFacts, row: TierSummary) -> Basis:
@@ -209,18 +180,16 @@ def _steps(run: RunRecord, config: TrainConfig) -> int:
     return (config.epochs or 1) * run.steps_per_epoch
 
 
-def _seconds(run: RunRecord, row: TierSummary, steps: int, factor: Interval) -> Interval:
+def _measured(row: TierSummary) -> Interval:
+    """Returns the measured seconds of a step, with their quartiles."""
+    assert row.step_seconds is not None, "only measured rows come here"
+    return Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
+
+
+def _seconds(run: RunRecord, row: TierSummary, step: Interval, config: TrainConfig) -> Interval:
     """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps."""
-    assert row.step_seconds is not None, "only measured rows come here"
-    start, longer = run.startup_seconds or 0.0, max(1.0, steps / (run.steps or steps))
-    rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
-    all_steps = _step(row, factor).times(steps)
-    return Interval(
-        start + all_steps.low + rest, start + all_steps.middle + rest, start + all_steps.high + rest * longer
-    )
-
-
-def _step(row: TierSummary, factor: Interval) -> Interval:
-    """Returns the seconds of a step: the measured ones, with their quartiles, times the factor."""
-    assert row.step_seconds is not None, "only measured rows come here"
-    return Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high).product(factor)
+    steps, start = _steps(run, config), run.startup_seconds or 0.0
+    longer = max(1.0, steps / (run.steps or steps))
+    rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * _measured(row).middle)
+    every = step.times(steps)
+    return Interval(start + every.low + rest, start + every.middle + rest, start + every.high + rest * longer)

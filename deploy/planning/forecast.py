@@ -48,28 +48,26 @@ def forecasts(
 
     own_image: nothing is installed when a job starts, also where the tier's file names no image.
     """
-    steps = plan.total_steps(config)
-    return [_forecast(tier, plan, config, table, estimates.get(tier.name), steps, own_image=own_image)
-            for tier in tiers]  # fmt: skip
+    return [_forecast(tier, plan, config, table, estimates.get(tier.name), own_image) for tier in tiers]
 
 
 def _forecast(
-    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None, steps: int,
-    *, own_image: bool,
-) -> Forecast:  # fmt: skip
-    rows, problems = None, []
+    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None, own_image: bool
+) -> Forecast:
+    rows, problems, steps = None, [], plan.total_steps(config)
     try:
         rows = config.rows_per_replica(tier.devices)
     except UserError as error:
         problems.append(str(error))
     fit = fit_on(plan, config, tier, table) if rows else None
+    too_large = fit is not None and fit.verdict == TOO_LARGE
     if rows and fit is None:
         problems.append("the memory of its devices is not in the table of machines")
-    if fit and fit.verdict == TOO_LARGE:
+    if fit and too_large:
         problems.append(f"does not fit: {fit.words}")
     problems += host_problems(plan, tier, table)
     step, seconds, basis = None, None, ""
-    if known and known.seconds:
+    if known:
         seconds, step, basis = known.seconds, known.step, BY_RUNS
     elif rows:
         rates, missing = _rates(tier, table, config)
@@ -79,21 +77,26 @@ def _forecast(
             seconds = step.times(steps).plus(START_SECONDS)
     plain = not own_image and choose_image(tier, "", None, ()).contents is ImageContents.PYTHON
     installing = install_seconds(tier.accelerators) if plain else 0.0
-    found: tuple[Offer, ...] = ()
-    if step and seconds and not (fit and fit.verdict == TOO_LARGE):
+    offered: list[Offer] = []
+    if step and seconds and not too_large:
         lost = lost_by_preemption(
             step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
         )
-        found = tuple(offers(tier, table, seconds.plus(installing), lost))
-        if not found:
-            problems.append(f"no price: give --price_per_hour={tier.name}=USD")
-        elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in found}:
-            problems.append("as spot, preemptions would lose more than is done")
-        problems += filter(None, [not_priced(tier, table)])
+        offered = list(offers(tier, table, seconds.plus(installing), lost))
+        problems += _not_offered(tier, table, offered)
     return Forecast(
-        tier.name, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps, basis, found,
-        tuple(problems),
+        tier.name, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps, basis,
+        tuple(offered), tuple(problems),
     )  # fmt: skip
+
+
+def _not_offered(tier: Tier, table: Machines, offered: Sequence[Offer]) -> Iterator[str]:
+    """Yields why the tier lacks offers."""
+    if not offered:
+        yield f"no price: give --price_per_hour={tier.name}=USD"
+    elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in offered}:
+        yield "as spot, preemptions would lose more than is done"
+    yield from not_priced(tier, table)
 
 
 def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates | None, str]:
@@ -117,9 +120,3 @@ def scale_by_graph(
     if there is None or measured is None or measured.rates is None or row.simulated:
         return None
     return ratio(plan, config, (measured.rates, row.devices, row.workers), (there, tier.devices, tier.workers))
-
-
-def choices(found: Sequence[Forecast]) -> Iterator[tuple[Forecast, Offer]]:
-    """Yields every offer with its tier, the cheapest first."""
-    every = [(each, offer) for each in found for offer in each.offers]
-    yield from sorted(every, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))

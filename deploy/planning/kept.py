@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from deploy.planning.forecast import Forecast, forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
-from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on
+from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
 from deploy.tiers.job_spec import Job, JobOptions, Program, Settings, TrainingRequest
 from deploy.tiers.machine_table import load_machines
@@ -33,54 +34,51 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     return read_plan(path)
 
 
-def prediction(tier: Tier, config: TrainConfig) -> str:
-    """Returns what the kept plan says of a job on the tier, for `predicted` of plan_file.py; "" if none."""
-    known = _forecast(tier, config)
-    if not known:
-        return ""
-    found: dict[str, float] = {}
-    if known.step:
-        found |= _three("step_seconds", known.step)
-    if known.fit:
-        found |= {**_three("device_gib", known.fit.needed.times(1 / GIB)), "largest_batch": known.fit.largest_batch}
-        found |= {"micro_batches": known.fit.micro_batches} if known.fit.micro_batches else {}
-    return json.dumps(found)
-
-
 def _forecast(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
-    """Returns what the kept plan says of a job on the tier; None without one that can be read."""
+    """Returns what the kept plan says of a job on the tier; None without one. Raises UserError for a damaged one."""
     path = kept_plan(config)
     if not path.is_file():
         return None
-    try:
-        plan = read_plan(path)
-        (known,) = forecasts([tier], plan, config, load_machines(), {}, own_image=own_image)
-    except UserError:
-        return None
-    return known
+    return forecasts([tier], read_plan(path), config, load_machines(), {}, own_image=own_image)[0]
+
+
+def prediction(tier: Tier, config: TrainConfig) -> str:
+    """Returns what the kept plan says of a job on the tier, for `predicted` of plan_file.py; "" if none."""
+    with suppress(UserError):
+        if known := _forecast(tier, config):
+            fit = known.fit
+            values = _three("step_seconds", known.step) if known.step else {}
+            if fit:
+                values |= {**_three("device_gib", fit.needed.times(1 / GIB)), "largest_batch": fit.largest_batch}
+            if fit and fit.micro_batches:
+                values["micro_batches"] = fit.micro_batches
+            return json.dumps(values)
+    return ""
+
+
+def _three(name: str, value: Interval) -> dict[str, float]:
+    low, middle, high = (float(f"{number:.4g}") for number in (value.low, value.middle, value.high))
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
 
 
 def cost_lines(jobs: Iterable[Job]) -> list[str]:
     """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
-    found = []
-    for job in jobs:
-        tier, most_usd = job.tier, job.tier.most_usd
-        if job.checks or isinstance(job.config, Script) or most_usd is None:
-            continue
+    return list(dict.fromkeys(line for job in jobs for line in _of_cost(job)))
+
+
+def _of_cost(job: Job) -> Iterator[str]:
+    tier, most_usd = job.tier, job.tier.most_usd
+    if job.checks or isinstance(job.config, Script) or most_usd is None:
+        return
+    with suppress(UserError):
         known = _forecast(tier, job.config, own_image=job.image.contents is not ImageContents.PYTHON)
-        usd = next((each.usd for each in (known.offers if known else ()) if each.strategy == tier.strategy), None)
+        usd = next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
         if usd and usd.middle > most_usd:
-            found.append(
+            yield (
                 f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
                 f"{STRATEGIES[tier.strategy]}, and the job is stopped at {most_usd:.2f} USD: raise --max_cost (or its "
                 "file's scheduling.timeout), or train fewer steps"
             )
-    return list(dict.fromkeys(found))
-
-
-def _three(name: str, value: Interval) -> dict[str, float]:
-    low, middle, high = (float(f"{each:.4g}") for each in (value.low, value.middle, value.high))
-    return {name: middle, f"{name}_low": low, f"{name}_high": high}
 
 
 def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions:
@@ -115,14 +113,13 @@ def memory_lines(runs: Iterable[tuple[Tier, Settings]], overrides: Program, *, p
 
 def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
     """Returns what is known of the tier's memory, and whether the run cannot fit it."""
-    path = kept_plan(config)
-    if not path.is_file():
-        return "whether it fits the memory was not looked at: --plan does so (some steps on this CPU)", False
     try:
-        fit = fit_on(read_plan(path), config, tier, load_machines())
+        known = _forecast(tier, config)
     except UserError as error:
         return f"whether it fits the memory is not known: {error}", False
-    if fit is None:
+    if known is None:
+        return "whether it fits the memory was not looked at: --plan does so (some steps on this CPU)", False
+    if known.fit is None:
         return "whether it fits the memory is not known: that of its devices is not in the table of machines", False
-    said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[fit.verdict]
-    return f"{said}it {fit.words}", fit.verdict == TOO_LARGE
+    said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[known.fit.verdict]
+    return f"{said}it {known.fit.words}", known.fit.verdict == TOO_LARGE

@@ -43,33 +43,33 @@ def prices(tier: Tier, table: Machines) -> dict[str, float]:
 
     A price that the user gave for the tier is that of its own strategy.
     """
-    found = _by_strategy(tier, table, [pool.price for pool in tier.pools])
+    by_strategy = _by_strategy(tier, table, [pool.price for pool in tier.pools])
     if tier.price_per_hour is not None:
-        found[tier.strategy] = tier.price_per_hour
-    return found
+        by_strategy[tier.strategy] = tier.price_per_hour
+    return by_strategy
 
 
-def not_priced(tier: Tier, table: Machines) -> str:
-    """Returns a line that names the offers which have a price in the package's table alone; empty if there are none."""
-    listed, own = load_machines(), prices(tier, table)
-    each = [listed.price(pool.machine_type, pool.accelerator_type, pool.accelerators) for pool in tier.pools]
-    missing = [STRATEGIES[strategy] for strategy in _by_strategy(tier, table, each) if strategy not in own]
-    if not missing or not own:
-        return ""
-    given = " and ".join(STRATEGIES[strategy] for strategy in own)
-    return (f"your own price is for {given} alone, and the table's for {' and '.join(missing)} is not mixed with it: "
-            "give all in --prices=FILE, as g2-standard-48: {list: 4.60, spot: 2.35}")  # fmt: skip
+def not_priced(tier: Tier, table: Machines) -> Iterator[str]:
+    """Yields a line that names the offers which have a price in the package's table alone, if there are any."""
+    listed, priced = load_machines(), prices(tier, table)
+    unit = [listed.price(pool.machine_type, pool.accelerator_type, pool.accelerators) for pool in tier.pools]
+    missing = [STRATEGIES[strategy] for strategy in _by_strategy(tier, table, unit) if strategy not in priced]
+    if missing and priced:
+        named = " and ".join(STRATEGIES[strategy] for strategy in priced)
+        yield (f"your own price is for {named} alone, and the table's for {' and '.join(missing)} is not mixed with it:"
+               " give all in --prices=FILE, as g2-standard-48: {list: 4.60, spot: 2.35}")  # fmt: skip
 
 
-def _by_strategy(tier: Tier, table: Machines, each: Sequence[Price]) -> dict[str, float]:
-    """Returns USD an hour of all machines by strategy. `each`: the price of one machine of every pool."""
-    machine, found = table.machines.get(tier.machine_type), {}
+def _by_strategy(tier: Tier, table: Machines, unit: Sequence[Price]) -> dict[str, float]:
+    """Returns USD an hour of all machines by strategy. `unit`: the price of one machine of every pool."""
+    machine, by_strategy = table.machines.get(tier.machine_type), {}
     for strategy in (machine.strategies if machine else ()) or STRATEGIES:
-        usd = [price.under(strategy) for price in each]
-        total = [one * pool.replicas for one, pool in zip(usd, tier.pools, strict=True) if one is not None]
-        if len(total) == len(usd):
-            found[strategy] = sum(total)
-    return found
+        usd = [price.under(strategy) for price in unit]
+        if None not in usd:
+            by_strategy[strategy] = sum(
+                (price or 0) * pool.replicas for price, pool in zip(usd, tier.pools, strict=True)
+            )
+    return by_strategy
 
 
 def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:

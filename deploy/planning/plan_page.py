@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploy.planning.forecast import Forecast
 from deploy.planning.offers import STRATEGIES, Offer
-from deploy.planning.plan_table import TITLES, PlanTable, Wish
+from deploy.planning.plan_table import TITLES, Choice, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
 from deploy.report.html_page import html_table, items, page
 from deploy.report.plots import Point, name_points, scale, svg
@@ -52,21 +52,24 @@ def _draw(axes: "Axes", table: PlanTable) -> None:
     name_points(axes, chart_names(best), [_place(offer) for _, offer in offers])
 
 
-def chart_names(best: Sequence[tuple[Forecast, Offer]]) -> list[tuple[Point, str]]:
+def chart_names(best: Sequence[Choice]) -> list[tuple[Point, str]]:
     """Returns each place with its tier, and the strategy too if the tier has two places; marks that touch are one."""
-    found: list[tuple[Forecast, Offer]] = []
-    for each, offer in best:
-        if not found or found[-1][0] is not each or not _touch(found[-1][1], offer):
-            found.append((each, offer))
-    tiers = [each.tier for each, _ in found]
+    named: list[Choice] = []
+    for forecast, offer in best:
+        if not named or named[-1][0] is not forecast or not _touch(named[-1][1], offer):
+            named.append((forecast, offer))
+    tiers = [forecast.tier for forecast, _ in named]
     return [
-        (_place(offer), f"{each.tier} {STRATEGIES[offer.strategy]}" if tiers.count(each.tier) > 1 else each.tier)
-        for each, offer in found
+        (
+            _place(offer),
+            f"{forecast.tier} {STRATEGIES[offer.strategy]}" if tiers.count(forecast.tier) > 1 else forecast.tier,
+        )
+        for forecast, offer in named
     ]
 
 
-def _touch(one: Offer, other: Offer) -> bool:
-    return all(math.isclose(*pair, rel_tol=0.05) for pair in zip(_place(one), _place(other), strict=True))
+def _touch(first: Offer, other: Offer) -> bool:
+    return all(math.isclose(*pair, rel_tol=0.05) for pair in zip(_place(first), _place(other), strict=True))
 
 
 def _place(offer: Offer) -> Point:
@@ -75,7 +78,7 @@ def _place(offer: Offer) -> Point:
 
 def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
     spans = [
-        [[each.middle - each.low for each in values], [each.high - each.middle for each in values]]
+        [[value.middle - value.low for value in values], [value.high - value.middle for value in values]]
         for values in ([offer.hours for offer in some], [offer.usd for offer in some])
     ]
     axes.errorbar(
@@ -84,16 +87,16 @@ def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
     )  # fmt: skip
 
 
-def _bar(each: Forecast) -> str:
+def _bar(forecast: Forecast) -> str:
     """Returns a bar of what the tier's device needs, from the least to the most, of what it has."""
-    if each.fit is None:
+    if forecast.fit is None:
         return ""
-    fit = each.fit
+    fit = forecast.fit
     low, high = (min(100.0, 100 * value / fit.available) for value in (fit.needed.low, fit.needed.high))
     words = f"{figures(fit.needed.middle / GIB)} of {figures(fit.available / GIB)} GiB"
     kind = fit.verdict.replace(" ", "-")
     return (
-        f'<div class="memory {kind}"><span class="name">{html.escape(each.tier)}</span>'
+        f'<div class="memory {kind}"><span class="name">{html.escape(forecast.tier)}</span>'
         f'<span class="bar" role="img" aria-label="{html.escape(words)}"><i style="width: {low:.1f}%"></i>'
         f'<b style="width: {high - low:.1f}%"></b></span>'
         f'<span class="words">{html.escape(words)}, {fit.verdict}</span></div>'

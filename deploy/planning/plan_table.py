@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, choices
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast
 from deploy.planning.interval import Interval
 from deploy.planning.offers import RESTART_SECONDS, STRATEGIES, Offer
 from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, TOO_LARGE, WORKSPACE_BYTES
@@ -15,6 +16,7 @@ from deploy.report.table import figures, money
 from deploy.tiers.machine_table import load_machines
 from trainer.base.run_files.plan_file import StepPlan
 
+Choice = tuple[Forecast, Offer]
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 
 
@@ -35,20 +37,21 @@ class PlanTable:
     about: str  # what is trained
     assumed: Sequence[str]  # of the runs that times come from
 
-    @property
-    def offers(self) -> list[tuple[Forecast, Offer]]:
+    @cached_property
+    def offers(self) -> list[Choice]:
         """Returns every offer with its tier, the cheapest first."""
-        return list(choices(self.forecasts))
+        pairs = [(forecast, offer) for forecast in self.forecasts for offer in forecast.offers]
+        return sorted(pairs, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))
 
-    @property
+    @cached_property
     def efficient(self) -> set[int]:
         """Returns the places in `offers` of those that no other beats in hours and in USD."""
         return set(pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers]))
 
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
-        rows = [_cells(each, offer, index in self.efficient) for index, (each, offer) in enumerate(self.offers)]
-        return rows + [_cells(each, None, False) for each in self.forecasts if not each.offers]
+        rows = [_cells(forecast, offer, index in self.efficient) for index, (forecast, offer) in enumerate(self.offers)]
+        return rows + [_cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers]
 
     def to_terminal(self) -> str:
         """Returns columns of text."""
@@ -71,7 +74,7 @@ class PlanTable:
         """Returns every number."""
         content: dict[str, Any] = {
             "about": self.about, "sentences": [*self.sentences(wish)], "notes": [*self.notes()],
-            "tiers": [dataclasses.asdict(each) for each in self.forecasts],
+            "tiers": [dataclasses.asdict(forecast) for forecast in self.forecasts],
         }  # fmt: skip
         return json.dumps(content, indent=2) + "\n"
 
@@ -81,25 +84,22 @@ class PlanTable:
             yield _why_none(self.forecasts)
             return
         yield f"The cheapest: {_offered(*self.offers[0])}."
-        fastest = min(self.offers, key=lambda pair: pair[1].hours.middle)
-        yield f"The fastest: {_offered(*fastest)}."
+        by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
+        yield f"The fastest: {_offered(*by_time[0])}."
         yield from _worth(self.forecasts)
         if wish.within_hours is not None:
-            surely = [pair for pair in self.offers if pair[1].hours.high <= wish.within_hours]
-            perhaps = [pair for pair in self.offers if pair[1].hours.middle <= wish.within_hours]
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
-            yield _wished(f"The cheapest that ends within {figures(wish.within_hours)} hours", surely, perhaps, least)
+            what = f"The cheapest that ends within {figures(wish.within_hours)} hours"
+            yield _wished(what, self.offers, lambda offer: offer.hours, wish.within_hours, least)
         if wish.budget_usd is not None:
-            by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
-            surely = [pair for pair in by_time if pair[1].usd.high <= wish.budget_usd]
-            perhaps = [pair for pair in by_time if pair[1].usd.middle <= wish.budget_usd]
             least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
-            yield _wished(f"The fastest for {money(wish.budget_usd)}", surely, perhaps, least)
+            what = f"The fastest for {money(wish.budget_usd)}"
+            yield _wished(what, by_time, lambda offer: offer.usd, wish.budget_usd, least)
 
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
         table, memory = load_machines(), self.plan.memory
-        bases = {each.basis for each in self.forecasts}
+        bases = {forecast.basis for forecast in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
                f"{100 * memory.error:.1f} % off with the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for "
                f"CUDA, {WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
@@ -111,37 +111,37 @@ class PlanTable:
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. "
                "The time to get machines is not included, nor are saving and evaluation where no run shows "
                "them.")  # fmt: skip
-        installing = sorted({each.install_seconds for each in self.forecasts if each.install_seconds})
+        installing = sorted({forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds})
         if installing:
             minutes = " to ".join(f"{seconds / 60:.0f}" for seconds in installing)
             yield (f"Hours and USD include {minutes} minutes (a guess) in which each job installs TensorFlow before it "
                    "starts; an image of your own (python -m deploy image) saves them.")  # fmt: skip
         yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
         tiers: dict[str, list[str]] = {}
-        for each in self.forecasts:
-            for problem in each.problems:
-                tiers.setdefault(problem, []).append(each.tier)
+        for forecast in self.forecasts:
+            for problem in forecast.problems:
+                tiers.setdefault(problem, []).append(forecast.tier)
         yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
-        near = [each.tier for each in self.forecasts if each.fit and each.fit.verdict == NEAR]
+        near = [forecast.tier for forecast in self.forecasts if forecast.fit and forecast.fit.verdict == NEAR]
         if near:
             yield f"{', '.join(near)}: whether it fits is within the error of the prediction."
 
 
-def _why_none(found: Sequence[Forecast]) -> str:
+def _why_none(forecasts: Sequence[Forecast]) -> str:
     """Returns why there is no offer at all, and the largest batch that fits, if only that is missing."""
-    fits = [each.fit for each in found if each.fit]
+    fits = [forecast.fit for forecast in forecasts if forecast.fit]
     if not fits or any(fit.verdict != TOO_LARGE for fit in fits):
         return "No tier has both a time and a price."
-    batch, tier = max((each.fit.largest_batch, each.tier) for each in found if each.fit)
+    batch, tier = max((forecast.fit.largest_batch, forecast.tier) for forecast in forecasts if forecast.fit)
     return f"It fits no tier: the largest global batch that fits is {batch:,}, on {tier}."
 
 
-def _worth(found: Sequence[Forecast]) -> Iterator[str]:
+def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
     """Yields a sentence for each kind of device: what more of them save in time, and cost, against the fewest."""
-    by_kind: dict[tuple[str, str], list[tuple[Forecast, Offer]]] = {}
-    for each in found:
-        for offer in each.offers:
-            by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
+    by_kind: dict[tuple[str, str], list[Choice]] = {}
+    for forecast in forecasts:
+        for offer in forecast.offers:
+            by_kind.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
     told = set()
     for strategy in STRATEGIES:
         for (kind, offered), pairs in by_kind.items():
@@ -149,24 +149,26 @@ def _worth(found: Sequence[Forecast]) -> Iterator[str]:
                 continue
             told.add(kind)
             (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
-            ratios = (f"{each.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
-                      f"{offer.usd.middle / least.usd.middle:.2f} x the money" for each, offer in others)  # fmt: skip
+            ratios = (
+                f"{forecast.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
+                f"{offer.usd.middle / least.usd.middle:.2f} x the money"
+                for forecast, offer in others
+            )
             yield f"Against {first.tier} ({STRATEGIES[strategy]}): {', '.join(ratios)}."
 
 
-def _wished(
-    what: str, surely: Sequence[tuple[Forecast, Offer]], perhaps: Sequence[tuple[Forecast, Offer]], least: str
-) -> str:
-    if surely:
-        return f"{what}: {_offered(*surely[0])}."
-    if perhaps:
-        return f"{what}: none surely; perhaps {_offered(*perhaps[0])}."
+def _wished(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:
+    """Returns the first choice whose measure is surely, or perhaps, within `most`; `least` if there is none."""
+    for attribute, doubt in (("high", ""), ("middle", "none surely; perhaps ")):
+        for forecast, offer in choices:
+            if getattr(measure(offer), attribute) <= most:
+                return f"{what}: {doubt}{_offered(forecast, offer)}."
     return f"{what}: none; {least}."
 
 
-def _offered(each: Forecast, offer: Offer) -> str:
+def _offered(forecast: Forecast, offer: Offer) -> str:
     hours, usd = ranged(offer.hours), ranged(offer.usd, money)
-    return f"{each.tier} as {STRATEGIES[offer.strategy]}, {hours} hours, {usd}"
+    return f"{forecast.tier} as {STRATEGIES[offer.strategy]}, {hours} hours, {usd}"
 
 
 def ranged(value: Interval, text: Any = figures) -> str:
@@ -174,11 +176,11 @@ def ranged(value: Interval, text: Any = figures) -> str:
     return f"{text(value.middle)} ({text(value.low)} - {text(value.high)})"
 
 
-def _cells(each: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
-    fit = each.fit
+def _cells(forecast: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
+    fit = forecast.fit
     needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
     return [
-        each.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
-        f"{fit.largest_batch:,}" if fit else "", ranged(each.step.times(1e3)) if each.step else "",
+        forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
+        f"{fit.largest_batch:,}" if fit else "", ranged(forecast.step.times(1e3)) if forecast.step else "",
         ranged(offer.hours) if offer else "", ranged(offer.usd, money) if offer else "", "*" if efficient else "",
     ]  # fmt: skip

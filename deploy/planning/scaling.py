@@ -82,11 +82,11 @@ def interval(
 
 def calibrated(known: Iterable[Case]) -> dict[bool, Error]:
     """Returns the errors of predictions by whether the rows a GPU stay, from known times of other configurations."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    errors: dict[bool, list[float]] = {True: [], False: []}
     for case in known:
         predicted = step_seconds(case.few, case.many, case.target.devices, case.target.rows)
-        found[case.rows_stay].append(math.log(case.target.seconds / predicted))
-    return {stay: _error(values, math.atanh(_MOST[stay])) for stay, values in found.items()}
+        errors[case.rows_stay].append(math.log(case.target.seconds / predicted))
+    return {stay: _error(values, math.atanh(_MOST[stay])) for stay, values in errors.items()}
 
 
 def _error(values: Sequence[float], most: float) -> Error:

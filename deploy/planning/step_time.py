@@ -101,7 +101,7 @@ def step_seconds(
 
 def calibrated(known: Iterable[Published]) -> Interval:
     """Returns the measured time over the counted one, from the least that was published to _SLOWER times the most."""
-    slower = [each.slower for each in known]
+    slower = [speed.slower for speed in known]
     low, high = min(slower) / _MARGIN, max(slower) * _MARGIN * _SLOWER
     return Interval(low, math.sqrt(low * high), high)
 
@@ -109,9 +109,9 @@ def calibrated(known: Iterable[Published]) -> Interval:
 def between_cards(known: Iterable[Published]) -> Interval:
     """Returns the measured ratio of two cards' times over the counted one: what is left if one of them was measured."""
     by_network: dict[str, list[float]] = {}
-    for each in known:
-        by_network.setdefault(each.network, []).append(each.slower)
-    most = max(max(found) / min(found) for found in by_network.values()) * _CARD_MARGIN
+    for speed in known:
+        by_network.setdefault(speed.network, []).append(speed.slower)
+    most = max(max(slower) / min(slower) for slower in by_network.values()) * _CARD_MARGIN
     return Interval(1 / most, 1.0, most)
 
 

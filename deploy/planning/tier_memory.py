@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import Machines
@@ -61,8 +60,8 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
     most = (available - 1.5 * _beside(plan, tier, config.micro_batches)) / ((1 + error) * memory.fragments)
     largest = largest_rows(lines, most) * config.micro_batches * tier.devices
-    passes = (each for each in range(config.micro_batches, rows + 1) if rows % each == 0)
-    fitting = next((each for each in passes if needed(each).high <= available), None)
+    passes = (count for count in range(config.micro_batches, rows + 1) if rows % count == 0)
+    fitting = next((count for count in passes if needed(count).high <= available), None)
     return Fit(verdict, wanted, available, largest, fitting)
 
 
@@ -94,10 +93,6 @@ def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
     if tier.accelerators and machine and machine.memory_gb and wanted > USABLE * machine.memory_gb * GIB:
         yield (f"the data need {math.ceil(wanted / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
                "prepare them (python -m trainer.data.prepare), which reads large shards row by row")  # fmt: skip
-    disk = _disk_gb(tier.spec["workerPoolSpecs"][0])
+    disk = int(tier.spec["workerPoolSpecs"][0].get("diskSpec", {}).get("bootDiskSizeGb", 100))
     if plan.data_bytes + _IMAGE_BYTES > disk * 1e9:
         yield f"the staged data need {plan.data_bytes / 1e9:.0f} GB of a disk of {disk} GB: raise bootDiskSizeGb"
-
-
-def _disk_gb(pool: Any) -> int:
-    return int(pool.get("diskSpec", {}).get("bootDiskSizeGb", 100))

@@ -1,4 +1,7 @@
-"""Checks on the user's machine whether a job would fail, or waste money, in the cloud."""
+"""Checks on the user's machine what would waste money: jobs that could only fail, or do not use what is paid for.
+
+spec_rules.py checks the machine spec of a tier by itself.
+"""
 
 import dataclasses
 import re
@@ -11,12 +14,14 @@ from typing import Any
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
+from deploy.tiers.spec_rules import check_same_region
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UnknownData, UserError
 from trainer.base.settings.own_settings import is_dotted, taken_by
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
+MOST_STEPS_PER_SECOND = 1000.0  # no model that was measured is faster
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
@@ -132,17 +137,15 @@ def _check_shipped(field: str, value: str, packages: Sequence[Package]) -> None:
 def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
     """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
     top, path = module.split(".")[0], module.replace(".", "/")
-    package = next((each for each in packages if each.name == (TRAINER if top == "trainer" else top)), None)
-    holder = next((each.name for each in packages if _modules(f"{each.name}/{top}") & each.files.keys()), "")
-    if package is None and holder:
+    package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
+    if package is None and (top != "trainer" or packages):
+        holder = next((other.name for other in packages if _modules(f"{other.name}/{top}") & other.files.keys()), "")
         raise UserError(
             f"{field}={value}: the job has the module {top} as {holder}.{top}: use --{field}={holder}.{value}, or "
             f"--package with the folder {top} itself"
-        )
-    if package is None and (top != "trainer" or packages):
-        raise UserError(
-            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
-            "with it"
+            if holder
+            else f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an "
+            "--image= with it"
         )
     if package and package.files and not _modules(path, runs) & package.files.keys():
         raise UserError(
@@ -156,20 +159,9 @@ def _modules(path: str, runs: bool = False) -> set[str]:
 
 
 def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
-    """Raises UserError for a TensorBoard instance that Vertex AI would not accept."""
-    board = spec.get("tensorboard")
-    if not board:
-        return
-    match = re.fullmatch(r"projects/[^/]+/locations/([^/]+)/tensorboards/[^/]+", board)
-    if not match:
-        raise UserError(f"tensorboard={board}: write projects/PROJECT/locations/REGION/tensorboards/ID")
-    if match[1] != gcp.region:
-        raise UserError(f"tensorboard={board} is not in the job's region {gcp.region}: use one of that region")
-    if "serviceAccount" not in spec:
-        raise UserError(
-            "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
-            "gserviceaccount.com to the tier"
-        )
+    """Raises UserError for a TensorBoard instance of another region."""
+    if "tensorboard" in spec:
+        check_same_region("tensorboard", spec["tensorboard"], gcp.region)
 
 
 # Google's own images. Its list says that the last, of TensorFlow 2.17, were available until 2026-07-11:
@@ -181,7 +173,12 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
     """Yields warnings of what is allowed but may be a mistake. `images`: of the job's containers."""
     yield from _prebuilt(images)
     yield from _local_paths(config)
-    yield from _too_many_steps(config.steps or 0, tier)
+    steps = config.steps or 0
+    if steps > MOST_STEPS_PER_SECOND * tier.timeout_s:  # they cannot end in time, however small they are
+        yield (
+            f"steps={steps:,}: the job is stopped after its timeout of {tier.timeout_s:,.0f} s, and these steps would "
+            f"need {steps / tier.timeout_s:,.0f} a second: use fewer, or a longer scheduling.timeout"
+        )
     if tier.strategy == "SPOT":
         yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
@@ -227,34 +224,14 @@ def _local_paths(config: TrainConfig) -> Iterator[str]:
             yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
 
 
-MOST_STEPS_PER_SECOND = 1000.0  # no model that was measured is faster
-
-
-def _too_many_steps(steps: int, tier: Tier) -> Iterator[str]:
-    """Yields a warning if so many steps cannot end before the tier's timeout, however small they are."""
-    if steps > MOST_STEPS_PER_SECOND * tier.timeout_s:
-        yield (
-            f"steps={steps:,}: the job is stopped after its timeout of {tier.timeout_s:,.0f} s, and these steps would "
-            f"need {steps / tier.timeout_s:,.0f} a second: use fewer, or a longer scheduling.timeout"
-        )
-
-
 def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
     """Yields a warning if a preemption may lose much work. `steps`, `minutes`: between checkpoints; 0: not by these."""
     if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
         return
     if minutes:
-        yield (
-            f"SPOT with checkpoint_every_minutes={minutes:g}: a preemption may lose as much: "
-            f"use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60} or less"
-        )
+        lost = f"checkpoint_every_minutes={minutes:g}: a preemption may lose as much"
     elif steps:
-        yield (
-            f"SPOT with checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes: "
-            f"use --checkpoint_every_steps={SPOT_INTERVAL_S} or less"
-        )
+        lost = f"checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes"
     else:
-        yield (
-            "SPOT with checkpoint_every_steps=0: the state is saved at the end only, a preemption loses all of it: "
-            f"use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
-        )
+        lost = "checkpoint_every_steps=0: the state is saved at the end only, a preemption loses all of it"
+    yield f"SPOT with {lost}: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"

@@ -33,11 +33,11 @@ def read_gcp_config(
     `with_project`: a project is required.
     """
     checked_project = needed_project if with_project else str
-    reads: list[Callable[[], str]] = [
+    reads: tuple[Callable[[], str], ...] = (
         lambda: needed_region(args.region, environment),
         lambda: checked_address("bucket", args.bucket),
         lambda: checked_project(read_project(args.project, environment)),
-    ]
+    )
     values, errors = [], []
     for read in reads:
         try:
@@ -100,7 +100,7 @@ def checked_address(flag: str, address: str) -> str:
     """Returns a gs:// address without a trailing slash; UserError if it is malformed."""
     if not address:
         raise UserError(f"{flag} is missing: use --{flag}=gs://NAME, a bucket of yours in the job's region")
-    found = parse(address, flag)
-    if found is None or "//" in address.removeprefix("gs://"):
+    parsed = parse(address, flag)
+    if parsed is None or "//" in address.removeprefix("gs://"):
         raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
-    return str(found).rstrip("/")
+    return str(parsed).rstrip("/")

@@ -60,8 +60,8 @@ _PARTS = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"
 
 def _expression(glob: str) -> str:
     """Returns the regular expression of a pattern such as `a/**/*.[ch]`."""
-    found = re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]]*\]|\\.)", glob)
-    return "".join(_part(part) for part in found)
+    parts = re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]]*\]|\\.)", glob)
+    return "".join(_part(part) for part in parts)
 
 
 def _part(part: str) -> str:

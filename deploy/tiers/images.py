@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.tiers.packages import Package
-from deploy.tiers.spec_rules import check_image
+from deploy.tiers.spec_rules import check_format
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.storage import write_whole
 
 INSTALL = "install"  # the value of --image= that is no address
-PLAIN_IMAGE = (
-    "python:3.12-slim"  # on Docker Hub; https://docs.cloud.google.com/vertex-ai/docs/training/containers-overview
-)
+# On Docker Hub; https://docs.cloud.google.com/vertex-ai/docs/training/containers-overview
+PLAIN_IMAGE = "python:3.12-slim"
 IMAGE_RECORD = Path("runs/image.json")  # of the image that was built in this folder
 
 
@@ -94,7 +93,8 @@ def check_asked_image(asked: str) -> None:
     if asked == "prebuilt":
         raise UserError(f"image=prebuilt: Google's last image of TensorFlow, 2.17, has ended: use --image={INSTALL}")
     uri = asked.removeprefix(f"{INSTALL}:")
-    if "/" not in check_image("image", uri) and not installs(asked):
+    check_format("ContainerSpec.imageUri", uri, "image")
+    if "/" not in uri and not installs(asked):
         raise UserError(
             f"image={asked}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
         )
@@ -109,18 +109,15 @@ def remember(image: BuiltImage) -> None:
 def remembered() -> BuiltImage | None:
     """Returns the image that was built in this folder, if any. Raises UserError if the record is damaged."""
     try:
-        content = json.loads(IMAGE_RECORD.read_text(encoding="utf-8"))
-        found = BuiltImage(content["uri"], content["tensorflow"], dict(content["sources"]), content["time"])
-        if not all(
-            isinstance(text, str) for text in (found.uri, found.tensorflow, found.time, *found.sources.values())
-        ):
+        image = BuiltImage(**json.loads(IMAGE_RECORD.read_text(encoding="utf-8")))
+        if not all(isinstance(text, str) for text in (image.tensorflow, image.time, *image.sources.values())):
             raise ValueError("a value is no text")
-        check_image("uri", found.uri)
+        check_format("ContainerSpec.imageUri", image.uri, "uri")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{IMAGE_RECORD}: not a record of an image ({error}): remove it") from None
-    return found
+    return image
 
 
 def tag_name(uri: str) -> str:
@@ -128,9 +125,9 @@ def tag_name(uri: str) -> str:
 
     https://docs.cloud.google.com/artifact-registry/docs/reference/rest/v1/projects.locations.repositories.packages.tags
     """
-    found = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/((?:[^/]+\.[^/]+/)?[^/.]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
-    if not found:
+    parts = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/((?:[^/]+\.[^/]+/)?[^/.]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
+    if not parts:
         return ""
-    location, project, repository, package, tag = found.groups()
+    location, project, repository, package, tag = parts.groups()
     project, package = project.replace("/", ":"), package.replace("/", "%2F")  # example.com:my-project
     return f"projects/{project}/locations/{location}/repositories/{repository}/packages/{package}/tags/{tag}"

@@ -17,10 +17,6 @@ from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 from trainer.base.storage import expanded
 
-NO_TPU = (
-    "TPUs are not offered here: the trainer distributes over GPUs and CPUs only (MirroredStrategy, "
-    "MultiWorkerMirroredStrategy): use a machine of `python -m deploy machines`"
-)
 TABLE = Path(__file__).with_name("machines.yaml")
 
 
@@ -40,13 +36,11 @@ class Price:
     def with_attached(self, other: Price, count: int) -> Price:
         """Returns the price of this machine and `count` accelerators with the price `other`."""
 
-        def add(machine: float | None, unit: float | None) -> float | None:
+        def total(kind: str) -> float | None:
+            machine, unit = getattr(self, kind), getattr(other, kind)
             return None if machine is None or unit is None else machine + count * unit
 
-        inferred = self.inferred or other.inferred
-        return Price(
-            add(self.list, other.list), add(self.spot, other.spot), add(self.flex_start, other.flex_start), inferred
-        )
+        return Price(total("list"), total("spot"), total("flex_start"), self.inferred or other.inferred)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,43 +120,6 @@ class Machines:
             return machine.price
         return machine.price.with_attached(self.accelerators[accelerator].price, count)
 
-    def check(self, kind: str, accelerator: str | None, count: int, where: str) -> None:
-        """Raises UserError, naming the place `where`, unless there is such a machine with so many accelerators."""
-        if not kind:
-            raise UserError(f"{where}: machineType is missing: see `python -m deploy machines`")
-        if re.match(r"ct\d|cloud-tpu|tpu", kind) or (accelerator or "").startswith("TPU"):
-            raise UserError(f"{where}: machineType={kind}, acceleratorType={accelerator}: {NO_TPU}")
-        machine = self.machines.get(kind)
-        if machine is None and (kind not in self.cpu_machines or accelerator):
-            known = self.machines if accelerator else [*self.machines, *self.cpu_machines]
-            raise UserError(
-                f"{where}.machineType={kind}: no such machine{nearest(kind, known)} `python -m deploy machines` lists "
-                "those with prices"
-            )
-        if accelerator and accelerator not in self.accelerators:
-            raise UserError(
-                f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
-                f"{', '.join(self.accelerators)}"
-            )
-        if bool(accelerator) != bool(count):
-            raise UserError(
-                f"{where}: acceleratorType={accelerator} and acceleratorCount={count}: give both, or neither"
-            )
-        if machine is None or (machine.attached and not accelerator):
-            return
-        if accelerator is None or count not in machine.counts.get(accelerator, ()):
-            given = f"{accelerator} x {count}" if accelerator else "none"
-            has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in machine.counts.items())
-            others = [
-                option.machine.name
-                for option in self.options()
-                if option.accelerator and option.accelerator.name == accelerator and option.count == count
-            ]
-            cure = f"; {given} comes with {' or '.join(others[:3])}" if others else ""
-            if machine.inferred_counts:
-                cure += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
-            raise UserError(f"{where}: {kind} takes {has}, not {given}{cure}")
-
 
 @cache
 def load_machines(price_file: str = "") -> Machines:
@@ -201,7 +158,7 @@ def accelerator_of(gpu: str) -> str:
 
 def _cpu_machines(sizes: Mapping[str, list[int]]) -> tuple[str, ...]:
     """Returns the names of machine types, such as e2-standard-4."""
-    return tuple(f"{kind}-{size}" for kind, each in sizes.items() for size in each)
+    return tuple(f"{kind}-{size}" for kind, counts in sizes.items() for size in counts)
 
 
 def _accelerator(name: str, facts: Mapping[str, Any], factor: float) -> Accelerator:
@@ -224,11 +181,11 @@ def _price(facts: Mapping[str, Any], factor: float) -> Price:
 def _with_prices(table: Machines, file: str) -> Machines:
     """Reads a price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
     try:
-        given = read_yaml(expanded(file), f"prices={file}")
+        prices = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:
         raise UserError(f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
     machines, accelerators = dict(table.machines), dict(table.accelerators)
-    for name, value in given.items():
+    for name, value in prices.items():
         price = _parse_price(f"prices={file}: {name}", value)
         if name in accelerators:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)

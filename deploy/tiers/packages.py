@@ -115,66 +115,63 @@ def trainer_package() -> Package:
     for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy"):
         files |= _sources(folder)
     copies = f"{COPIES.parent.name}/{COPIES.name}/"
-    return Package(
-        TRAINER, trainer.__version__, {name: file for name, file in files.items() if not name.startswith(copies)}
-    )
+    files = {name: file for name, file in files.items() if not name.startswith(copies)}
+    return Package(TRAINER, trainer.__version__, files)
 
 
-def user_package(given: str, most_mb: float = MOST_MB) -> Package:
+def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     """Returns a folder that Python can import, with its requirements.txt, or one module.
 
     Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes.
     """
-    path = expanded(given).resolve()
+    path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
     if not (path.parent / first).is_file() or not name.isidentifier():
-        inside = next(
-            (f"did you mean {given}/{found.parent.name}?" for found in sorted(path.glob("*/__init__.py"))), ""
-        )
-        raise UserError(
-            f"package={given}: must be a folder that Python can import: "
-            + (inside or "such as my_models with an __init__.py, or one module, such as mine.py")
-        )
+        inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
+        advice = (*inside, "such as my_models with an __init__.py, or one module, such as mine.py")[0]
+        raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
-        raise UserError(f"package={given}: {name} is a name of this project: rename your package")
+        raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
-    requires = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
-    requires = [line for line in (re.split(r"(?:^|\s)#", line)[0].strip() for line in requires) if line]
+    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    requires = list(filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines)))
     for line in requires:
         check_requirement(line)
     sources = user_sources(path, most_mb)
     if first not in sources.files:
-        raise UserError(f"package={given}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
+        raise UserError(f"package={address}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
     kind = "py_modules" if alone else "packages"
     setup = _USER_SETUP.format(name=_distribution(name), kind=kind, module=name, requires=requires)
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-OLDEST = {"tensorflow": (2, 17), "keras": (3, 12)}  # of the trainer's install_requires in setup.py
-_SPECIFIER = re.compile(r"(===?|[<>~!]=?)\s*v?(\d+(?:\.\d+)*)(\.\*)?")
+OLDEST = {"tensorflow": "2.17", "keras": "3.12"}  # of the trainer's install_requires in setup.py
 
 
 def check_requirement(line: str) -> None:
-    """Raises UserError for a line of requirements.txt that names a version of TensorFlow or Keras before the trainer's.
+    """Raises UserError for a line of requirements.txt that allows no version of TensorFlow or Keras of the trainer's.
 
     The job would install it over the image's, or pip would find no solution.
     """
-    named = re.match(r"(tensorflow|keras)(?:[-_.]?(?:cpu|gpu|intel))?\s*(?:\[[^]]*\])?\s*(.*)", line, re.IGNORECASE)
-    if not named or not re.match(r"[=<>~!(;]|$", named[2]):
+    from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        wanted = Requirement(line)
+        limits = [Version(limit.version.removesuffix(".*")) for limit in wanted.specifier]
+    except (InvalidRequirement, InvalidVersion):
+        return  # building the package says why
+    name = re.sub("[-_.](cpu|gpu|intel)$", "", wanted.name.lower())
+    if name not in OLDEST:
         return
-    oldest = OLDEST[named[1].lower()]
-    for operator, text, series in _SPECIFIER.findall(named[2].partition(";")[0]):
-        version = tuple(map(int, text.split(".")))
-        if operator in ("==", "===") and not series:
-            version += (0,) * (2 - len(version))  # 2 is 2.0
-        upper = version[:-1] if operator == "~=" else version  # ~=2.10.0 means 2.10.*
-        below = operator in ("==", "===", "~=") and upper < oldest[: len(upper)]
-        if below or (operator == "<" and version <= oldest) or (operator == "<=" and version < oldest):
-            raise UserError(
-                f"requirements.txt: {line}: the trainer needs {named[1]}>={'.'.join(map(str, oldest))}: drop the line, "
-                "so that the image's own is used"
-            )
+    oldest = Version(OLDEST[name])
+    tried = [oldest, Version("9999"), *limits, *(Version(f"{limit.base_version}.1") for limit in limits)]
+    if not any(version >= oldest and wanted.specifier.contains(version, prereleases=True) for version in tried):
+        raise UserError(
+            f"requirements.txt: {line}: the trainer needs {name}>={oldest}: drop the line, so that the image's own is "
+            "used"
+        )
 
 
 def packages_with(folder: str, most_mb: float = MOST_MB) -> list[Package]:
@@ -184,13 +181,13 @@ def packages_with(folder: str, most_mb: float = MOST_MB) -> list[Package]:
 
 def _sources(folder: Path) -> dict[str, Path]:
     """Returns every file below `folder`, by its path from the folder's parent, without caches and hidden files."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder.parent)
-        hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts)
-        if path.is_file() and not hidden and path.suffix != ".pyc":
-            found[inner.as_posix()] = path
-    return found
+        hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"
+        if path.is_file() and not hidden:
+            files[inner.as_posix()] = path
+    return files
 
 
 def write_copy(package: Package, folder: Path) -> None:

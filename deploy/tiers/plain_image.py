@@ -34,10 +34,10 @@ def run_in_plain_image(task: dict[str, Any], module: str, gpus: int, packages: S
     sources = [[package.uri(bucket), package.sha256] for package in packages]
     plan = {"gpus": gpus, "requirements": requirements(gpus), "packages": sources, "module": module}
     variables = {"TRAINER_START": json.dumps(plan), "PYTHONUNBUFFERED": "1", **driver_variables(gpus)}
-    given = {variable["name"]: variable for variable in task.get("env", [])}
+    before = {variable["name"]: variable for variable in task.get("env", [])}
     task["command"] = ["python", "-c", STARTER.read_text(encoding="utf-8")]
-    task["env"] = [*({"name": name, "value": value} for name, value in variables.items() if name not in given),
-                   *given.values()]  # fmt: skip
+    task["env"] = [*({"name": name, "value": value} for name, value in variables.items() if name not in before),
+                   *before.values()]  # fmt: skip
 
 
 def install_seconds(gpus: int) -> float:

@@ -65,9 +65,9 @@ def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Pat
     for name, path in files.items():
         _refuse_secret(name, path)
         if path.suffix == ".py":
-            _check_syntax(name, path)
-    if folder in files.values():
-        _check_alone(folder)
+            tree = _parsed(name, path)
+            if path == folder:
+                _check_alone(folder, tree)
     return Sources(files, tuple(left_out), size)
 
 
@@ -99,34 +99,35 @@ def _refuse_secret(name: str, path: Path) -> None:
     """Raises UserError if the file's name or the first megabyte of its content looks like a credential."""
     with path.open("rb") as file:
         content = file.read(_SCANNED_BYTES)
-    found = next((what for what, pattern in _SECRETS.items() if pattern.search(content)), "")
-    if not found and _SECRET_NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
-        found = "a credential by its name"
-    if found:
+    kind = next((what for what, pattern in _SECRETS.items() if pattern.search(content)), "")
+    if not kind and _SECRET_NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
+        kind = "a credential by its name"
+    if kind:
         raise UserError(
-            f"package: {name} looks like {found}: it would be stored in the bucket and in the job: move it out of the "
+            f"package: {name} looks like {kind}: it would be stored in the bucket and in the job: move it out of the "
             "folder, or name it in .gcloudignore; a job's own account needs no key"
         )
 
 
-def _check_syntax(name: str, path: Path) -> None:
+def _parsed(name: str, path: Path) -> ast.Module:
+    """Returns the syntax tree of a file. Raises UserError if Python could not import it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(path.read_bytes(), name)
+            return ast.parse(path.read_bytes(), name)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         what = error.msg if isinstance(error, SyntaxError) else reason(error)
         raise UserError(f"package: {name}{line}: {what}: the job could not import it: fix it") from None
 
 
-def _check_alone(module: Path) -> None:
+def _check_alone(module: Path, tree: ast.Module) -> None:
     """Raises UserError if a module that goes along alone imports one from its folder."""
-    for node in ast.walk(ast.parse(module.read_bytes())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             names, relative = [node.module or ""], node.level > 0
         elif isinstance(node, ast.Import):
-            names, relative = [each.name for each in node.names], False
+            names, relative = [alias.name for alias in node.names], False
         else:
             continue
         tops = {name.partition(".")[0] for name in names} - {"trainer", "deploy"}

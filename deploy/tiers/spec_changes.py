@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from deploy.tiers.spec_rules import check_format, check_same_region
 from trainer.base.errors import UserError
 
 MOST_LABELS = 62  # of 64, because `submit` adds two
@@ -23,68 +24,57 @@ class SpecChanges:
 
     def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
         """Returns a changed copy of `spec`, and `name` with the flags that changed it, for messages."""
-        changed, flags = dict(spec), []
-        for flag, key, value in (
-            ("service_account", "serviceAccount", self.service_account), ("network", "network", self.network),
-        ):  # fmt: skip
-            if value:
-                changed[key] = value
-                flags.append(f"--{flag}")
-        if self.spot or self.flex_start_s is not None:
-            changed["scheduling"] = self._scheduling(changed.get("scheduling", {}))
-            flags.append("--spot" if self.spot else "--flex_start")
-        return changed, f"{name} with {' '.join(flags)}" if flags else name
-
-    def _scheduling(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {key: value for key, value in before.items() if key not in ("strategy", "maxWaitDuration")}
+        changed: dict[str, dict[str, Any]] = {}
+        if self.service_account:
+            changed["--service_account"] = {"serviceAccount": self.service_account}
+        if self.network:
+            changed["--network"] = {"network": self.network}
         if self.spot:
-            return {**kept, "strategy": "SPOT"}
-        return {**kept, "strategy": "FLEX_START", "maxWaitDuration": f"{math.ceil(self.flex_start_s or 0)}s"}
+            changed["--spot"] = _scheduling(spec, strategy="SPOT")
+        elif self.flex_start_s is not None:
+            wait = f"{math.ceil(self.flex_start_s)}s"
+            changed["--flex_start"] = _scheduling(spec, strategy="FLEX_START", maxWaitDuration=wait)
+        merged = dict(spec)
+        for values in changed.values():
+            merged |= values
+        return merged, f"{name} with {' '.join(changed)}" if changed else name
+
+
+def _scheduling(spec: Mapping[str, Any], **values: str) -> dict[str, Any]:
+    """Returns the scheduling of a spec, which was not checked, with another strategy."""
+    before = spec.get("scheduling", {})
+    if not isinstance(before, Mapping):
+        return {}
+    kept = {key: value for key, value in before.items() if key not in ("strategy", "maxWaitDuration")}
+    return {"scheduling": {**kept, **values}}
 
 
 NO_CHANGES = SpecChanges()
-_KEY_RULE = "up to 63 small letters, digits, - and _, a letter first"
+# https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
+_LABEL = re.compile(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}")
 
 
 def read_labels(text: str) -> dict[str, str]:
-    """Returns "team=vision,cost=42" as a dictionary. Raises UserError for what Vertex AI does not take as labels.
-
-    https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
-    """
-    found: dict[str, str] = {}
-    for each in text.split(",") if text else ():
-        key, equals, value = each.partition("=")
-        if not equals:
-            raise UserError(f"labels={text}: {each!r} is no label: write --labels=KEY=VALUE,KEY=VALUE")
-        if not _is_label(key) or not key[0].isalpha():
-            raise UserError(f"labels={text}: the key {key!r}: use {_KEY_RULE}")
-        if value and not _is_label(value):
-            raise UserError(f"labels={text}: the value {value!r}: use up to 63 small letters, digits, - and _, or none")
+    """Returns "team=vision,cost=42" as a dictionary. Raises UserError for what Vertex AI does not take as labels."""
+    labels: dict[str, str] = {}
+    for label in text.split(",") if text else ():
+        if not _LABEL.fullmatch(label) or label != label.lower():
+            raise UserError(
+                f"labels={text}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small "
+                "letters, digits, - and _, the key with a letter first"
+            )
+        key, _, value = label.partition("=")
         if key in (LABEL, PRICE_LABEL):
             raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
-        if found.setdefault(key, value) != value:
+        if labels.setdefault(key, value) != value:
             raise UserError(f"labels={text}: {key} has two values: keep one of them")
-    if len(found) > MOST_LABELS:
-        raise UserError(f"labels: {len(found)} of them, and a job has {MOST_LABELS} at most beside those of `submit`")
-    return found
-
-
-def _is_label(text: str) -> bool:
-    return re.fullmatch(r"[\w-]{1,63}", text) is not None and text == text.lower()
+    if len(labels) > MOST_LABELS:
+        raise UserError(f"labels: {len(labels)} of them, and a job has {MOST_LABELS} at most beside those of `submit`")
+    return labels
 
 
 def check_kms_key(key: str, region: str) -> None:
-    """Raises UserError unless `key` names a key of Cloud KMS in the job's region; an empty one is none.
-
-    https://docs.cloud.google.com/vertex-ai/docs/general/cmek
-    """
-    if not key:
-        return
-    form = "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY"
-    found = re.fullmatch(r"projects/[^/\s]+/locations/([a-z0-9-]+)/keyRings/[\w-]{1,63}/cryptoKeys/[\w-]{1,63}", key)
-    if not found:
-        raise UserError(
-            f"kms_key={key}: write {form}: `gcloud kms keys list --location={region} --keyring=RING` shows it"
-        )
-    if found[1] != region:
-        raise UserError(f"kms_key={key} is in {found[1]}, and the job would run in {region}: use a key of that region")
+    """Raises UserError unless `key` names a key of Cloud KMS in the job's region; an empty one is none."""
+    if key:
+        check_format("EncryptionSpec.kmsKeyName", key, "kms_key")
+        check_same_region("kms_key", key, region)

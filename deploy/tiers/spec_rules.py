@@ -1,193 +1,256 @@
-"""Checks of a CustomJobSpec beyond its shape: what Vertex AI, or this trainer, would refuse or fail on."""
+"""Checks a CustomJobSpec by itself: what Vertex AI, or this trainer, would refuse of it, and what would waste money.
 
+gcloud sends nearly anything, and the API's error comes late and is terse. schema.yaml has what concerns one field; here
+is what fields have to do with each other, and with the table of machines.
+"""
+
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from deploy.tiers.machine_table import load_machines
+from deploy.tiers.machine_table import Machine, load_machines
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
+from trainer.base.settings.yaml_file import read_yaml
 
 Spec = Mapping[str, Any]
 
-LONGEST_S = 315_576_000_000  # of a Duration: https://protobuf.dev/reference/protobuf/google.protobuf/#duration
+_TABLES = read_yaml(Path(__file__).with_name("schema.yaml"), "schema.yaml")
+MESSAGES: Mapping[str, Mapping[str, str]] = _TABLES["messages"]
+ENUMS: Mapping[str, tuple[str, ...]] = {name: tuple(values) for name, values in _TABLES["enums"].items()}
+_SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {  # types, the form of their text, what to do
+    "string": (str, r"(?s:.*)", "must be text: put it in quotes"),
+    "bool": (bool, r".*", "must be true or false, without quotes"),
+    "int32": ((int, str), r"[0-9]{1,9}", "must be a whole number of up to 9 digits"),
+    "int64": ((int, str), r"[0-9]{1,18}", "must be a whole number of up to 18 digits"),
+    "Duration": (str, r"[0-9]{1,11}(\.[0-9]{1,9})?s", 'must be text in seconds, as "3600s", of up to 11 digits'),
+}
+NO_TPU = (
+    "TPUs are not offered here: the trainer distributes over GPUs and CPUs only (MirroredStrategy, "
+    "MultiWorkerMirroredStrategy): use a machine of `python -m deploy machines`"
+)
 LEAST_TIMEOUT_S = 60
 FLEX_START_LONGEST_S = 604_800
 # https://docs.cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
 _FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
-_IMAGE = re.compile(
-    r"([a-z0-9]+([.-][a-z0-9]+)*(:\d+)?/)?[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*"
-    r"(:[A-Za-z0-9_][\w.-]{0,127})?(@sha256:[a-f0-9]{64})?"
-)  # https://pkg.go.dev/github.com/distribution/reference
 
 
-class PoolMachines(Protocol):
-    """Represents a worker pool's machines."""
-
-    @property
-    def machine_type(self) -> str:
-        """Returns the machine type."""
-
-    @property
-    def accelerator_type(self) -> str | None:
-        """Returns the accelerator, or None."""
-
-    @property
-    def accelerators(self) -> int:
-        """Returns the number of accelerators of each machine."""
+def check_spec(spec: Spec, name: str) -> None:
+    """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
+    _check_value(spec, "CustomJobSpec", name)
+    problem = next(_problems(spec), None)
+    if problem:
+        raise UserError(f"{name}: {problem}")
 
 
-def check_image(where: str, image: str) -> str:
-    """Returns `image`. Raises UserError, naming the place `where`, unless it can be an image's address."""
-    if image.startswith(("http://", "https://", "docker://")):
-        raise UserError(f"{where}={image}: leave out {image.partition('//')[0]}//: an image's address has no scheme")
-    if not _IMAGE.fullmatch(image):
-        raise UserError(
-            f"{where}={image}: not an image: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, in small letters"
+def check_format(field: str, text: Any, where: str) -> None:
+    """Raises UserError, naming the place `where`, unless the text has the form that schema.yaml says of a field."""
+    pattern, advice = _TABLES["formats"][field]
+    if not re.fullmatch(pattern, str(text)):
+        raise UserError(f"{where}={text}: {advice}")
+
+
+def _check_value(value: Any, kind: str, where: str) -> None:
+    """Raises UserError with the location `where` for the first part of `value` that does not fit the type `kind`."""
+    if kind.endswith("[]"):
+        if not isinstance(value, list):
+            raise UserError(f"{where}: must be a list, not {_shown(value)}: begin each item with '- '")
+        for index, item in enumerate(value):
+            _check_value(item, kind[:-2], f"{where}[{index}]")
+    elif kind in MESSAGES:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}: must be 'key: value' lines ({', '.join(MESSAGES[kind])}), not {_shown(value)}")
+        _check_message(value, kind, where)
+    elif kind in ENUMS:
+        if not isinstance(value, str) or value not in ENUMS[kind]:
+            hint = _accelerators_like(str(value)) if kind == "AcceleratorType" else nearest(str(value), ENUMS[kind])
+            raise UserError(f"{where}={value}: unknown name{hint} Known: {', '.join(ENUMS[kind])}")
+    else:
+        types, pattern, advice = _SCALARS[kind]
+        if not isinstance(value, types) or not re.fullmatch(pattern, str(value)):
+            raise UserError(f"{where}={_shown(value)}: {advice}")
+
+
+def _shown(value: Any) -> str:
+    """Returns the value as written in the file."""
+    return json.dumps(value, default=str, skipkeys=True)
+
+
+def _check_message(value: Spec, kind: str, where: str) -> None:
+    fields = MESSAGES[kind]
+    for key, inner in value.items():
+        if key not in fields:
+            raise UserError(f"{where}: {_unknown_key(str(key), kind)}")
+        place = f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}"
+        _check_value(inner, fields[key], place)
+        if f"{kind}.{key}" in _TABLES["formats"]:
+            check_format(f"{kind}.{key}", inner, place)
+    for key, advice in _TABLES["required"].get(kind, {}).items():
+        if not value.get(key):
+            raise UserError(f"{where}: {key} is missing: {advice}")
+
+
+def _unknown_key(key: str, kind: str) -> str:
+    fields, instead = MESSAGES[kind], _TABLES["of_custom_job"].get(key)
+    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), key)
+    if camel in fields:
+        return f"{key} is snake_case, which the API ignores: use {camel}"
+    if kind == "CustomJobSpec" and instead:
+        return (
+            f"unknown key {key!r}: it belongs to a CustomJob, and this file is the CustomJobSpec in its jobSpec: "
+            f"{instead}"
         )
-    return image
+    return f"unknown key {key!r}{nearest(key, fields)} Known: {', '.join(fields)}"
 
 
-def check_scheduling(scheduling: Spec, name: str) -> None:
-    """Raises UserError for a strategy or a time that Vertex AI does not take."""
-    strategy = scheduling.get("strategy")
-    newer = {"ON_DEMAND": "STANDARD", "LOW_COST": "SPOT"}
-    if strategy in newer:
-        raise UserError(f"{name}: scheduling.strategy={strategy} is deprecated: write {newer[strategy]}")
-    if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
-        raise UserError(
-            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait "
-            'for machines, as maxWaitDuration: "14400s"'
+def _accelerators_like(name: str) -> str:
+    """Returns a hint with the accelerators of the same model: A100 is in the names of two, spelt unlike each other."""
+    if "TPU" in name.upper():
+        return f": {NO_TPU}."
+    models = set(name.upper().replace("-", "_").split("_")) - {"NVIDIA", "TESLA", "80GB"}
+    alike = [known for known in ENUMS["AcceleratorType"] if models & set(known.split("_"))]
+    return f"; did you mean {' or '.join(map(repr, alike))}?" if alike else nearest(name, ENUMS["AcceleratorType"])
+
+
+def _problems(spec: Spec) -> Iterator[str]:
+    """Yields what is wrong with a spec of the right shape; a line assumes that those before it do not hold."""
+    pools = spec.get("workerPoolSpecs", [])
+    if not pools:
+        yield "workerPoolSpecs is empty: pool 0 holds the chief"
+    for place, pool in enumerate(pools):
+        where = f"workerPoolSpecs[{place}]"
+        if pool:
+            yield from _of_pool(place, pool, where)
+            yield from _of_machine(pool.get("machineSpec", {}), f"{where}.machineSpec")
+        elif place != 1:
+            yield f"{where} is empty: remove it; only pool 1 may be skipped"
+    workers = [pool for pool in pools[:2] if pool]
+    if not _alike([_machine(pool) for pool in workers]):
+        yield (
+            "workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same share of a "
+            "batch, so give both the same machineSpec"
         )
-    if "maxWaitDuration" in scheduling and strategy != "FLEX_START":
-        raise UserError(f"{name}: scheduling.maxWaitDuration needs strategy: FLEX_START: drop it, or set the strategy")
-    for key in ("timeout", "maxWaitDuration"):
-        if float(scheduling.get(key, "1s")[:-1]) > LONGEST_S:
-            raise UserError(
-                f"{name}: scheduling.{key}={scheduling[key]} exceeds the longest time of the API, {LONGEST_S}s: "
-                f'write {key}: "86400s"'
+    tasks = [pool["pythonPackageSpec"] for pool in workers if "pythonPackageSpec" in pool]
+    if not _alike(["executorImageUri" in task for task in tasks]):
+        yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+    yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools if pool])
+    if "tensorboard" in spec and "serviceAccount" not in spec:
+        yield (
+            "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
+            "gserviceaccount.com to the tier"
+        )
+
+
+def _alike(values: Sequence[object]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _machine(pool: Spec) -> tuple[str, str, int]:
+    """Returns the type of a pool's machines, their accelerator, and how many of them one has."""
+    machine = pool.get("machineSpec", {})
+    count = int(machine.get("acceleratorCount", 0))
+    return machine.get("machineType", ""), machine.get("acceleratorType", ""), count
+
+
+def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
+    task, replicas = pool.get("containerSpec") or pool.get("pythonPackageSpec", {}), int(pool.get("replicaCount", 1))
+    image = task.get("executorImageUri") or task.get("imageUri", "")
+    names = [variable["name"] for variable in task.get("env", [])]
+    if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
+        yield f"{where}: give one of containerSpec (your own image) and pythonPackageSpec"
+    if place == 2 and "reductionserver" not in image:
+        yield f"{where}: this trainer has no parameter servers: pool 2 is for a Reduction Server's image only"
+    if place > 2:
+        yield f"{where}: the chief evaluates: remove the pool"
+    if not replicas:
+        yield f"{where}.replicaCount=0: remove the pool, or ask for 1"
+    if place == 0 and replicas > 1:
+        yield (
+            f"{where}.replicaCount={replicas}: pool 0 is the chief alone, so 1: move the other {replicas - 1} to "
+            "workerPoolSpecs[1]"
+        )
+    if task.get("packageUris") and not image:
+        yield f"{where}.pythonPackageSpec: packageUris without executorImageUri: name the image that installs them"
+    if len(set(names)) < len(names):
+        yield f"{where}: env name={max(names, key=names.count)!r} is there twice: keep one of them"
+    if _machine(pool)[1] and re.search(r"vertex-ai/training/[\w.-]*-cpu\.", image):
+        yield f"{where}: {image}: this image is for CPUs, the GPUs would be idle: use the one with gpu in its name"
+
+
+def _of_machine(machine: Spec, where: str) -> Iterator[str]:
+    table, (kind, accelerator, count) = load_machines(), _machine({"machineSpec": machine})
+    host = table.machines.get(kind)
+    if not kind:
+        yield f"{where}: machineType is missing: see `python -m deploy machines`"
+    if re.match(r"ct\d|cloud-tpu|tpu", kind) or accelerator.startswith("TPU"):
+        yield f"{where}: machineType={kind}, acceleratorType={accelerator or None}: {NO_TPU}"
+    if host is None and (accelerator or kind not in table.cpu_machines):
+        known = table.machines if accelerator else [*table.machines, *table.cpu_machines]
+        yield (
+            f"{where}.machineType={kind}: no such machine{nearest(kind, known)} `python -m deploy machines` lists "
+            "those with prices"
+        )
+    if accelerator and accelerator not in table.accelerators:
+        yield (
+            f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
+            f"{', '.join(table.accelerators)}"
+        )
+    if bool(accelerator) != bool(count):
+        yield f"{where}: acceleratorType={accelerator or None} and acceleratorCount={count}: give both, or neither"
+    if host and (accelerator or not host.attached) and count not in host.counts.get(accelerator, ()):
+        yield f"{where}: {_other_machines(host, accelerator, count)}"
+
+
+def _other_machines(host: Machine, accelerator: str, count: int) -> str:
+    """Returns what the machine takes instead of so many accelerators, and which machines have these."""
+    has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
+    text = f"{accelerator} x {count}" if accelerator else "none"
+    others = [name for name, other in load_machines().machines.items() if count in other.counts.get(accelerator, ())]
+    advice = f"; {text} comes with {' or '.join(others[:3])}" if others else ""
+    if host.inferred_counts:
+        advice += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
+    return f"{host.name} takes {has}, not {text}{advice}"
+
+
+def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -> Iterator[str]:
+    strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
+    flexible, waits = strategy == "FLEX_START", "maxWaitDuration" in scheduling
+    if flexible and not waits:
+        yield (
+            "scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for machines, as "
+            'maxWaitDuration: "14400s"'
+        )
+    if waits and not flexible:
+        yield "scheduling.maxWaitDuration needs strategy: FLEX_START: drop it, or set the strategy"
+    if float(timeout[:-1]) < LEAST_TIMEOUT_S:
+        yield f'scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
+    if flexible and not _alike(machines):
+        yield "scheduling.strategy=FLEX_START needs the same machines in every pool: make them equal"
+    for kind, accelerator, _ in machines:
+        host = load_machines().machines.get(kind)
+        if host and host.strategies and strategy not in host.strategies:
+            yield (
+                f"scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(host.strategies)}: set the "
+                "strategy, or take a larger machine"
             )
-    if float(scheduling.get("timeout", "86400s")[:-1]) < LEAST_TIMEOUT_S:
-        raise UserError(
-            f"{name}: scheduling.timeout={scheduling['timeout']} ends the job at once, since starting takes minutes: "
-            'write "86400s"'
-        )
-
-
-def check_strategy(spec: Spec, pools: Sequence[PoolMachines], name: str) -> None:
-    """Raises UserError for machines that the scheduling strategy does not have."""
-    scheduling = spec.get("scheduling", {})
-    strategy = scheduling.get("strategy", "STANDARD")
-    kinds = {(pool.machine_type, pool.accelerator_type, pool.accelerators) for pool in pools}
-    if strategy == "FLEX_START" and len(kinds) > 1:
-        raise UserError(
-            f"{name}: scheduling.strategy=FLEX_START needs the same machines in every pool: make them equal"
-        )
-    for pool in pools:
-        machine = load_machines().machines.get(pool.machine_type)
-        if machine and machine.strategies and strategy not in machine.strategies:
-            raise UserError(
-                f"{name}: scheduling.strategy={strategy}: {pool.machine_type} may be had only as "
-                f"{' or '.join(machine.strategies)}: set the strategy, or take a larger machine"
+        if flexible and not _FLEX_START.fullmatch(accelerator):
+            yield (
+                f"scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for L4, A100, "
+                "H100, H200 and B200: drop the strategy, or use SPOT"
             )
-        if strategy == "FLEX_START" and not _FLEX_START.fullmatch(pool.accelerator_type or ""):
-            raise UserError(
-                f"{name}: scheduling.strategy=FLEX_START: not for {pool.accelerator_type or 'machines without GPUs'}, "
-                "only for L4, A100, H100, H200 and B200: drop the strategy, or use SPOT"
-            )
-    if strategy == "FLEX_START" and float(scheduling.get("timeout", "0s")[:-1]) > FLEX_START_LONGEST_S:
-        raise UserError(
-            f"{name}: scheduling.timeout={scheduling['timeout']}: a job of FLEX_START runs for 7 days at most: "
-            f'write "{FLEX_START_LONGEST_S}s" or less'
+    if flexible and float(timeout[:-1]) > FLEX_START_LONGEST_S:
+        yield (
+            f"scheduling.timeout={timeout}: a job of FLEX_START runs for 7 days at most: write "
+            f'"{FLEX_START_LONGEST_S}s" or less'
         )
 
 
-def check_disk(disk: Spec, where: str) -> None:
-    """Raises UserError for a disk that no machine has."""
-    size, kind = int(disk.get("bootDiskSizeGb", 100)), disk.get("bootDiskType", "pd-ssd")
-    kinds = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
-    if not 100 <= size <= 64000:
-        raise UserError(f"{where}.diskSpec.bootDiskSizeGb={size}: a boot disk has 100 to 64000 GB")
-    if kind not in kinds:
-        raise UserError(f"{where}.diskSpec.bootDiskType={kind}: no such disk{nearest(kind, kinds)} {', '.join(kinds)}")
-
-
-def check_task(place: int, pool: Spec, where: str) -> None:
-    """Raises UserError for a pool whose image, module, variables or reservation cannot work."""
-    kind = "containerSpec" if "containerSpec" in pool else "pythonPackageSpec"
-    task = pool[kind]
-    if place == 2 and "reductionserver" not in task.get("imageUri", ""):
+def check_same_region(name: str, resource: str, region: str) -> None:
+    """Raises UserError if a resource, as projects/PROJECT/locations/REGION/…, is in another region than the job."""
+    location = resource.split("/")[3]
+    if location != region:
         raise UserError(
-            f"{where}: this trainer has no parameter servers: pool 2 is for a Reduction Server's image only"
+            f"{name}={resource} is in {location}, and the job would run in {region}: use one of that region"
         )
-    image = "imageUri" if kind == "containerSpec" else "executorImageUri"
-    required = [image] if image in task or kind == "containerSpec" else []
-    for key in (*required, *(["pythonModule"] if kind == "pythonPackageSpec" else [])):
-        if not task.get(key):
-            example = "pythonModule: trainer.task" if key == "pythonModule" else f"{key}: and its address"
-            raise UserError(f"{where}.{kind}: {key} is missing: write {example}")
-    if image in task:
-        _check_task_image(f"{where}.{kind}.{image}", task[image], pool)
-    elif task.get("packageUris"):
-        raise UserError(f"{where}.{kind}: packageUris without {image}: name the image that installs them")
-    _check_environment(task.get("env", []), where)
-    scheduled = pool.get("machineSpec", {}).get("reservationAffinity", {})
-    if scheduled.get("reservationAffinityType") == "SPECIFIC_RESERVATION":
-        _check_reservation(scheduled, f"{where}.machineSpec.reservationAffinity")
-
-
-def _check_task_image(where: str, image: str, pool: Spec) -> None:
-    check_image(where, image)
-    if pool.get("machineSpec", {}).get("acceleratorType") and re.search(r"vertex-ai/training/[\w.-]*-cpu\.", image):
-        raise UserError(
-            f"{where}={image}: this image is for CPUs: its TensorFlow would leave the GPUs idle: use the one with gpu "
-            "in its name"
-        )
-
-
-def _check_environment(variables: Sequence[Spec], where: str) -> None:
-    names: list[str] = []
-    for variable in variables:
-        name = variable.get("name", "")
-        if not name or name in ("TF_CONFIG", "CLUSTER_SPEC") or name.startswith(("AIP_", "CLOUD_ML_")):
-            raise UserError(f"{where}: env name={name!r}: Vertex AI sets this itself: use another name, or drop it")
-        if name in names:
-            raise UserError(f"{where}: env name={name!r} is there twice: keep one of them")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UserError(f"{where}: env name={name!r}: a variable has letters, digits and _ only: rename it")
-        names.append(name)
-
-
-def _check_reservation(affinity: Spec, where: str) -> None:
-    key = "compute.googleapis.com/reservation-name"
-    names = affinity.get("values", [])
-    if affinity.get("key") != key or not names:
-        raise UserError(f"{where}: SPECIFIC_RESERVATION needs key: {key}, and values: the reservation's full name")
-    for name in names:
-        if not re.fullmatch(r"projects/[^/]+/zones/[^/]+/reservations/[^/]+", name):
-            raise UserError(f"{where}.values={name}: write projects/PROJECT/zones/ZONE/reservations/NAME")
-
-
-def check_access(spec: Spec, name: str) -> None:
-    """Raises UserError for a service account, a network or a reservation that cannot be used."""
-    account, network = spec.get("serviceAccount", ""), spec.get("network", "")
-    if "serviceAccount" in spec and not re.fullmatch(r"[a-z0-9][\w.-]*@[\w.-]+\.gserviceaccount\.com", account):
-        raise UserError(
-            f"{name}: serviceAccount={account}: write NAME@PROJECT.iam.gserviceaccount.com: `gcloud iam "
-            "service-accounts list` shows them"
-        )
-    if "network" in spec and not re.fullmatch(r"projects/\d+/global/networks/[a-z][a-z0-9-]*", network):
-        raise UserError(
-            f"{name}: network={network}: write projects/NUMBER/global/networks/NAME with the project's number, which "
-            "`gcloud projects describe PROJECT` shows; without the key a job has a network of its own"
-        )
-    if "network" in spec and "pscInterfaceConfig" in spec:
-        raise UserError(f"{name}: network and pscInterfaceConfig contradict each other: keep one of them")
-    strategy = spec.get("scheduling", {}).get("strategy", "STANDARD")
-    for place, pool in enumerate(spec.get("workerPoolSpecs", [])):
-        affinity = pool.get("machineSpec", {}).get("reservationAffinity", {}).get("reservationAffinityType")
-        if affinity == "SPECIFIC_RESERVATION" and strategy != "STANDARD":
-            raise UserError(
-                f"{name}: workerPoolSpecs[{place}]: SPECIFIC_RESERVATION and strategy: {strategy} contradict each "
-                "other: drop one of them"
-            )

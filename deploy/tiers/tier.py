@@ -9,9 +9,8 @@ from typing import Any
 
 from deploy.tiers.checkout import beside
 from deploy.tiers.machine_table import Machines, Price, load_machines
-from deploy.tiers.schema import check_shape
 from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
-from deploy.tiers.spec_rules import check_access, check_disk, check_scheduling, check_strategy, check_task
+from deploy.tiers.spec_rules import check_spec
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
@@ -60,8 +59,8 @@ class TierFacts:
     @property
     def machine(self) -> str:
         """Returns the machines in words: `2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
-        each = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
-        return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + each
+        gpus = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
+        return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + gpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,15 +108,9 @@ def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES
     """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
     spec = read_yaml(path, path.name)
-    check_shape(spec, "CustomJobSpec", path.name)
     spec, origin = changes.applied(spec, path.name)
-    machines = load_machines(price_file)
-    pools = tuple(_pools(spec, path.name, machines))
-    _check_pools(pools, path.name)
-    _check_images(spec, pools, path.name)
-    check_scheduling(spec.get("scheduling", {}), origin)
-    check_strategy(spec, pools, origin)
-    check_access(spec, origin)
+    check_spec(spec, origin)
+    pools = tuple(_pools(spec, load_machines(price_file)))
     first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
     prices = [pool.price.under(strategy) for pool in pools]
     usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]
@@ -162,59 +155,19 @@ def _families(known: Sequence[str]) -> str:
     return "Known: " + ", ".join(family + "/".join(counts) for family, counts in families.items())
 
 
-def _pools(spec: Mapping[str, Any], name: str, machines: Machines) -> Iterator[Pool]:
-    for place, pool in enumerate(spec.get("workerPoolSpecs", [])):
-        where = f"{name}: workerPoolSpecs[{place}]"
-        if not pool:
-            if place != 1:
-                raise UserError(f"{where} is empty: remove it; only pool 1 may be skipped")
-            continue
-        if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
-            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
-        check_disk(pool.get("diskSpec", {}), where)
-        check_task(place, pool, where)
-        machine = pool.get("machineSpec", {})
-        kind, accelerator = machine.get("machineType", ""), machine.get("acceleratorType")
-        count = int(machine.get("acceleratorCount", 0))
-        machines.check(kind, accelerator, count, f"{where}.machineSpec")
-        yield Pool(
-            place, int(pool.get("replicaCount", 1)), kind, accelerator, count, machines.price(kind, accelerator, count)
-        )
+def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
+    for index, pool in enumerate(spec["workerPoolSpecs"]):
+        if pool:
+            machine = pool["machineSpec"]
+            kind, accelerator = machine["machineType"], machine.get("acceleratorType")
+            count = int(machine.get("acceleratorCount", 0))
+            price = machines.price(kind, accelerator, count)
+            yield Pool(index, int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 
-def _check_pools(pools: tuple[Pool, ...], name: str) -> None:
-    if not pools or pools[0].index != 0:
-        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
-    empty = next((pool for pool in pools if not pool.replicas), None)
-    if empty:
-        raise UserError(f"{name}: workerPoolSpecs[{empty.index}].replicaCount=0: remove the pool, or ask for 1")
-    if pools[0].replicas != 1:
-        raise UserError(
-            f"{name}: workerPoolSpecs[0].replicaCount={pools[0].replicas}: pool 0 is the chief alone, so 1: move the "
-            f"other {pools[0].replicas - 1} to workerPoolSpecs[1]"
-        )
-    for pool in pools:
-        if pool.index == 1 and dataclasses.replace(pool, index=0, replicas=1) != pools[0]:
-            raise UserError(
-                f"{name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
-                "share of a batch, so give both the same machineSpec"
-            )
-        if pool.index > 2:
-            raise UserError(f"{name}: workerPoolSpecs[{pool.index}]: the chief evaluates: remove the pool")
-
-
-def _check_images(spec: Mapping[str, Any], pools: tuple[Pool, ...], name: str) -> None:
-    """Raises UserError if one pool names an image and the other leaves it to --image=."""
-    tasks = [spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {}) for pool in pools if pool.index < 2]
-    if len({"executorImageUri" in task or not task for task in tasks}) > 1:
-        raise UserError(
-            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
-        )
-
-
-def check_tiers(given: Iterable[str], known: Sequence[str], flag: str = "") -> None:
-    """Raises UserError, naming the flag, for the first name in `given` that is not in `known`."""
-    for name in given:
+def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:
+    """Raises UserError, naming the flag, for the first of `names` that is not in `known`."""
+    for name in names:
         if name not in known:
             named = f"{flag}={name}" if flag else name
             raise UserError(f"{named}: no such tier{nearest(name, known)} Here are: {', '.join(known)}")

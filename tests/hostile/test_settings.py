@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deploy.__main__ import main as deploy
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.schema import MESSAGES
+from deploy.tiers.spec_rules import MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.fixtures import Capture
 from tests.fuzz import WORDS, at_most, examples, like, one_line, scalars, texts, values

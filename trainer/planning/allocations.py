@@ -48,8 +48,8 @@ def _events(spaces: Iterable[Any]) -> Iterator[_Timed]:
     """Yields time, kind and values of each allocation, of the end of each, and of the beginning of the steps."""
     for space in spaces:
         for plane in space.planes:
-            names = {key: each.name for key, each in plane.event_metadata.items() if each.name in _NAMES}
-            stats = {key: each.name for key, each in plane.stat_metadata.items()}
+            names = {key: about.name for key, about in plane.event_metadata.items() if about.name in _NAMES}
+            stats = {key: about.name for key, about in plane.stat_metadata.items()}
             for line in plane.lines:
                 for event in line.events:
                     if name := names.get(event.metadata_id):
@@ -57,12 +57,12 @@ def _events(spaces: Iterable[Any]) -> Iterator[_Timed]:
 
 
 def _values(event: Any, stats: Mapping[int, str]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for stat in event.stats:
         kind = stat.WhichOneof("value")
         value = getattr(stat, kind)
-        found[stats[stat.metadata_id]] = stats[value] if kind == "ref_value" else value
-    return found
+        values[stats[stat.metadata_id]] = stats[value] if kind == "ref_value" else value
+    return values
 
 
 def _trace(rows: int, events: Iterable[_Timed]) -> Trace:

@@ -24,10 +24,10 @@ class _Piece:
 
 
 class Allocator:
-    """Gives addresses, and counts what is held; `peak`: the most bytes, with what rounding and rests add."""
+    """Gives addresses, and counts the bytes that are held, with what rounding and rests add."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self.held = self.peak = 0
+        self.held = 0
         self._limit, self._reserved, self._region = limit or 2**62, 0, _FIRST_REGION
         self._top = 2**62  # a later region lies below
         self._pieces: dict[int, _Piece] = {}
@@ -47,7 +47,6 @@ class Allocator:
             self._split(address, piece, size)
         piece.free = False
         self.held += piece.size
-        self.peak = max(self.peak, self.held)
         return address
 
     def free(self, address: int) -> None:
@@ -56,12 +55,13 @@ class Allocator:
         self.held -= piece.size
         piece.free = True
         if piece.after is not None and self._pieces[piece.after].free:
+            self._unlist(piece.after)
             self._join(address, piece.after)
         if piece.before is not None and self._pieces[piece.before].free:
-            before = piece.before
-            self._join(before, address, second_is_listed=False)
-            return
-        bisect.insort(self._free, (piece.size, address))
+            self._unlist(piece.before)
+            self._join(piece.before, address)
+            address = piece.before
+        bisect.insort(self._free, (self._pieces[address].size, address))
 
     def _extend(self, size: int) -> bool:
         """Adds a region that holds `size`; returns whether the limit allows it."""
@@ -88,22 +88,16 @@ class Allocator:
         bisect.insort(self._free, (piece.size - size, rest))
         piece.after, piece.size = rest, size
 
-    def _join(self, first: int, second: int, second_is_listed: bool = True) -> None:
-        """Makes one piece of two neighbours; the first is taken from the list, and put back if it was in it."""
-        one, other = self._pieces[first], self._pieces.pop(second)
-        if second_is_listed:
-            self._unlist(other.size, second)
-        else:
-            self._unlist(one.size, first)
-        one.size += other.size
-        one.after = other.after
-        if other.after is not None:
-            self._pieces[other.after].before = first
-        if not second_is_listed:
-            bisect.insort(self._free, (one.size, first))
+    def _join(self, first: int, second: int) -> None:
+        """Makes one piece of two neighbours, none of which is in the list."""
+        left, right = self._pieces[first], self._pieces.pop(second)
+        left.size += right.size
+        left.after = right.after
+        if right.after is not None:
+            self._pieces[right.after].before = first
 
-    def _unlist(self, size: int, address: int) -> None:
-        self._free.pop(bisect.bisect_left(self._free, (size, address)))
+    def _unlist(self, address: int) -> None:
+        self._free.pop(bisect.bisect_left(self._free, (self._pieces[address].size, address)))
 
 
 def rounded(size: int) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.invariance.compat import graph_of_function
-from trainer.run.build import TrainingSetup
 
 # The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
 # with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
@@ -41,16 +40,6 @@ class Operation:
     reduced_bytes: int = 0  # summed over replicas
 
 
-def traced_steps(setup: TrainingSetup) -> Any:
-    """Traces the tf.function over steps that the loop calls; returns its ConcreteFunction."""
-    return setup.step_runner().traced(setup.rows_from(0))
-
-
-def step_graph(setup: TrainingSetup) -> Any:
-    """Returns the graph of `traced_steps`."""
-    return traced_steps(setup).graph
-
-
 def operations(
     graph: Any, loops: Sequence[int] = (1,), rows: int | None = None, scope: str = "", times: int = 1
 ) -> Iterator[Operation]:
@@ -75,25 +64,20 @@ def operations(
             yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced)
 
 
-def step_flops(setup: TrainingSetup) -> int:
-    """Returns the FLOPs of one step on all local replicas; for a GAN of all its updates."""
-    return sum(op.flops for op in operations(step_graph(setup), rows=setup.replicas.rows))
-
-
 def _function(graph: Any, op: Any, attribute: str) -> Any:
     return graph_of_function(graph, op.get_attr(attribute).name)
 
 
 def _needed(graph: Any) -> list[Any]:
     """Returns the operations that outputs and side effects of `graph` need: tapes leave unused gradients."""
-    found: set[Any] = set()
+    needed: set[Any] = set()
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     while waiting:
         op = waiting.pop()
-        if op not in found:
-            found.add(op)
+        if op not in needed:
+            needed.add(op)
             waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
-    return [op for op in graph.get_operations() if op in found]
+    return [op for op in graph.get_operations() if op in needed]
 
 
 def _flops(op: Any, rows: int | None) -> int:

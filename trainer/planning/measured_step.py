@@ -63,12 +63,14 @@ class MeasuredStep:
 
     def updates(self) -> tuple[int, int]:
         """Runs a step; returns how many updates its optimizers made, and the bytes of the gradients of all of them."""
-        inner = (getattr(each, "inner_optimizer", each) for each in reachable(self.model) if _is_optimizer(each))
-        optimizers = {id(each): each for each in inner}.values()
-        before = [int(each.iterations) for each in optimizers]
+        inner = (getattr(item, "inner_optimizer", item) for item in reachable(self.model) if _is_optimizer(item))
+        optimizers = {id(optimizer): optimizer for optimizer in inner}.values()
+        before = [int(optimizer.iterations) for optimizer in optimizers]
         self()
-        made = [int(each.iterations) - count for each, count in zip(optimizers, before, strict=True)]
-        reduced = [count * sum(map(_bytes, trained_by(each))) for each, count in zip(optimizers, made, strict=True)]
+        made = [int(optimizer.iterations) - count for optimizer, count in zip(optimizers, before, strict=True)]
+        reduced = [
+            count * sum(map(_bytes, trained_by(optimizer))) for optimizer, count in zip(optimizers, made, strict=True)
+        ]
         return sum(made), sum(reduced)
 
 

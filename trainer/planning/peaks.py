@@ -7,7 +7,7 @@ and the peak is the largest of these lines: another moment may be the peak of a 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.base.run_files.plan_file import Line, largest_rows, peak_of
@@ -15,7 +15,6 @@ from trainer.planning.allocator import Allocator, rounded
 
 _TEMPORARY = "temp"  # the kind of what one kernel needs while it runs
 _FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers
-_AROUND = (0.99, 1.0, 1.01)
 
 
 @dataclass(frozen=True)
@@ -65,24 +64,24 @@ class PeakMemory:
             line, of = self._sizes[index], self._trace.allocations[index]
             return Line(line.fixed, line.per_row / 2) if half and of.type == _FLOAT32 else line
 
-        return _lines(self._trace, size, self._state * (1.5 if half else 1.0), _lasting)
+        return _lines(self._trace, size, self._state * (1.5 if half else 1.0), temporaries=False)
 
     def cpu_lines(self) -> list[Line]:
         """Returns the lines whose largest is what a CPU holds: the same with the kernels' temporaries."""
-        return _lines(self._trace, self._sizes.__getitem__, self._state, _any)
-
-    def limits(self, rows: int, *, temporaries: bool) -> tuple[int, int]:
-        """Returns the least and the most memory, to 1 %, that a limited allocator may need for the step.
-
-        Fragments make it more than what is held. They depend on single bytes: the sizes of rows around `rows` show it.
-        """
-        wanted = _any if temporaries else _lasting
-        found = [self._limit(factor * rows, wanted) / factor for factor in _AROUND]
-        return round(min(found)), round(max(found))
+        return _lines(self._trace, self._sizes.__getitem__, self._state, temporaries=True)
 
     def fits(self, rows: float, limit: int, *, temporaries: bool = True) -> bool:
-        """Returns whether an allocator with `limit` bytes gives the step all that it asks for."""
-        return self._peak(rows, limit, _any if temporaries else _lasting) is not None
+        """Returns whether TensorFlow's allocator with `limit` bytes gives the step all that it asks for."""
+        allocator, begun = Allocator(limit), dict[int, int]()
+        for index in _chosen(self._trace, 0, temporaries):
+            if index < 0:
+                allocator.free(begun.pop(~index))
+                continue
+            address = allocator.allocate(max(1, round(self._sizes[index].at(rows))))
+            if address is None:
+                return False
+            begun[index] = address
+        return True
 
     def fragments(self, limit: int) -> float:
         """Returns how many times as much memory a GPU with `limit` bytes needs as the largest step there holds."""
@@ -98,55 +97,23 @@ class PeakMemory:
                 too_many = middle
         return max(1.0, limit / peak_of(lines, fits))
 
-    def _limit(self, rows: float, wanted: Callable[[Allocation], bool]) -> int:
-        enough = too_little = self._peak(rows, None, wanted) or 1
-        while self._peak(rows, enough, wanted) is None:
-            too_little, enough = enough, round(enough * 1.2)
-        while enough > 1.01 * too_little:
-            middle = (enough + too_little) // 2
-            if self._peak(rows, middle, wanted) is None:
-                too_little = middle
-            else:
-                enough = middle
-        return enough
-
-    def _peak(self, rows: float, limit: int | None, wanted: Callable[[Allocation], bool]) -> int | None:
-        """Returns the most bytes that TensorFlow's allocator gives away; None if `limit` bytes do not suffice."""
-        allocator, allocations = Allocator(limit), self._trace.allocations
-        begun: dict[int, int] = {}
-        for index in self._trace.order:
-            if not wanted(allocations[max(index, ~index)]):
-                continue
-            if index < 0:
-                allocator.free(begun.pop(~index))
-                continue
-            address = allocator.allocate(max(1, round(self._sizes[index].at(rows))))
-            if address is None:
-                return None
-            begun[index] = address
-        return allocator.peak
-
 
 def peak_bytes(trace: Trace, state: int, *, temporaries: bool) -> int:
     """Returns what the traced step holds at most, with the state."""
-    wanted = _any if temporaries else _lasting
-    lines = _lines(trace, lambda index: Line(float(rounded(trace.allocations[index].bytes)), 0.0), state, wanted)
+    lines = _lines(trace, lambda index: Line(float(rounded(trace.allocations[index].bytes)), 0.0), state, temporaries)
     return round(max(line.fixed for line in lines))
 
 
-def _any(allocation: Allocation) -> bool:
-    return True
+def _chosen(trace: Trace, begin: int, temporaries: bool) -> Iterator[int]:
+    """Yields the trace's order from `begin` on, without the kernels' own memory unless `temporaries`."""
+    for index in trace.order[begin:]:
+        if temporaries or not trace.allocations[max(index, ~index)].temporary:
+            yield index
 
 
-def _lasting(allocation: Allocation) -> bool:
-    return not allocation.temporary
-
-
-def _lines(trace: Trace, size: Callable[[int], Line], state: float, wanted: Callable[[Allocation], bool]) -> list[Line]:
+def _lines(trace: Trace, size: Callable[[int], Line], state: float, temporaries: bool) -> list[Line]:
     fixed, per_row, lines = state, 0.0, [Line(state, 0.0)]
-    for index in trace.order[trace.step :]:
-        if not wanted(trace.allocations[max(index, ~index)]):
-            continue
+    for index in _chosen(trace, trace.step, temporaries):
         line, sign = size(max(index, ~index)), -1 if index < 0 else 1
         fixed, per_row = fixed + sign * line.fixed, per_row + sign * line.per_row
         lines.append(Line(fixed, per_row))
@@ -159,19 +126,18 @@ def sizes(small: Trace, large: Trace) -> list[Line]:
     An allocation is that of the same operation; where TensorFlow gave the work of equal operations to another of them,
     or names none, that of the same rank by size. One that the smaller trace lacks grows with the rows.
     """
-    partners = _partners(small.allocations, large.allocations)
-    found = []
+    partners, lines = _partners(small.allocations, large.allocations), []
     for index, allocation in enumerate(large.allocations):
         now, before = rounded(allocation.bytes), partners.get(index)
-        more = large.rows if before is None else large.rows - small.rows
-        per_row = (now - (0 if before is None else rounded(before))) / more
-        found.append(Line(now - per_row * large.rows, per_row))
-    return found
+        rows = large.rows - (0 if before is None else small.rows)
+        per_row = (now - (0 if before is None else rounded(before))) / rows
+        lines.append(Line(now - per_row * large.rows, per_row))
+    return lines
 
 
 def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[int, int]:
     """Returns the bytes of the same allocation in `small` for those of `large`, by index."""
-    found: dict[int, int] = {}
+    partners: dict[int, int] = {}
     left = set(range(len(small))), set(range(len(large)))
     for name in (_operation, _without_numbers):
         groups: tuple[dict[object, list[int]], ...] = (defaultdict(list), defaultdict(list))
@@ -180,16 +146,16 @@ def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[
                 group[name(allocations[index])].append(index)
         for key, those in groups[1].items():
             these = groups[0].get(key, [])
-            if len(these) != len(those) and name is _operation:
-                continue
             if name is _without_numbers:
                 these = sorted(these, key=lambda index: -small[index].bytes)
                 those = sorted(those, key=lambda index: -large[index].bytes)
-            for one, other in zip(these, those, strict=False):
-                found[other] = small[one].bytes
-                left[0].discard(one)
-                left[1].discard(other)
-    return found
+            elif len(these) != len(those):
+                continue
+            for few, many in zip(these, those, strict=False):
+                partners[many] = small[few].bytes
+                left[0].discard(few)
+                left[1].discard(many)
+    return partners
 
 
 def _operation(allocation: Allocation) -> object:
@@ -202,16 +168,16 @@ def _without_numbers(allocation: Allocation) -> object:
 
 def upper_envelope(lines: Iterable[Line]) -> list[Line]:
     """Returns the lines that are the largest at some number of rows from 1 on, by rows."""
-    found: list[Line] = []
-    for line in sorted(set(lines), key=lambda each: (each.per_row, each.fixed)):
-        if found and found[-1].per_row == line.per_row:
-            found.pop()
-        while len(found) > 1 and _crossing(found[-2], line) <= _crossing(found[-2], found[-1]):
-            found.pop()
-        if found and _crossing(found[-1], line) <= 1:
-            found.pop()
-        found.append(line)
-    return found
+    upper: list[Line] = []
+    for line in sorted(set(lines), key=lambda line: (line.per_row, line.fixed)):
+        if upper and upper[-1].per_row == line.per_row:
+            upper.pop()
+        while len(upper) > 1 and _crossing(upper[-2], line) <= _crossing(upper[-2], upper[-1]):
+            upper.pop()
+        if upper and _crossing(upper[-1], line) <= 1:
+            upper.pop()
+        upper.append(line)
+    return upper
 
 
 def _crossing(lower: Line, upper: Line) -> float:

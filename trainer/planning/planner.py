@@ -39,7 +39,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
     state, batches = first.step.state_bytes, first.step.batches_per_step
     needed = peak_bytes(first.trace, state, temporaries=True)
     rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
-    others = [_measured(config, dataset, each) for each in rows]
+    others = [_measured(config, dataset, count) for count in rows]
     examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
@@ -87,12 +87,12 @@ def larger(flops: int, needed: int, memory: int) -> list[int]:
     return [largest // 2, largest]
 
 
-def batch_norms(found: Sequence[Operation]) -> int:
+def batch_norms(counted: Sequence[Operation]) -> int:
     """Returns how often batch norm is applied and differentiated: with several replicas it sums once each way.
 
     On one replica its kernel runs once a group of rows, within the scope of the layer's call.
     """
-    return len({op.scope.rpartition("/")[0] for op in found if op.type == "FusedBatchNormGradV3"})
+    return len({op.scope.rpartition("/")[0] for op in counted if op.type == "FusedBatchNormGradV3"})
 
 
 def _memory_bytes() -> int:

@@ -206,22 +206,23 @@ def test_max_cost_sets_the_timeout_by_the_price() -> None:
 
 
 def test_a_tier_that_ends_soon_by_itself_is_no_lack_of_money() -> None:
-    assert job(tier_with("scheduling", {"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
+    assert job(tier_with(scheduling={"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
 
 
 def test_disable_retries_is_said_in_the_spec() -> None:
     assert job("l4x4", disable_retries=True).spec["scheduling"] == {"timeout": "86400s", "disableRetries": True}
 
 
-def tier_with(change: str, value: object) -> Tier:
-    """l4x1 with one more key in its spec."""
+def tier_with(**changes: object) -> Tier:
+    """l4x1 with other keys in its spec."""
     file = Path("changed.yaml")
-    file.write_text(yaml.safe_dump({**yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text()), change: value}))
+    file.write_text(yaml.safe_dump({**yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text()), **changes}))
     return load_tier(str(file))
 
 
 EUROPE = GcpConfig("my-proj", "europe-west1", "gs://my-bucket")
 DIGITS = "--recipe=wgan_gp_digits"
+BOARD = "projects/p/locations/us-east1/tensorboards/1"
 
 
 @pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
@@ -245,26 +246,26 @@ def test_a_folder_of_this_disk_needs_no_slash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "value", "gcp", "line"),
+    ("changes", "gcp", "line"),
     [
-        ("tensorboard", "my-board", GCP, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
-        ("tensorboard", "projects/p/locations/us-east1/tensorboards/1", GCP, "is not in the job's region us-central1"),
-        ("tensorboard", "projects/p/locations/us-central1/tensorboards/1", GCP, "tensorboard without serviceAccount"),
-        ("baseOutputDirectory", {"outputUriPrefix": "my-bucket/x"}, GCP,
+        ({"tensorboard": "my-board"}, GCP, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
+        ({"tensorboard": BOARD, "serviceAccount": "a@b.iam.gserviceaccount.com"}, GCP,
+         "tensorboards/1 is in us-east1, and the job would run in us-central1: use one of that region"),
+        ({"tensorboard": BOARD}, GCP, "tensorboard without serviceAccount"),
+        ({"baseOutputDirectory": {"outputUriPrefix": "my-bucket/x"}}, GCP,
          "baseOutputDirectory=my-bucket/x: an address looks"),
-        ("enableWebAccess", True, EUROPE,
-         "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
+        ({}, EUROPE, "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
     ],
 )  # fmt: skip
-def test_a_tier_that_does_not_fit_the_place_is_refused(change: str, value: object, gcp: GcpConfig, line: str) -> None:
+def test_a_tier_that_does_not_fit_the_place_is_refused(changes: dict[str, object], gcp: GcpConfig, line: str) -> None:
     with pytest.raises(UserError, match=re.escape(line)):
-        job(tier_with(change, value), gcp=gcp)
+        job(tier_with(**changes), gcp=gcp)
 
 
 def test_too_little_money_or_no_price_is_refused() -> None:
     with pytest.raises(UserError, match=r"pays for 78 s of l4x4 \(4.60 USD an hour\).*give 0.77 or more"):
         job("l4x4", max_cost=0.1)
-    unpriced = tier_with("scheduling", {"strategy": "FLEX_START", "maxWaitDuration": "60s"})
+    unpriced = tier_with(scheduling={"strategy": "FLEX_START", "maxWaitDuration": "60s"})
     assert unpriced.price_per_hour is None
     with pytest.raises(UserError, match="the price of changed is not known: give it with --prices=FILE"):
         job(unpriced, max_cost=5.0)
@@ -298,7 +299,7 @@ def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mi
 )
 def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes: float, line: str) -> None:
     flags = [f"--checkpoint_every_steps={steps}", f"--checkpoint_every_minutes={minutes}"]
-    said = warned(tier_with("scheduling", {"strategy": "SPOT"}), *flags)
+    said = warned(tier_with(scheduling={"strategy": "SPOT"}), *flags)
     assert line in said
     assert bool(said) == bool(line)
     assert warned("l4x1", *flags) == ""

@@ -8,7 +8,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.tiers.machine_table import TABLE, Price, accelerator_of, load_machines
-from deploy.tiers.schema import ENUMS
+from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import Capture, Command
 from trainer.base.errors import UserError

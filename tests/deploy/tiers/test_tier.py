@@ -10,7 +10,7 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.schema import ENUMS, MESSAGES
+from deploy.tiers.spec_rules import ENUMS, MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, find_tier, load_tier
 from tests.deploy.cli.wrong_inputs import GOOD, REDUCER, TWO
 from trainer.base.errors import UserError

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from benchmarks.plan_memory import limits_of
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import Line, largest_rows, peak_of
 from trainer.planning.allocator import Allocator
@@ -73,7 +74,7 @@ def test_lines_follow_from_two_traces_and_hold_at_a_third() -> None:
     assert [line.per_row for line in sizes(trace(8), trace(16))] == [0, 1024, 0, 512, 0]
     half = found.device_lines(half=True)
     assert peak_of(half, 64) == 15_000 + 64 * (1024 + 512) / 2
-    low, high = found.limits(64, temporaries=True)
+    low, high = limits_of(found, 64)
     assert peak_of(found.cpu_lines(), 63) - 10_000 <= low <= high < 2 * MIB  # the state is not in the traces
 
 

@@ -10,12 +10,11 @@ import keras
 import pytest
 import tensorflow as tf
 
-from benchmarks.trainer_loop import setup_of
+from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Capture, Patch
 from tests.gpu_graph import GpuStep, optimised, row
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.planning.counting import traced_steps
 
 PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes/*.yaml")}

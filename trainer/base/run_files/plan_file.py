@@ -123,7 +123,7 @@ def read_plan(path: Path) -> StepPlan:
 
 
 def _lines(content: Sequence[Sequence[float]]) -> list[Line]:
-    return [Line(*map(float, each)) for each in content]
+    return [Line(*map(float, pair)) for pair in content]
 
 
 def predicted(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
@@ -162,13 +162,13 @@ def plan_key(config: TrainConfig) -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of this package and of those that decide what a step is; none for one that is missing."""
-    found = {"trainer": trainer.__version__}
+    installed = {"trainer": trainer.__version__}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _sources(dotted: str) -> Iterator[Path]:
