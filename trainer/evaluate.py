@@ -12,7 +12,7 @@ from trainer.base.log import log, set_verbose
 from trainer.base.run_files.records import write_json
 from trainer.base.settings.flags import Parser
 from trainer.base.storage import local_path, make_writable
-from trainer.reporting.class_picture import write_classes
+from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import make_parser, read_request
 from trainer.user_code.command import quiet_start, run_command
 
@@ -51,7 +51,7 @@ def _parser() -> Parser:
         "--out",
         default="",
         metavar="FILE",
-        help="a .json file for the values too; of a classifier also FILE.classes.json and .classes.png",
+        help="a .json file for the values too; of a classifier also FILE.classes.json",
     )
     return parser
 

@@ -16,8 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole, writing
 from trainer.data.images import encode_png, sample_grid
 from trainer.reporting.animation import animated, frames_of, is_due
-from trainer.reporting.class_picture import write_classes
-from trainer.reporting.classification import Classification
+from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
@@ -126,30 +125,22 @@ class Reporter:
         self._evaluated = found
         self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
 
-    def quality(self, progress: Progress, found: Scalars, about: QualityOf) -> None:
-        """Reports measures of images: `found` by name, {} on a worker that is not the chief; `about`: Fid.about.
-
-        Of a conditional model it logs the best and the worst class; stats.jsonl and result.json have all.
-        """
+    def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
+        """Reports measures of images by name, {} on a worker that is not the chief; `about`: Fid.about."""
         self._quality = about
         note = f"{about['samples']:,} images, features of {about['features']}"
-        self._measure("quality", progress, found, note, {"quality": about})
-        if by_class := about.get("by_class"):
-            found_by_class = sorted((values["fid"], name) for name, values in by_class.items())
-            (best, of_best), (worst, of_worst) = found_by_class[0], found_by_class[-1]
-            log.info(f"fid by class: from {best:.4g} ({of_best}) to {worst:.4g} ({of_worst})")
+        self._measure("quality", progress, values, note, {"quality": about})
 
-    def classified(self, progress: Progress, found: Classification | None) -> None:
-        """Writes what the newest evaluation found of each class, as JSON and as a picture."""
-        if found is None or not self._job_dir:
+    def classified(self, progress: Progress, classes: Classification | None) -> None:
+        """Writes what the newest evaluation says of each class."""
+        if classes is None or not self._job_dir:
             return
-        root = self._job_dir.root
-        self._classes = {"step": progress.step, **write_classes(root / CLASSES, found)}
-        for kind in ("file", "picture"):
-            self._job_dir.mirror.put(root / self._classes[kind])
-        values = {f"val_{name}": value for name, value in found.scalars().items()}
-        least = ", ".join(f"{name} {share:.3f}" for name, share in found.least_accurate(3))
-        self._measure("classes", progress, values, f"least accurate: {least}; see {self._classes['picture']}")
+        file = self._job_dir.root / CLASSES
+        self._classes = {"step": progress.step, **write_classes(file, classes)}
+        self._job_dir.mirror.put(file)
+        values = {f"val_{name}": value for name, value in classes.scalars().items()}
+        least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
+        self._measure("classes", progress, values, f"least accurate: {least}; see {CLASSES}")
 
     def profiled(
         self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]

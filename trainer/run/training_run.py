@@ -172,8 +172,7 @@ class TrainingRun:
         config, setup, fid = self.config, self.setup, None
         if config.fid_every_steps:
             folder, data = beside_data(config.data, self.job_dir.root), setup.dataset
-            reals, unseen = data.images("train"), data.images("evaluation") if data.evaluation is not None else None
-            fid = make_fid(config, setup.model, reals, control.watched(), folder, data.class_names, unseen)
+            fid = make_fid(config, setup.model, data.images("train"), control.watched(), folder)
         epoch = setup.schedule.steps_per_epoch
         others = make_hooks(config, setup.model, epoch, reporter, callbacks, evaluate, fid, self.best, control)
         save = Hook(
