@@ -19,12 +19,11 @@ from trainer.user_code.command import quiet_start, run_command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluates and prints the values; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _evaluate(given), "starts from scratch")
+    return run_command(lambda: _evaluate(arguments), "starts from scratch")
 
 
-def _evaluate(given: Sequence[str]) -> int:
-    run = read_request(_parser(), given)
+def _evaluate(arguments: Sequence[str] | None) -> int:
+    run = read_request(_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
     if out and out.suffix != ".json":

@@ -147,12 +147,12 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
     of_cpu = difference(on_cpu, reference)
     names = [name or "unknown" for name in gpu_names()]
     check = GpuCheck(config.model, config.data, whole.sentence(), devices, names, control, of_cpu)
-    found = float32_difference(alone, reference, largest([control, of_cpu]))
-    check.rows.append(Row(base.name, 1, REFERENCE, found, speed, found.problem))
+    from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
+    check.rows.append(Row(base.name, 1, REFERENCE, from_reference, speed, from_reference.problem))
     others, check.left_out = variants(len(devices), on_gpus=devices[0].startswith("GPU"))
     for variant in others:
         try:
-            row = _row(variant, lambda one: run(one, replicas[one.devices], seconds), alone, reference, check)
+            row = _row(variant, lambda kind: run(kind, replicas[kind.devices], seconds), alone, reference, check)
         except NotCompilable as error:
             check.left_out.append(f"{variant.name} on {variant.devices}: {error}")
         else:

@@ -95,8 +95,8 @@ def run_reordered(
     order = np.random.default_rng(seed).permutation(replicas.global_batch_size)
 
     class Reordered(StepContext):
-        def draw(self, *given: Any, **named: Any) -> Any:
-            return tf.gather(super().draw(*given, **named), order)
+        def draw(self, *arguments: Any, **named: Any) -> Any:
+            return tf.gather(super().draw(*arguments, **named), order)
 
     setup = _setup(variant.config(base), dataset, replicas, start)
     runner = setup.step_runner()
@@ -109,7 +109,8 @@ def _setup(config: TrainConfig, dataset: Dataset, replicas: Replicas, start: Var
     """Builds the model with the weights `start`: initial weights are drawn in the precision, and would be others."""
     set_precision_and_seed(config)
     setup = setup_with(config, replicas, dataset)
-    weights = {name: one for name, one in variables_of(setup.model).items() if name.startswith(WEIGHTS)}
+    variables = variables_of(setup.model)
+    weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
     if start:
         put_back(weights, start, replicas)
         refresh_normalization(setup.model)

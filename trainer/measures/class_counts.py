@@ -65,15 +65,15 @@ def class_counts(model: keras.Model, names: Sequence[str]) -> ClassCounts | None
 @contextmanager
 def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
     """Yields the outputs with which test_step computes the model's metrics in the block."""
-    found: list[Any] = []
+    outputs: list[Any] = []
     compute = model.compute_metrics
 
     def keep(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        found.append(y_pred)
+        outputs.append(y_pred)
         return compute(x, y, y_pred, sample_weight)
 
     model.compute_metrics = keep
     try:
-        yield found
+        yield outputs
     finally:
         del model.compute_metrics

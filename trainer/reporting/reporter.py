@@ -39,18 +39,9 @@ class Reporter:
         latest_checkpoint: Callable[[], str | None],
         devices: Sequence[str] = (),
     ) -> None:
-        self._job_dir, self._seed = job_dir, config.seed
+        self._config, self._job_dir, self._progress = config, job_dir, progress
         self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
-        if job_dir:
-            drop_stats_after(job_dir.root, progress.step)
-            if progress.step:
-                job_dir.mirror.restore(job_dir.samples, frames_of)
-        self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
-        self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
-        self._latest_checkpoint = latest_checkpoint
-        self._devices = devices
-        self._gpus = Gpus(sum(name.startswith("GPU") for name in devices)) if job_dir else None
-        self._bar = Bar(progress) if job_dir else None
+        self._latest_checkpoint, self._devices = latest_checkpoint, devices
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
         self._measured: Scalars = {}  # newest values of evaluation and of images
@@ -59,6 +50,23 @@ class Reporter:
         self._quality: QualityOf | None = None  # of the newest measures of images
         self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
+        self._bar: Bar | None = None
+        self._gpus: Gpus | None = None
+        self._tensorboard: EventFiles | None = None
+        self._tuning: TuningMetric | None = None
+
+    def begin(self, *, repeats_step: bool = False) -> None:
+        """Opens what the chief writes, without the lines after the step to resume from, or from that step on."""
+        if not (job_dir := self._job_dir):
+            return
+        step = self._progress.step
+        drop_stats_after(job_dir.root, step - repeats_step)
+        if step:
+            job_dir.mirror.restore(job_dir.samples, frames_of)
+        self._tensorboard = EventFiles(job_dir.logs) if self._config.tensorboard else None
+        self._tuning = TuningMetric(self._config.tuning_metric) if self._config.tuning_metric else None
+        self._gpus = Gpus(sum(name.startswith("GPU") for name in self._devices))
+        self._bar = Bar(self._progress)
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: a resumed run reports the same means and summary."""
@@ -120,10 +128,10 @@ class Reporter:
         self._since_epoch = RunningMeans(progress.examples_per_step)
         return means
 
-    def evaluated(self, progress: Progress, found: Scalars) -> None:
+    def evaluated(self, progress: Progress, values: Scalars) -> None:
         """Reports loss and accuracy on the evaluation examples."""
-        self._evaluated = found
-        self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
+        self._evaluated = values
+        self._measure("evaluation", progress, values, f"epoch {progress.epoch:.1f}")
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
         """Reports measures of images by name, {} on a worker that is not the chief; `about`: Fid.about."""
@@ -146,14 +154,11 @@ class Reporter:
         self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
     ) -> None:
         """Reports what the time of the steps from `first_step` on went to, and remedies but for those `tried`."""
-        found = {kind: round(share, 4) for kind, share in shares.items()}
-        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": found}
-        epoch = round(progress.epoch, 4)
-        self._append(
-            {"kind": "profile", "step": progress.step, "epoch": epoch, "first_step": first_step, "shares": found}
-        )
-        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(found)}")
-        for line in advice(found, tried):
+        shares = {kind: round(share, 4) for kind, share in shares.items()}
+        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": shares}
+        self._append({**_at("profile", progress), "first_step": first_step, "shares": shares})
+        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(shares)}")
+        for line in advice(shares, tried):
             log.info(line)
 
     def _append(self, entry: StatsEntry) -> None:
@@ -161,17 +166,16 @@ class Reporter:
             self._job_dir.append_stats(entry)
 
     def _measure(
-        self, kind: str, progress: Progress, found: Scalars, note: str, details: StatsEntry | None = None
+        self, kind: str, progress: Progress, values: Scalars, note: str, details: StatsEntry | None = None
     ) -> None:
-        epoch = round(progress.epoch, 4)
-        self._append({"kind": kind, "step": progress.step, "epoch": epoch, **by_kind(found), **(details or {})})
-        self._measured.update(found)
-        self._tune(progress, found)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
+        self._append({**_at(kind, progress), **by_kind(values), **(details or {})})
+        self._measured.update(values)
+        self._tune(progress, values)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             log.info(f"step {progress.step:,}  {shown}  ({note})")
         if self._tensorboard:
-            self._tensorboard.scalars(progress.step, found)
+            self._tensorboard.scalars(progress.step, values)
 
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
         """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step.
@@ -180,7 +184,7 @@ class Reporter:
         """
         if not self._job_dir:
             return
-        picture = sample_grid(generate, self._seed, latent_dim, classes, keras.config.floatx())
+        picture = sample_grid(generate, self._config.seed, latent_dim, classes, keras.config.floatx())
         file = self._job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)
@@ -207,9 +211,12 @@ class Reporter:
             final["quality"] = self._quality
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        more: dict[str, Any] = {"profile": self._profile, "classes": self._classes}
-        given = cast(Result, {name: value for name, value in more.items() if value})
-        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **given}
+        result: Result = {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}
+        if self._profile:
+            result["profile"] = self._profile
+        if self._classes:
+            result["classes"] = dict(self._classes)
+        return result
 
     def close(self) -> None:
         """Closes the bar and the event files."""
@@ -222,9 +229,7 @@ class Reporter:
 
     def _entry(self, kind: str, progress: Progress, running: RunningMeans) -> StatsEntry:
         return {
-            "kind": kind,
-            "step": progress.step,
-            "epoch": round(progress.epoch, 4),
+            **_at(kind, progress),
             "seconds": round(progress.seconds, 3),
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
@@ -236,7 +241,11 @@ class Reporter:
             "peak_device_memory_gib": peak_device_memory_gib(self._devices),
         }
 
-    def _tune(self, progress: Progress, found: Scalars) -> None:
-        """Reports the tuning metric if it is in `found`."""
-        if self._tuning and self._tuning.name in found:
-            self._tuning.report(progress.step, found[self._tuning.name], self._latest_checkpoint())
+    def _tune(self, progress: Progress, values: Scalars) -> None:
+        """Reports the tuning metric if it is among the values."""
+        if self._tuning and self._tuning.name in values:
+            self._tuning.report(progress.step, values[self._tuning.name], self._latest_checkpoint())
+
+
+def _at(kind: str, progress: Progress) -> StatsEntry:
+    return {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}

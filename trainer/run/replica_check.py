@@ -30,8 +30,8 @@ def compare(config: TrainConfig) -> list[str]:
     # up to 1e-8 of an update: compare it with a hundred of them.
     moved = 100 * COMPARED_STEPS * _learning_rate(alone, config)
     differences = [
-        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), moved * np.sqrt(one.size), 1e-30))
-        for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
+        float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), moved * np.sqrt(a.size), 1e-30))
+        for a, b in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
     uneven = {n: (a, b) for n, (a, b) in losses.items() if abs(a - b) > 1e-8 * max(abs(a), abs(b), 1e-30)}
@@ -71,9 +71,10 @@ def _advice(model: Any, ratios: dict[str, float], draws: Sequence[str], micro_ba
         )
     reasons = depends_on_replicas(model, replicas=2, micro_batches=micro_batches)
     if draws:
+        functions = ", ".join(_DRAWS[operation] for operation in draws)
         reasons.append(
-            f"the step draws by {', '.join(_DRAWS[each] for each in draws)}, whose numbers are others on each replica: "
-            "use the function of keras.random of that name, or current_step()"
+            f"the step draws by {functions}, whose numbers are others on each replica: use the function of "
+            "keras.random of that name, or current_step()"
         )
     yield from reasons
     if not doubled and not reasons:
