@@ -29,7 +29,7 @@ class Totals(NamedTuple):
     metrics: list[Any]  # the variables of all metrics of the model
     others: Any  # (names,) float64: the values of test_step that are no metrics, summed over rows
     rows: Any  # float64
-    classes: Any  # what `ClassCounts` counts; empty without it
+    classes: dict[str, Any]  # what `ClassCounts` counts; {} without it
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
         """Returns the totals with `function` applied to each part, and to that of `others`."""
@@ -42,7 +42,7 @@ class _Tested(NamedTuple):
     metrics: list[Any]  # the variables of all metrics after it
     values: Mapping[str, Any]  # what it returns
     rows: Any
-    classes: Any
+    classes: dict[str, Any]
 
 
 class Evaluation:
@@ -93,7 +93,7 @@ class Evaluation:
             done += count
         whole = self._summed(totals)
         if self._counts:
-            self.classes = Classification.of(whole.classes, self._counts.names)
+            self.classes = Classification(self._counts.names, **whole.classes)
         return self._results(whole)
 
     @property
@@ -138,8 +138,9 @@ class Evaluation:
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
             metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
-        sizes = (len(self._others),), (), (self._counts.size if self._counts else 0,)
-        return Totals(metrics, *(tf.zeros(size, tf.float64) for size in sizes))
+        others, rows = (tf.zeros(shape, tf.float64) for shape in ((len(self._others),), ()))
+        shapes = self._counts.shapes if self._counts else {}
+        return Totals(metrics, others, rows, {name: tf.zeros(shape, tf.float64) for name, shape in shapes.items()})
 
     @cached_property
     def _others(self) -> list[str]:
@@ -188,7 +189,7 @@ class Evaluation:
             batch.metrics,
             totals.others + (tf.stack(others) if others else 0.0),
             totals.rows + batch.rows,
-            totals.classes + batch.classes,
+            {name: count + batch.classes[name] for name, count in totals.classes.items()},
         )
 
     def _tested(self, metrics: list[Any], parts: Any) -> _Tested:
@@ -205,8 +206,7 @@ class Evaluation:
         after = [scope.get_current_value(variable) for variable in variables]
         self._returned = tuple(values)
         self._updated = {id(variable) for variable, a, b in zip(variables, before, after, strict=True) if a is not b}
-        labels = tf.nest.flatten(data[1])[0] if self._counts else None
-        classes = self._counts.of_batch(labels, outputs[-1]) if self._counts else tf.zeros((0,), tf.float64)
+        classes = self._counts.of_batch(tf.nest.flatten(data[1])[0], outputs[-1]) if self._counts else {}
         return _Tested(after, values, rows, classes)
 
     def _summed(self, devices: list[Totals]) -> Totals:

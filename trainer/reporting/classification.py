@@ -34,16 +34,7 @@ class Classification:
     correct: ConfusionCounts  # (classes,)
     in_top: ConfusionCounts  # (classes,) rows of each class that is among the TOP most probable
     bins: ConfusionCounts  # (3, BINS): rows, correct ones, sum of confidences
-    confusion: ConfusionCounts | None  # (true class, predicted class); None for more than MOST_IN_MATRIX
-
-    @classmethod
-    def of(cls, counts: ConfusionCounts, names: tuple[str, ...]) -> "Classification":
-        """Returns what `counts` are: those by class, of the bins, and of the matrix, one after another."""
-        classes = len(names)
-        by_class, bins, matrix = np.split(counts, [4 * classes, 4 * classes + 3 * BINS])
-        confusion = matrix.reshape(classes, classes) if len(matrix) else None
-        support, predicted, correct, in_top = by_class.reshape(4, classes)
-        return cls(names, support, predicted, correct, in_top, bins.reshape(3, BINS), confusion)
+    confusion: ConfusionCounts | None = None  # (true class, predicted class); None for more than MOST_IN_MATRIX
 
     @property
     def examples(self) -> int:

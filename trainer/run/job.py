@@ -22,7 +22,6 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
 from trainer.run.build import TrainingSetup, build_setup
-from trainer.run.data_changes import refuse_changed_data
 from trainer.run.export import export, load_template_weights
 from trainer.run.run_state import Best, RunState
 from trainer.run.start import Job
@@ -50,7 +49,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     with closing(job.job_dir.mirror), signals, job.workers():
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:
-            refuse_changed_data(config, job.job_dir, "files", job.files)
+            job.refuse_changed_data("files", job.files)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
         while True:
@@ -150,7 +149,7 @@ def _ended_before(run: TrainingRun) -> str | None:
 def _describe(run: TrainingRun) -> None:
     """Writes run.json, and the list of images that were skipped. Raises UserError if the data have changed."""
     config, setup, job_dir = run.job.config, run.setup, run.job.job_dir
-    refuse_changed_data(config, job_dir, "content", setup.content)
+    run.job.refuse_changed_data("content", setup.content)
     about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
     notes = dict(setup.dataset.notes)
     if skipped := notes.pop("skipped", []):

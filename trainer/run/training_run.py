@@ -99,13 +99,9 @@ class TrainingRun:
         setup, progress = self.setup, self.state.progress
         step = progress.step
         trial = TimedSteps(
-            setup.model,
-            setup.replicas,
-            lambda compiled: setup.step_runner(compiled=compiled),
-            lambda: setup.rows_from(step),
-            step,
-            control.watched().before_sum,
-        )
+            setup.model, setup.replicas, lambda compiled: setup.step_runner(compiled=compiled),
+            lambda: setup.rows_from(step), step, control.watched().before_sum,
+        )  # fmt: skip
         self.before_hooks = copy.deepcopy(self.state.content())  # what a signal saves now
         stop.nothing_to_save = True
         try:

@@ -34,9 +34,9 @@ def many_classes(config: TrainConfig) -> Dataset:
 def counted(labels: Any, outputs: Any, *, logits: bool = True) -> Classification:
     names = tuple(map(str, range(outputs.shape[1])))
     counts = ClassCounts(names, logits=logits)
-    found = counts.of_batch(tf.constant(labels), tf.constant(outputs)).numpy()
-    assert found.shape == (counts.size,)
-    return Classification.of(found, names)
+    found = {name: count.numpy() for name, count in counts.of_batch(tf.constant(labels), tf.constant(outputs)).items()}
+    assert {name: count.shape for name, count in found.items()} == counts.shapes
+    return Classification(names, **found)
 
 
 def test_the_numbers_are_those_of_their_definitions() -> None:
