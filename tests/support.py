@@ -15,15 +15,14 @@ import tensorflow as tf
 
 from benchmarks.trainer_loop import fresh_collectives
 from trainer.base.errors import DONE, UserError
-from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.step import StepContext
 from trainer.reporting.progress import StepLogs
-from trainer.reporting.result import RunResult
 from trainer.run import job
 from trainer.run.build import build_setup
+from trainer.run.start import Job
 from trainer.run.training_run import TrainingRun
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
@@ -54,7 +53,7 @@ def run_job(config: TrainConfig) -> Path:
 def prepared(config: TrainConfig) -> TrainingRun:
     """Returns a job just before it trains."""
     fresh_collectives()
-    return job.prepare(config, make_replicas(config), open_job_dir(config), RunResult.from_previous(config, {}, 0.0))
+    return job.prepare(Job.open(config, [], 0.0), make_replicas(config))
 
 
 class Signals:

@@ -35,43 +35,40 @@ of the platform."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reports whether the steps agree; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _check(given), "starts from scratch")
+    return run_command(lambda: _check(arguments), "starts from scratch")
 
 
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]:
     """Returns the check's own flags, and the settings. Raises UserError for a mistake, SystemExit(0) for --help."""
-    own = Parser(prog="python -m trainer.check", add_help=False)
-    flags = own.add_argument_group("check")
-    own.add_boolean("on_gpus", "check and measure all GPUs of this machine (default: false)", group=flags)
+    parser = Parser(prog="python -m trainer.check", add_help=False)
+    flags = parser.add_argument_group("check")
+    parser.add_boolean("on_gpus", "check and measure all GPUs of this machine (default: false)", group=flags)
     flags.add_argument(
         "--seconds", type=whole(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
     )  # fmt: skip
     flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.replica_proof
-    found, settings = own.parse_known_args(arguments)
-    return found, resolve(settings, prog=own.prog, usage=_USAGE, description=__doc__, epilog=_EPILOG, parents=[own])
+    options, settings = parser.parse_known_args(arguments)
+    about = {"prog": parser.prog, "usage": _USAGE, "description": __doc__, "epilog": _EPILOG}
+    return options, resolve(settings, **about, parents=[parser])
 
 
-def _check(given: Sequence[str]) -> int:
-    own, request = parse(given)
+def _check(arguments: Sequence[str] | None) -> int:
+    options, request = parse(arguments)
     set_verbose(request.verbose)
     config = request.config
     refuse_missing_modules(config)
-    if own.on_gpus:
-        return _check_gpus(config, own.seconds)
-    if not own.verdict:
+    if options.on_gpus:
+        return _check_gpus(config, options.seconds)
+    if not options.verdict:
         config.rows_per_replica(2)
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_few_rows
+        from trainer.run.replica_check import COMPARED_STEPS, compare
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    if own.verdict:
-        write_json(Path(own.verdict), compare_few_rows(config))
-        return DONE
     problems = compare(config)
     if not problems:
         log.info(f"{config.model}: {COMPARED_STEPS} steps on 1 and on 2 replicas give the same weights and losses")

@@ -12,19 +12,18 @@ from trainer.base.log import log, set_verbose
 from trainer.base.run_files.records import write_json
 from trainer.base.settings.flags import Parser
 from trainer.base.storage import local_path, make_writable
-from trainer.reporting.class_picture import write_classes
+from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import make_parser, read_request
 from trainer.user_code.command import quiet_start, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluates and prints the values; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _evaluate(given), "starts from scratch")
+    return run_command(lambda: _evaluate(arguments), "starts from scratch")
 
 
-def _evaluate(given: Sequence[str]) -> int:
-    run = read_request(_parser(), given)
+def _evaluate(arguments: Sequence[str] | None) -> int:
+    run = read_request(_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
     if out and out.suffix != ".json":
@@ -51,7 +50,7 @@ def _parser() -> Parser:
         "--out",
         default="",
         metavar="FILE",
-        help="a .json file for the values too; of a classifier also FILE.classes.json and .classes.png",
+        help="a .json file for the values too; of a classifier also FILE.classes.json",
     )
     return parser
 

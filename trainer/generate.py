@@ -42,10 +42,10 @@ def _generate(arguments: Sequence[str] | None) -> int:
     labels = labels_of(options.label, generator.classes)
     count = options.count or (_IMAGES_OF_A_CLASS if len(labels) > 1 else _IMAGES)
     kind = generator.latent_dim, generator.dtype
-    given: tuple[Any, ...] = (images.noise(options.seed, count, *kind),)
+    inputs: tuple[Any, ...] = (images.noise(options.seed, count, *kind),)
     if labels:
-        given = images.noise_and_labels(options.seed, count, labels, *kind)
-    pictures = in_batches(generator.generate, *given)
+        inputs = images.noise_and_labels(options.seed, count, labels, *kind)
+    pictures = in_batches(generator.generate, *inputs)
     write_whole(out, images.encode_png(images.grid(pictures, count if len(labels) > 1 else 0)))
     log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}")
     return DONE

@@ -16,12 +16,11 @@ from trainer.user_code.command import quiet_start, run_command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predicts and writes the outputs; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _predict(given), "starts from scratch")
+    return run_command(lambda: _predict(arguments), "starts from scratch")
 
 
-def _predict(given: Sequence[str]) -> int:
-    run = read_request(_parser(), given)
+def _predict(arguments: Sequence[str] | None) -> int:
+    run = read_request(_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out")
     if out.suffix != ".npz":

@@ -22,13 +22,13 @@ from trainer.user_code.command import quiet_start, run_command  # noqa: E402
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Resolves the settings, then prints them or runs the job. Returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    flags = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until training begins
-    return run_command(lambda: _run(given), "resumes from the last checkpoint")
+    return run_command(lambda: _run(flags), "resumes from the last checkpoint")
 
 
-def _run(given: Sequence[str]) -> int:
-    request = resolve(given)
+def _run(flags: Sequence[str]) -> int:
+    request = resolve(flags)
     set_verbose(request.verbose)
     if request.print_config:
         print(to_yaml(request.config), end="")
@@ -40,7 +40,7 @@ def _run(given: Sequence[str]) -> int:
     set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.run import job  # imports TensorFlow
-    return job.run(request.config, [sys.executable, "-m", "trainer.task", *given], _BEGAN, job_dir)
+    return job.run(request.config, [sys.executable, "-m", "trainer.task", *flags], _BEGAN, job_dir)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
-from trainer.base.run_files.records import drop_stats_after, last_reported_step
+from trainer.base.run_files.records import drop_stats_after
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
+from trainer.reporting.progress import Progress
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.run import job
 from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
@@ -84,13 +85,12 @@ def test_a_run_that_resumes(
 
     def resume() -> None:
         job_dir: JobDir = open_job_dir(config(folder))
-        before = job_dir.read_result()
-        run_result = RunResult.from_previous(config(folder), before, 0.0)
-        refuse_hopeless_restart(config(folder), before)
-        last_reported_step(folder)
+        run_result = RunResult.of_job(config(folder), job_dir, 0.0)
+        refuse_hopeless_restart(config(folder), run_result.before)
+        run_result.resume(Progress(5, 10, steps_per_epoch=5, examples_per_step=1))
         drop_stats_after(folder, 5)
         job_dir.append_stats({"step": 6})
-        job_dir.write_result(run_result.failure("so", 2, before))
+        run_result.write_failure("so", 2)
 
     with at_most(64):
         one_line(resume)

@@ -42,9 +42,7 @@ class Trained:
     before: Weights  # before the first step
     after: Weights
     losses: Mapping[str, float]  # means over the steps
-    gradient_norm: (
-        float  # root mean square over the updates; of optimizers other than Adam, that of the weights' change
-    )
+    gradient_norm: float  # root mean square over the updates; without Adam, that of the weights' change
 
 
 @dataclass(frozen=True)
@@ -71,59 +69,46 @@ class Difference:
         return ", ".join(wrong)
 
 
-def difference(found: Trained, other: Trained) -> Difference:
-    """Returns how far `found` is from the other, not judged."""
-    return Difference(
-        weights_difference(found, other), loss_difference(found, other), gradient_difference(found, other)
-    )
+def difference(variant: Trained, other: Trained) -> Difference:
+    """Returns how far a variant is from another, not judged.
+
+    Weights: the L2 norm of the difference of a group, relative to how far the steps moved it; of all groups the
+    largest; a group that did not move, as that of frozen weights, must be equal. Losses: relative to the largest loss
+    of the other. Gradients: of their norms.
+    """
+    groups = [
+        _norm(variant.after[group], after) / max(_norm(after, other.before[group]), 1e-300)
+        for group, after in other.after.items()
+    ]
+    scale = max(max(map(abs, other.losses.values()), default=1.0), 1e-300)
+    losses = [abs(variant.losses[name] - value) / scale for name, value in other.losses.items()]
+    gradient = abs(variant.gradient_norm - other.gradient_norm) / max(other.gradient_norm, 1e-300)
+    return Difference(_largest(groups), _largest(losses), gradient)
 
 
-def largest(each: Sequence[Difference]) -> Difference:
+def largest(differences: Sequence[Difference]) -> Difference:
     """Returns the largest of several differences, each kind for itself."""
-    return Difference(*(max(getattr(one, name) for one in each) for name in ("weights", "loss", "gradient")))
+    kinds = ("weights", "loss", "gradient")
+    return Difference(*(max(getattr(difference, kind) for difference in differences) for kind in kinds))
 
 
-def float32_difference(found: Trained, other: Trained, control: Difference) -> Difference:
+def float32_difference(variant: Trained, other: Trained, control: Difference) -> Difference:
     """Returns the difference of two float32 variants, which may be three times the control."""
     return replace(
-        difference(found, other),
+        difference(variant, other),
         most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
         most_loss=TIMES_CONTROL * max(control.loss, _LEAST_OTHERS),
         most_gradient=TIMES_CONTROL * max(control.gradient, _LEAST_OTHERS),
     )
 
 
-def banded_difference(found: Trained, reference: Trained, band: Band) -> Difference:
+def banded_difference(variant: Trained, reference: Trained, band: Band) -> Difference:
     """Returns the difference of a variant with shorter factors from float64, in its band."""
-    return replace(difference(found, reference), most_loss=band.loss, most_gradient=band.gradient)
+    return replace(difference(variant, reference), most_loss=band.loss, most_gradient=band.gradient)
 
 
-def weights_difference(found: Trained, other: Trained) -> float:
-    """Returns the L2 norm of the difference of a group of weights, relative to how far the steps moved it.
-
-    Of all groups, the largest; a group that did not move, as that of frozen weights, must be equal.
-    """
-    return _largest(
-        [
-            _norm(found.after[group], after) / max(_norm(after, other.before[group]), 1e-300)
-            for group, after in other.after.items()
-        ]
-    )
-
-
-def loss_difference(found: Trained, other: Trained) -> float:
-    """Returns the largest difference of a loss, relative to the largest loss of the other."""
-    scale = max(map(abs, other.losses.values()), default=1.0)
-    return _largest([abs(found.losses[name] - value) for name, value in other.losses.items()]) / max(scale, 1e-300)
-
-
-def gradient_difference(found: Trained, other: Trained) -> float:
-    """Returns the relative difference of the gradients' norms."""
-    return abs(found.gradient_norm - other.gradient_norm) / max(other.gradient_norm, 1e-300)
-
-
-def _norm(one: Sequence[npt.NDArray[np.float64]], other: Sequence[npt.NDArray[np.float64]]) -> float:
-    return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(one, other, strict=True)))
+def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:
+    return math.sqrt(sum(float(np.sum(np.square(a - b))) for a, b in zip(weights, others, strict=True)))
 
 
 def _largest(values: Sequence[float]) -> float:

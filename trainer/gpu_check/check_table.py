@@ -43,6 +43,6 @@ def _rates(check: Any) -> Iterator[str]:
         yield f"a checkpoint copies {size:,.1f} MB to the host in {spent:,.1f} ms"
     if check.all_reduces:
         yield f"all-reduces by {check.collective}:"
-    for one in check.all_reduces:
-        rate = one.bus_bytes_per_second / 1e9
-        yield f"  {one.bytes / 1024:>10,.0f} KiB  {1e6 * one.seconds:>10,.0f} µs  {rate:>8.2f} GB/s on each link"
+    for reduce in check.all_reduces:
+        rate = reduce.bus_bytes_per_second / 1e9
+        yield f"  {reduce.bytes / 1024:>10,.0f} KiB  {1e6 * reduce.seconds:>10,.0f} µs  {rate:>8.2f} GB/s on each link"

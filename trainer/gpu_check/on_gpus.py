@@ -28,7 +28,7 @@ from trainer.gpu_check.bands import (
 )
 from trainer.gpu_check.check_table import table
 from trainer.gpu_check.rates import AllReduce, all_reduces, copies, empty_step
-from trainer.gpu_check.variants import Speed, Variables, Variant, replicas_on, run_reordered, run_variant
+from trainer.gpu_check.variants import Speed, Trials, Variant, replicas_on
 from trainer.invariance.step import NotCompilable
 from trainer.reporting.run_info import gpu_names, versions
 from trainer.run.build import set_precision_and_seed
@@ -36,8 +36,6 @@ from trainer.training.error_lines import half_precision, one_line
 
 REFERENCE = "float64 on the CPU"
 CONTROLS = (7, 8)  # seeds of the orders of rows
-
-RunVariant = Callable[..., tuple[Trained, Speed | None]]
 
 
 @dataclass
@@ -132,46 +130,38 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
         strategies[len(devices)] = tf.distribute.MirroredStrategy(list(devices))
     replicas = {count: replicas_on(devices[:count], config, strategy) for count, strategy in strategies.items()}
     cpu = replicas_on(["CPU:0"], config, tf.distribute.OneDeviceStrategy("CPU:0"))
-    whole, start = replicas[len(devices)], Variables()
-
-    def run(variant: Variant, on: Replicas, spend: float | None) -> tuple[Trained, Speed | None]:
-        log.info(f"{variant.name} on {', '.join(on.devices)} …")
-        return run_variant(variant, config, dataset, on, start, spend)
-
+    whole, trials = replicas[len(devices)], Trials(config, dataset)
     base = Variant("float32", 1)
-    alone, speed = run(base, replicas[1], seconds)
-    reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu, None)
-    on_cpu = run(base, cpu, None)[0] if devices[0] != "CPU:0" else alone
-    orders = [run_reordered(base, config, dataset, replicas[1], start, seed) for seed in CONTROLS]
+    alone, speed = trials.run(base, replicas[1], seconds)
+    reference, _ = trials.run(Variant(REFERENCE, 1, precision="float64"), cpu)
+    on_cpu = trials.run(base, cpu)[0] if devices[0] != "CPU:0" else alone
+    orders = [trials.reordered(base, replicas[1], seed) for seed in CONTROLS]
     control = largest([difference(order, alone) for order in orders])
     of_cpu = difference(on_cpu, reference)
     names = [name or "unknown" for name in gpu_names()]
     check = GpuCheck(config.model, config.data, whole.sentence(), devices, names, control, of_cpu)
-    found = float32_difference(alone, reference, largest([control, of_cpu]))
-    check.rows.append(Row(base.name, 1, REFERENCE, found, speed, found.problem))
+    from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
+    check.rows.append(Row(base.name, 1, REFERENCE, from_reference, speed, from_reference.problem))
     others, check.left_out = variants(len(devices), on_gpus=devices[0].startswith("GPU"))
     for variant in others:
+        row = Row(variant.name, variant.devices)
         try:
-            row = _row(variant, lambda one: run(one, replicas[one.devices], seconds), alone, reference, check)
+            trained, row.speed = trials.run(variant, replicas[variant.devices], seconds)
         except NotCompilable as error:
             check.left_out.append(f"{variant.name} on {variant.devices}: {error}")
+            continue
+        except Exception as error:  # it is a line of the table, and the others still run
+            row.problem = one_line(error)
+            log.debug("the whole traceback:", exc_info=error)
         else:
-            check.rows.append(row)
+            _judge(row, variant, trained, alone, reference, check)
+        check.rows.append(row)
     _measure_rates(check, whole, seconds)
     return check
 
 
-def _row(variant: Variant, run: RunVariant, alone: Trained, reference: Trained, check: GpuCheck) -> Row:
-    """Runs one variant; one that fails is a line of the table, and the others still run."""
-    row = Row(variant.name, variant.devices)
-    try:
-        trained, row.speed = run(variant)
-    except NotCompilable:
-        raise
-    except Exception as error:
-        row.problem = one_line(error)
-        log.debug("the whole traceback:", exc_info=error)
-        return row
+def _judge(row: Row, variant: Variant, trained: Trained, alone: Trained, reference: Trained, check: GpuCheck) -> None:
+    """Writes into the row how far the variant is from what it has to agree with."""
     band = BANDS.get("tf32" if variant.tf32 else variant.precision)
     if band:
         row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
@@ -180,7 +170,6 @@ def _row(variant: Variant, run: RunVariant, alone: Trained, reference: Trained, 
         control = check.control if variant.jit_compile == "false" else largest([check.control, check.float32_of_cpu])
         row.against, row.difference = "float32 on one", float32_difference(trained, alone, control)
     row.problem = row.difference.problem
-    return row
 
 
 def _measure_rates(check: GpuCheck, replicas: Replicas, seconds: float) -> None:

@@ -25,7 +25,7 @@ class AllReduce:
 
 def all_reduces(replicas: Replicas, seconds: float, sizes: Sequence[int] = SIZES) -> tuple[list[AllReduce], str]:
     """Returns the time of all-reduces by size, and the operation that TensorFlow uses for them."""
-    found, kind, count = [], "", replicas.count
+    measured, kind, count = list[AllReduce](), "", replicas.count
     for size in sizes:
 
         def sum_over_devices(before: Any, size: int = size) -> Any:
@@ -35,8 +35,8 @@ def all_reduces(replicas: Replicas, seconds: float, sizes: Sequence[int] = SIZES
         loop = _loop(replicas, sum_over_devices)
         kind = kind or collective(loop)
         spent = _seconds_of(loop, seconds)
-        found.append(AllReduce(size, spent, 2 * (count - 1) / count * size / spent))
-    return found, kind
+        measured.append(AllReduce(size, spent, 2 * (count - 1) / count * size / spent))
+    return measured, kind
 
 
 def empty_step(replicas: Replicas, seconds: float) -> float:

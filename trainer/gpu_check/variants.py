@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
@@ -63,59 +64,59 @@ def replicas_on(devices: Sequence[str], config: TrainConfig, strategy: Any) -> R
     return Replicas(strategy, tuple(devices), rows, config.global_batch_size, micro_batches=config.micro_batches)
 
 
-def run_variant(
-    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: Variables, seconds: float | None
-) -> tuple[Trained, Speed | None]:
-    """Returns what the first steps compute and, unless `seconds` is None, what a step costs, measured for that long.
+class Trials:
+    """Trains the first steps of one model in several variants, all from the weights that the first one draws."""
 
-    `start`: the initial weights; {} fills it with those of this variant.
-    """
-    for device in replicas.devices:
-        with suppress(ValueError):  # this device's allocator keeps no statistics
-            tf.config.experimental.reset_memory_stats(device)
-    setup = _setup(variant.config(base), dataset, replicas, start)
-    runner, rows = setup.step_runner(compiled=variant.jit_compile == "true"), setup.rows_from(0)
-    began = time.monotonic()
-    with dataset.reading():
-        trained = _train_first_steps(runner, rows)
-        first = time.monotonic() - began
-        speed = None if seconds is None else _speed(runner, rows, first, seconds)
-    del setup, runner, rows
-    gc.collect()  # a traced function and its model refer to each other
-    return trained, speed
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        self._config, self._dataset, self._start = config, dataset, Variables()
 
+    def run(self, variant: Variant, replicas: Replicas, seconds: float | None = None) -> tuple[Trained, Speed | None]:
+        """Returns what the first steps compute and what a step costs, measured for `seconds`; None: not measured."""
+        log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
+        for device in replicas.devices:
+            with suppress(ValueError):  # this device's allocator keeps no statistics
+                tf.config.experimental.reset_memory_stats(device)
+        setup = self._setup(variant, replicas)
+        runner, rows = setup.step_runner(compiled=variant.jit_compile == "true"), setup.rows_from(0)
+        began = time.monotonic()
+        with self._dataset.reading():
+            trained = _train_first_steps(runner, rows)
+            first = time.monotonic() - began
+            speed = None if seconds is None else _speed(runner, rows, first, seconds)
+        del setup, runner, rows
+        gc.collect()  # a traced function and its model refer to each other
+        return trained, speed
 
-def run_reordered(
-    variant: Variant, base: TrainConfig, dataset: Dataset, replicas: Replicas, start: Variables, seed: int
-) -> Trained:
-    """Returns what the first steps compute if the rows of each global batch, and all draws, stand in another order.
+    def reordered(self, variant: Variant, replicas: Replicas, seed: int) -> Trained:
+        """Returns what they compute if the rows of each global batch, and all draws, stand in another order.
 
-    Only on one replica: the order spans the global batch.
-    """
-    order = np.random.default_rng(seed).permutation(replicas.global_batch_size)
+        Only on one replica: the order spans the global batch.
+        """
+        order = np.random.default_rng(seed).permutation(replicas.global_batch_size)
 
-    class Reordered(StepContext):
-        def draw(self, *given: Any, **named: Any) -> Any:
-            return tf.gather(super().draw(*given, **named), order)
+        class Reordered(StepContext):
+            def draw(self, *arguments: Any, **named: Any) -> Any:
+                return tf.gather(super().draw(*arguments, **named), order)
 
-    setup = _setup(variant.config(base), dataset, replicas, start)
-    runner = setup.step_runner()
-    runner.context = Reordered
-    with dataset.reading():
-        return _train_first_steps(runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order))))
+        setup = self._setup(variant, replicas)
+        runner = setup.step_runner()
+        runner.context = Reordered
+        with self._dataset.reading():
+            return _train_first_steps(runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order))))
 
-
-def _setup(config: TrainConfig, dataset: Dataset, replicas: Replicas, start: Variables) -> TrainingSetup:
-    """Builds the model with the weights `start`: initial weights are drawn in the precision, and would be others."""
-    set_precision_and_seed(config)
-    setup = setup_with(config, replicas, dataset)
-    weights = {name: one for name, one in variables_of(setup.model).items() if name.startswith(WEIGHTS)}
-    if start:
-        put_back(weights, start, replicas)
-        refresh_normalization(setup.model)
-    else:
-        start |= snapshot(weights)
-    return setup
+    def _setup(self, variant: Variant, replicas: Replicas) -> TrainingSetup:
+        """Builds the model with the same weights: a precision of its own would draw others."""
+        config = variant.config(self._config)
+        set_precision_and_seed(config)
+        setup = setup_with(config, replicas, self._dataset)
+        variables = variables_of(setup.model)
+        weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
+        if self._start:
+            put_back(weights, self._start, replicas)
+            refresh_normalization(setup.model)
+        else:
+            self._start = snapshot(weights)
+        return setup
 
 
 def _train_first_steps(runner: StepRunner, rows: Any) -> Trained:

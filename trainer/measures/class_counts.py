@@ -14,19 +14,20 @@ _STEPS = 2.0**20  # confidences are counted in these parts of 1: their sums are 
 
 
 class ClassCounts:
-    """Counts rows in one vector, which adds up over batches and replicas: see `Classification.of`.
+    """Counts rows of a batch as the fields of `Classification`, which add up over batches and replicas.
 
-    names: of the classes, one each; logits: whether the outputs are logits, else probabilities.
+    names: of all classes; logits: whether the outputs are logits, else probabilities.
     """
 
     def __init__(self, names: tuple[str, ...], *, logits: bool) -> None:
-        self.names, self._logits = names, logits
-        classes = len(names)
-        self._matrix = classes <= MOST_IN_MATRIX
-        self.size = 4 * classes + 3 * BINS + (classes * classes if self._matrix else 0)
+        self.names, self._logits, classes = names, logits, len(names)
+        by_class = dict.fromkeys(("support", "predicted", "correct", "in_top"), (classes,))
+        self.shapes: dict[str, tuple[int, ...]] = {**by_class, "bins": (3, BINS)}
+        if classes <= MOST_IN_MATRIX:
+            self.shapes["confusion"] = (classes, classes)
 
-    def of_batch(self, labels: Any, outputs: Any) -> Any:
-        """Returns the counts, (size,) float64, of labels, (rows,) or (rows, 1), and outputs, (rows, classes)."""
+    def of_batch(self, labels: Any, outputs: Any) -> dict[str, Any]:
+        """Returns the counts, float64, of labels, (rows,) or (rows, 1), and outputs, (rows, classes)."""
         classes = len(self.names)
         labels = tf.cast(tf.reshape(labels, (-1,)), tf.int64)
         top = tf.cast(tf.math.top_k(outputs, min(TOP, classes)).indices, tf.int64)
@@ -40,11 +41,16 @@ class ClassCounts:
         def sums(values: Any, ids: Any, count: int) -> Any:
             return tf.math.unsorted_segment_sum(tf.cast(values, tf.float64), ids, count)
 
-        by_class = [sums(every, labels, classes), sums(every, predicted, classes)]
-        by_class += [sums(values, labels, classes) for values in (correct, in_top)]
-        by_bin = [sums(values, bins, BINS) for values in (every, correct, sure)]
-        matrix = [sums(every, labels * classes + predicted, classes * classes)] if self._matrix else []
-        return tf.concat([*by_class, *by_bin, *matrix], axis=0)
+        counts = {
+            "support": sums(every, labels, classes),
+            "predicted": sums(every, predicted, classes),
+            "correct": sums(correct, labels, classes),
+            "in_top": sums(in_top, labels, classes),
+            "bins": tf.stack([sums(values, bins, BINS) for values in (every, correct, sure)]),
+        }
+        if shape := self.shapes.get("confusion"):
+            counts["confusion"] = tf.reshape(sums(every, labels * classes + predicted, classes * classes), shape)
+        return counts
 
 
 def class_counts(model: keras.Model, names: Sequence[str]) -> ClassCounts | None:
@@ -65,15 +71,15 @@ def class_counts(model: keras.Model, names: Sequence[str]) -> ClassCounts | None
 @contextmanager
 def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
     """Yields the outputs with which test_step computes the model's metrics in the block."""
-    found: list[Any] = []
+    outputs: list[Any] = []
     compute = model.compute_metrics
 
     def keep(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        found.append(y_pred)
+        outputs.append(y_pred)
         return compute(x, y, y_pred, sample_weight)
 
     model.compute_metrics = keep
     try:
-        yield found
+        yield outputs
     finally:
         del model.compute_metrics

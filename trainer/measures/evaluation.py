@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import keras
 import numpy as np
@@ -22,18 +22,38 @@ from trainer.user_code.interface import results_of, scalars_of
 
 _SAME = 1e-5  # relative difference of two sums that rounding explains
 
-# First the variables of all metrics; then sums over rows: the values of test_step that are no metrics, the number of
-# rows, and the counts of each class.
-Totals = list[Any]
+
+class Totals(NamedTuple):
+    """Holds what a part of the examples adds up to: tensors on a device, or arrays on the host."""
+
+    metrics: list[Any]  # the variables of all metrics of the model
+    others: Any  # (names,) float64: the values of test_step that are no metrics, summed over rows
+    rows: Any  # float64
+    classes: dict[str, Any]  # what `ClassCounts` counts; {} without it
+
+    def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
+        """Returns the totals with `function` applied to each part, and to that of `others`."""
+        return cast(Totals, tf.nest.map_structure(function, self, *others))
+
+
+class _Tested(NamedTuple):
+    """Holds what test_step computes of one batch."""
+
+    metrics: list[Any]  # the variables of all metrics after it
+    values: Mapping[str, Any]  # what it returns
+    rows: Any
+    classes: dict[str, Any]
 
 
 class Evaluation:
     """Evaluates `model` by its test_step: returns its loss and its metrics as val_….
 
     The examples are cut into batches of `batch_size`, the last one smaller, as `evaluate` cuts them, and the replicas
-    of all workers take whole batches in turn. A replica computes as if it were the only device; the variables of the
-    metrics are added up over replicas. `as_fit` makes the `data` of test_step of the parts of a batch. `classes`: what
-    the newest call found of each class, if the model is a classifier with integer labels; `class_names`: their names.
+    of all workers take whole batches in turn. A replica computes as if it were the only device, and the variables of
+    the metrics are added up over replicas.
+
+    as_fit: makes the `data` of test_step of the parts of a batch; class_names: of a classifier with integer labels,
+    whose `classes` are the counts of the newest call.
     """
 
     def __init__(
@@ -53,7 +73,7 @@ class Evaluation:
         self._call_size = CallSize(most_steps=0)
         self._run = tf.function(self._run_batches)
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
-        self._logged: tuple[str, ...] = ()  # the names that test_step returns
+        self._returned: tuple[str, ...] = ()  # the names that test_step returns
         self._updated: set[int] = set()  # the ids of the variables of metrics that test_step assigns
 
     def __call__(self) -> dict[str, float]:
@@ -61,20 +81,20 @@ class Evaluation:
         replicas, takers = self.replicas, self._takers
         mine = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
         shares = [len(range(index, self._batches, takers)) for index in mine]
-        iterators, states = [iter(self._part(takers, index)) for index in mine], [self._begin for _ in mine]
+        iterators, totals = [iter(self._part(takers, index)) for index in mine], [self._begin for _ in mine]
         done, rounds = 0, math.ceil(self._batches / takers)
         while done < rounds:
             # A few batches a call: between calls workers synchronise, and a signal can interrupt.
             count, began = self._call_size(rounds - done), time.monotonic()
             if mine:
-                states = self._ran(iterators, states, [min(done + count, share) - done for share in shares])
+                totals = self._ran(iterators, totals, [min(done + count, share) - done for share in shares])
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             done += count
-        state = self._summed(states)
+        whole = self._summed(totals)
         if self._counts:
-            self.classes = Classification.of(state[-1][-self._counts.size :], self._counts.names)
-        return self._results(state)
+            self.classes = Classification(self._counts.names, **whole.classes)
+        return self._results(whole)
 
     @property
     def counts_classes(self) -> bool:
@@ -83,12 +103,12 @@ class Evaluation:
 
     def try_one_batch(self) -> None:
         """Evaluates one batch on this worker alone."""
-        self._ran([iter(self._part(self._batches, 0))], [self._begin], [1])
+        self._after_batch(0, self._begin)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return tuple(self._results([np.asarray(part) for part in self._begin]))
+        return tuple(self._results(self._begin.apply(np.asarray)))
 
     @cached_property
     def _takers(self) -> int:
@@ -101,33 +121,36 @@ class Evaluation:
         return self.replicas.count if adds_up else 1
 
     def _adds_up(self) -> bool:
-        """Returns whether two batches give the same state one after the other as added up."""
+        """Returns whether two batches give the same totals one after the other as added up."""
+        first, second = (self._after_batch(number, self._begin) for number in range(2))
+        added = first.apply(lambda a, b, begin: a + b - begin, second, self._begin)
+        same = added.apply(lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first))
+        return all(tf.nest.flatten(same))
 
-        def after(state: Totals, number: int) -> Totals:
-            (new,) = self._ran([iter(self._part(self._batches, number))], [state], [1])
-            return new
-
-        one, other = after(self._begin, 0), after(self._begin, 1)
-        together, both = (one[i] + other[i] - self._begin[i] for i in range(len(one))), after(one, 1)
-        return all(np.allclose(a, b, rtol=_SAME, atol=_SAME) for a, b in zip(together, both, strict=True))
+    def _after_batch(self, number: int, totals: Totals) -> Totals:
+        """Returns the totals after one batch more."""
+        (after,) = self._ran([iter(self._part(self._batches, number))], [totals], [1])
+        return after
 
     @cached_property
     def _begin(self) -> Totals:
+        """Returns the totals before the first batch."""
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
-            held = [tf.convert_to_tensor(scope.get_current_value(one)) for one in self._variables]
-        counts = self._counts.size if self._counts else 0
-        return [*held, tf.zeros(len(self._others) + 1 + counts, tf.float64)]
+            metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
+        others, rows = (tf.zeros(shape, tf.float64) for shape in ((len(self._others),), ()))
+        shapes = self._counts.shapes if self._counts else {}
+        return Totals(metrics, others, rows, {name: tf.zeros(shape, tf.float64) for name, shape in shapes.items()})
 
     @cached_property
     def _others(self) -> list[str]:
         """Returns the names that test_step returns beside its metrics: these values are averaged over rows."""
         if type(self.model).test_step is keras.Model.test_step:
             return []
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in self._variables]
+        specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
         trace = tf.function(self._tested, autograph=False)
         trace.get_concrete_function(specs, self._part(1, 0).element_spec)
-        return [name for name in self._logged if name not in self._metric_names]
+        return [name for name in self._returned if name not in self._metric_names]
 
     @property
     def _metric_names(self) -> set[str]:
@@ -143,58 +166,67 @@ class Evaluation:
     def _part(self, of: int, index: int) -> tf.data.Dataset:
         return self.examples.in_order(self.batch_size, of, index)
 
-    def _ran(self, iterators: list[Any], states: list[Totals], counts: list[int]) -> list[Totals]:
-        """Runs `counts` batches, one number a device; returns the new states when the devices are done."""
-        after = self._run(iterators, states, [tf.constant(count) for count in counts])
-        return [[part.numpy() for part in state] for state in after]
+    def _ran(self, iterators: list[Any], totals: list[Totals], counts: list[int]) -> list[Totals]:
+        """Runs `counts` batches, a number for each device; returns the new totals when the devices are done."""
+        after = self._run(iterators, totals, [tf.constant(count) for count in counts])
+        return [device.apply(np.asarray) for device in after]
 
-    def _run_batches(self, iterators: Any, states: Any, counts: Any) -> Any:
+    def _run_batches(self, iterators: Any, totals: Any, counts: Any) -> Any:
         after = []
         # Outside of the strategy: Keras then computes as on one device. The devices' loops run side by side.
-        for device, iterator, state, count in zip(self.replicas.devices, iterators, states, counts):  # noqa: B905
+        for device, iterator, so_far, count in zip(self.replicas.devices, iterators, totals, counts):  # noqa: B905
             with tf.device(device):
                 for _ in tf.range(count):
-                    state = self._on_device(state, next(iterator))
-            after.append(state)
+                    so_far = self._on_device(so_far, next(iterator))
+            after.append(so_far)
         return after
 
-    def _one_batch(self, state: Totals, parts: Any) -> Totals:
-        values, logs, rows, counts = self._tested(state[:-1], parts)
-        others = [tf.cast(logs[name], tf.float64) * rows for name in self._others]
-        return [*values, state[-1] + tf.concat([tf.stack([*others, rows]), *counts], axis=0)]
+    def _one_batch(self, totals: Totals, parts: Any) -> Totals:
+        """Returns the totals after one batch more, in the graph."""
+        batch = self._tested(totals.metrics, parts)
+        others = [tf.cast(batch.values[name], tf.float64) * batch.rows for name in self._others]
+        return Totals(
+            batch.metrics,
+            totals.others + (tf.stack(others) if others else 0.0),
+            totals.rows + batch.rows,
+            {name: count + batch.classes[name] for name, count in totals.classes.items()},
+        )
 
-    def _tested(self, values: Totals, parts: Any) -> tuple[Totals, Mapping[str, Any], Any, list[Any]]:
-        """Returns the metrics' variables after test_step on one batch, what it returned, its rows, and their counts."""
+    def _tested(self, metrics: list[Any], parts: Any) -> _Tested:
+        """Runs test_step on one batch, with these values of the metrics' variables."""
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
         # In this scope Keras only regularizes weights whose values are given.
-        weights = [(one, one.value) for one in self.model.weights if one.regularizer is not None]
-        held, data = [*zip(variables, values, strict=True), *weights], self._as_fit(parts)
+        weights = [(weight, weight.value) for weight in self.model.weights if weight.regularizer is not None]
+        held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
         kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._counts else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
-            before = [scope.get_current_value(one) for one in variables]
-            logs = scalars_of(self.model.test_step(data))
-        after = [scope.get_current_value(one) for one in variables]
-        self._logged = tuple(logs)
-        self._updated = {id(one) for one, a, b in zip(variables, before, after, strict=True) if a is not b}
-        counts = [self._counts.of_batch(tf.nest.flatten(data[1])[0], outputs[-1])] if self._counts else []
-        return after, logs, rows, counts
+            before = [scope.get_current_value(variable) for variable in variables]
+            values = scalars_of(self.model.test_step(data))
+        after = [scope.get_current_value(variable) for variable in variables]
+        self._returned = tuple(values)
+        self._updated = {id(variable) for variable, a, b in zip(variables, before, after, strict=True) if a is not b}
+        classes = self._counts.of_batch(tf.nest.flatten(data[1])[0], outputs[-1]) if self._counts else {}
+        return _Tested(after, values, rows, classes)
 
-    def _summed(self, states: list[Totals]) -> Totals:
-        """Returns the state after all batches of all workers, in float64."""
-        begin = [np.asarray(part, np.float64) for part in self._begin]
-        changes = [sum((state[i] - part for state in states), np.zeros_like(part)) for i, part in enumerate(begin)]
-        flat = self.replicas.sum_over_workers(np.concatenate([change.ravel() for change in changes]))
-        totals = np.split(flat, np.cumsum([change.size for change in changes])[:-1])
-        return [part + total.reshape(part.shape) for part, total in zip(begin, totals, strict=True)]
+    def _summed(self, devices: list[Totals]) -> Totals:
+        """Returns the totals over all devices of all workers, in float64."""
+        begin = self._begin.apply(lambda part: np.asarray(part, np.float64))
+        changes = begin.apply(
+            lambda part, *parts: sum((after - part for after in parts), np.zeros_like(part)), *devices
+        )
+        sizes = [change.size for change in tf.nest.flatten(changes)]
+        flat = np.concatenate([change.ravel() for change in tf.nest.flatten(changes)])
+        summed = iter(np.split(self.replicas.sum_over_workers(flat), np.cumsum(sizes)[:-1]))
+        return begin.apply(lambda part: part + next(summed).reshape(part.shape))
 
-    def _results(self, state: Totals) -> dict[str, float]:
-        variables = [(one, tf.cast(held, one.dtype)) for one, held in zip(self._variables, state[:-1], strict=True)]
-        with keras.StatelessScope(variables):
-            found = {name: float(value) for name, value in self.model.get_metrics_result().items()}
-        *others, rows = state[-1][: len(self._others) + 1].tolist()
-        found |= {name: value / max(rows, 1.0) for name, value in zip(self._others, others, strict=True)}
-        return {f"val_{name}": value for name, value in found.items() if not self._logged or name in self._logged}
+    def _results(self, totals: Totals) -> dict[str, float]:
+        metrics = zip(self._variables, totals.metrics, strict=True)
+        with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
+            values = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        means = totals.others / max(float(totals.rows), 1.0)
+        values |= dict(zip(self._others, means.tolist(), strict=True))
+        return {f"val_{name}": value for name, value in values.items() if not self._returned or name in self._returned}
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:

@@ -1,9 +1,8 @@
-"""Measures, by nearest neighbours, how many generated images look real, cover the real ones, or are copies of them.
+"""Measures, by nearest neighbours, how many generated images look real, and how many real ones they cover.
 
 Precision and recall: Kynkaanniemi et al. 2019, https://arxiv.org/abs/1904.06991. Density and coverage: Naeem et al.
 2020, https://arxiv.org/abs/2002.09797. Each set of features is taken for the union of balls around its images, which
-reach to their fifth nearest neighbours in that set. Memorisation: Meehan et al. 2020,
-https://arxiv.org/abs/2004.05675. All is computed in float64 on the host.
+reach to their fifth nearest neighbours in that set. All is computed in float64 on the host.
 """
 
 from collections.abc import Iterator
@@ -41,28 +40,11 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
     }
 
 
-def memorisation(real: Features, fake: Features, unseen: Features) -> float:
-    """Returns the probability that a generated image is nearer to a training image than an unseen real image is.
-
-    real: images that were trained on; unseen: real images that were not. It is the Mann-Whitney statistic of the
-    distances to the nearest training image, which Meehan et al. test, divided by the number of pairs, with all images
-    in one cell. 0.5: generated images are as near as unseen ones; towards 1: copies; below 0.5: far from real images.
-    """
-    near, others = _nearest(_some(fake), real), np.sort(_nearest(_some(unseen), real))
-    nearer = 2 * len(others) - np.searchsorted(others, near, "left") - np.searchsorted(others, near, "right")
-    return float(nearer.mean() / (2 * len(others)))  # both sides: equal distances count half
-
-
 def _some(features: Features) -> Features:
     """Returns all rows if they are few, else MOST_IMAGES, evenly spread: they may be sorted by class."""
     if len(features) <= MOST_IMAGES:
         return features
     return features[np.linspace(0, len(features) - 1, MOST_IMAGES).astype(np.int64)]
-
-
-def _nearest(images: Features, real: Features) -> Features:
-    """Returns the squared distance of each image to the nearest of `real`."""
-    return np.concatenate([distances.min(axis=1) for _, distances in _distances(images, real)])
 
 
 def _radii(features: Features, neighbours: int) -> Features:
@@ -74,9 +56,9 @@ def _radii(features: Features, neighbours: int) -> Features:
     return radii
 
 
-def _distances(one: Features, other: Features) -> Iterator[tuple[slice, Features]]:
-    """Yields some rows of `one`, and their squared distances to all rows of `other`."""
-    squares, others = np.einsum("ij,ij->i", one, one), np.einsum("ij,ij->i", other, other)
-    for start in range(0, len(one), _ROWS):
+def _distances(images: Features, centres: Features) -> Iterator[tuple[slice, Features]]:
+    """Yields a slice of `images`, and the squared distances of these rows to all `centres`."""
+    squares, others = np.einsum("ij,ij->i", images, images), np.einsum("ij,ij->i", centres, centres)
+    for start in range(0, len(images), _ROWS):
         rows = slice(start, start + _ROWS)
-        yield rows, np.maximum(squares[rows, np.newaxis] + others - 2 * one[rows] @ other.T, 0.0)
+        yield rows, np.maximum(squares[rows, np.newaxis] + others - 2 * images[rows] @ centres.T, 0.0)

@@ -50,7 +50,7 @@ def predict(
         return outputs
 
     run = tf.function(one_round, autograph=False)
-    found: dict[str, list[Array]] = {}
+    batches_of: dict[str, list[Array]] = {}
     for first in range(0, batches, takers):
         for index, outputs in enumerate(run(iterators[: batches - first]), first):
             rows = min(batch_size, examples.count - index * batch_size)
@@ -59,8 +59,8 @@ def predict(
                     raise UserError(
                         f"the model returns {array.shape} as {name} for {rows} rows: one row each is needed"
                     )
-                found.setdefault(name, []).append(array)
-    return {name: np.concatenate(arrays) for name, arrays in found.items()}
+                batches_of.setdefault(name, []).append(array)
+    return {name: np.concatenate(arrays) for name, arrays in batches_of.items()}
 
 
 def _named(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
@@ -76,8 +76,8 @@ def _named(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
             yield path, _array(value)
             return
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, one in pairs:
-            yield from walk(one, f"{path}.{key}" if path else f"output_{key}" if isinstance(key, int) else str(key))
+        for key, part in pairs:
+            yield from walk(part, f"{path}.{key}" if path else f"output_{key}" if isinstance(key, int) else str(key))
 
     yield from walk(dict(zip(names, outputs, strict=True)) if of_model else outputs, "")
 

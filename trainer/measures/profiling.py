@@ -24,7 +24,7 @@ class Cuts(Hook):
 
     def next_after(self, step: int, total: int) -> int:
         """Returns the next of the steps, or `total`."""
-        return min((one for one in self.steps if step < one < total), default=total)
+        return min((cut for cut in self.steps if step < cut < total), default=total)
 
     def due(self, progress: Progress) -> bool:
         """Returns False."""

@@ -35,17 +35,16 @@ def is_due(grids: int) -> bool:
 
 
 def animated(files: Sequence[Path]) -> bytes:
-    """Returns the GIF of these pictures, in their order; those of another size than the last are left out.
+    """Returns the GIF of these pictures, in their order, without those of another size than the last.
 
     Those that cannot be read are left out too; empty if none is left.
     """
-    read = [image for image in map(_frame, files) if image is not None]
-    frames = [image for image in read if image.size == read[-1].size]
-    if not frames:
-        return b""
+    frames = [frame for frame in map(_frame, files) if frame is not None]
+    frames = [frame for frame in frames if frame.size == frames[-1].size]
     content = io.BytesIO()
-    times = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
-    frames[0].save(content, "gif", save_all=True, append_images=frames[1:], duration=times, loop=0)
+    if frames:
+        times = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
+        frames[0].save(content, "gif", save_all=True, append_images=frames[1:], duration=times, loop=0)
     return content.getvalue()
 
 

@@ -7,12 +7,14 @@ the error is the mean over rows of |accuracy - mean confidence| of their bin.
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.base.run_files.records import Scalars, finite
+from trainer.base.storage import write_whole
 
 CLASS_FORMULAS = 1  # counts the changes of what is computed from the same outputs
 BINS = 15
@@ -32,16 +34,7 @@ class Classification:
     correct: ConfusionCounts  # (classes,)
     in_top: ConfusionCounts  # (classes,) rows of each class that is among the TOP most probable
     bins: ConfusionCounts  # (3, BINS): rows, correct ones, sum of confidences
-    confusion: ConfusionCounts | None  # (true class, predicted class); None for more than MOST_IN_MATRIX
-
-    @classmethod
-    def of(cls, counts: ConfusionCounts, names: tuple[str, ...]) -> "Classification":
-        """Returns what `counts` are: those by class, of the bins, and of the matrix, one after another."""
-        classes = len(names)
-        by_class, bins, matrix = np.split(counts, [4 * classes, 4 * classes + 3 * BINS])
-        confusion = matrix.reshape(classes, classes) if len(matrix) else None
-        support, predicted, correct, in_top = by_class.reshape(4, classes)
-        return cls(names, support, predicted, correct, in_top, bins.reshape(3, BINS), confusion)
+    confusion: ConfusionCounts | None = None  # (true class, predicted class); None for more than MOST_IN_MATRIX
 
     @property
     def examples(self) -> int:
@@ -90,13 +83,19 @@ class Classification:
         }
 
 
-def as_json(found: Classification) -> str:
+def write_classes(file: Path, classes: Classification) -> dict[str, Any]:
+    """Writes the numbers to `file`, a .json; returns what names and describes them."""
+    write_whole(file, as_json(classes))
+    return {**classes.about, "file": file.name}
+
+
+def as_json(classes: Classification) -> str:
     """Returns the numbers as JSON, one line for each class and for each row of the matrix, which is its true class."""
     parts = []
-    for name, value in finite(found.content()).items():
+    for name, value in finite(classes.content()).items():
         text = json.dumps(value)
         if isinstance(value, list):
-            text = "[\n    " + ",\n    ".join(json.dumps(one, ensure_ascii=False) for one in value) + "\n  ]"
+            text = "[\n    " + ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in value) + "\n  ]"
         parts.append(f"  {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

@@ -16,8 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole, writing
 from trainer.data.images import encode_png, sample_grid
 from trainer.reporting.animation import animated, frames_of, is_due
-from trainer.reporting.class_picture import write_classes
-from trainer.reporting.classification import Classification
+from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
@@ -40,18 +39,9 @@ class Reporter:
         latest_checkpoint: Callable[[], str | None],
         devices: Sequence[str] = (),
     ) -> None:
-        self._job_dir, self._seed = job_dir, config.seed
+        self._config, self._job_dir, self._progress = config, job_dir, progress
         self._since_report, self._since_epoch = (RunningMeans(progress.examples_per_step) for _ in range(2))
-        if job_dir:
-            drop_stats_after(job_dir.root, progress.step)
-            if progress.step:
-                job_dir.mirror.restore(job_dir.samples, frames_of)
-        self._tensorboard = EventFiles(job_dir.logs) if job_dir and config.tensorboard else None
-        self._tuning = TuningMetric(config.tuning_metric) if job_dir and config.tuning_metric else None
-        self._latest_checkpoint = latest_checkpoint
-        self._devices = devices
-        self._gpus = Gpus(sum(name.startswith("GPU") for name in devices)) if job_dir else None
-        self._bar = Bar(progress) if job_dir else None
+        self._latest_checkpoint, self._devices = latest_checkpoint, devices
         self._epoch_seconds: list[float] = []
         self._final: dict[str, Scalars] = {}
         self._measured: Scalars = {}  # newest values of evaluation and of images
@@ -60,6 +50,23 @@ class Reporter:
         self._quality: QualityOf | None = None  # of the newest measures of images
         self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
+        self._bar: Bar | None = None
+        self._gpus: Gpus | None = None
+        self._tensorboard: EventFiles | None = None
+        self._tuning: TuningMetric | None = None
+
+    def begin(self, *, repeats_step: bool = False) -> None:
+        """Opens what the chief writes, without the lines after the step to resume from, or from that step on."""
+        if not (job_dir := self._job_dir):
+            return
+        step = self._progress.step
+        drop_stats_after(job_dir.root, step - repeats_step)
+        if step:
+            job_dir.mirror.restore(job_dir.samples, frames_of)
+        self._tensorboard = EventFiles(job_dir.logs) if self._config.tensorboard else None
+        self._tuning = TuningMetric(self._config.tuning_metric) if self._config.tuning_metric else None
+        self._gpus = Gpus(sum(name.startswith("GPU") for name in self._devices))
+        self._bar = Bar(self._progress)
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: a resumed run reports the same means and summary."""
@@ -125,48 +132,37 @@ class Reporter:
         self._since_epoch = RunningMeans(progress.examples_per_step)
         return means
 
-    def evaluated(self, progress: Progress, found: Scalars) -> None:
+    def evaluated(self, progress: Progress, values: Scalars) -> None:
         """Reports loss and accuracy on the evaluation examples."""
-        self._evaluated = found
-        self._measure("evaluation", progress, found, f"epoch {progress.epoch:.1f}")
+        self._evaluated = values
+        self._measure("evaluation", progress, values, f"epoch {progress.epoch:.1f}")
 
-    def quality(self, progress: Progress, found: Scalars, about: QualityOf) -> None:
-        """Reports measures of images: `found` by name, {} on a worker that is not the chief; `about`: Fid.about.
-
-        Of a conditional model it logs the best and the worst class; stats.jsonl and result.json have all.
-        """
+    def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
+        """Reports measures of images by name, {} on a worker that is not the chief; `about`: Fid.about."""
         self._quality = about
         note = f"{about['samples']:,} images, features of {about['features']}"
-        self._measure("quality", progress, found, note, {"quality": about})
-        if by_class := about.get("by_class"):
-            found_by_class = sorted((values["fid"], name) for name, values in by_class.items())
-            (best, of_best), (worst, of_worst) = found_by_class[0], found_by_class[-1]
-            log.info(f"fid by class: from {best:.4g} ({of_best}) to {worst:.4g} ({of_worst})")
+        self._measure("quality", progress, values, note, {"quality": about})
 
-    def classified(self, progress: Progress, found: Classification | None) -> None:
-        """Writes what the newest evaluation found of each class, as JSON and as a picture."""
-        if found is None or not self._job_dir:
+    def classified(self, progress: Progress, classes: Classification | None) -> None:
+        """Writes what the newest evaluation says of each class."""
+        if classes is None or not self._job_dir:
             return
-        root = self._job_dir.root
-        self._classes = {"step": progress.step, **write_classes(root / CLASSES, found)}
-        for kind in ("file", "picture"):
-            self._job_dir.mirror.put(root / self._classes[kind])
-        values = {f"val_{name}": value for name, value in found.scalars().items()}
-        least = ", ".join(f"{name} {share:.3f}" for name, share in found.least_accurate(3))
-        self._measure("classes", progress, values, f"least accurate: {least}; see {self._classes['picture']}")
+        file = self._job_dir.root / CLASSES
+        self._classes = {"step": progress.step, **write_classes(file, classes)}
+        self._job_dir.mirror.put(file)
+        values = {f"val_{name}": value for name, value in classes.scalars().items()}
+        least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
+        self._measure("classes", progress, values, f"least accurate: {least}; see {CLASSES}")
 
     def profiled(
         self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
     ) -> None:
         """Reports what the time of the steps from `first_step` on went to, and remedies but for those `tried`."""
-        found = {kind: round(share, 4) for kind, share in shares.items()}
-        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": found}
-        epoch = round(progress.epoch, 4)
-        self._append(
-            {"kind": "profile", "step": progress.step, "epoch": epoch, "first_step": first_step, "shares": found}
-        )
-        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(found)}")
-        for line in advice(found, tried):
+        shares = {kind: round(share, 4) for kind, share in shares.items()}
+        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": shares}
+        self._append({**_at("profile", progress), "first_step": first_step, "shares": shares})
+        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(shares)}")
+        for line in advice(shares, tried):
             log.info(line)
 
     def _append(self, entry: StatsEntry) -> None:
@@ -174,17 +170,16 @@ class Reporter:
             self._job_dir.append_stats(entry)
 
     def _measure(
-        self, kind: str, progress: Progress, found: Scalars, note: str, details: StatsEntry | None = None
+        self, kind: str, progress: Progress, values: Scalars, note: str, details: StatsEntry | None = None
     ) -> None:
-        epoch = round(progress.epoch, 4)
-        self._append({"kind": kind, "step": progress.step, "epoch": epoch, **by_kind(found), **(details or {})})
-        self._measured.update(found)
-        self._tune(progress, found)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
+        self._append({**_at(kind, progress), **by_kind(values), **(details or {})})
+        self._measured.update(values)
+        self._tune(progress, values)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             log.info(f"step {progress.step:,}  {shown}  ({note})")
         if self._tensorboard:
-            self._tensorboard.scalars(progress.step, found)
+            self._tensorboard.scalars(progress.step, values)
 
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
         """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step.
@@ -193,7 +188,7 @@ class Reporter:
         """
         if not self._job_dir:
             return
-        picture = sample_grid(generate, self._seed, latent_dim, classes, keras.config.floatx())
+        picture = sample_grid(generate, self._config.seed, latent_dim, classes, keras.config.floatx())
         file = self._job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)
@@ -220,9 +215,12 @@ class Reporter:
             final["quality"] = self._quality
         peak = peak_device_memory_gib(self._devices)
         epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        more: dict[str, Any] = {"profile": self._profile, "classes": self._classes}
-        given = cast(Result, {name: value for name, value in more.items() if value})
-        return {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final, **given}
+        result: Result = {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}
+        if self._profile:
+            result["profile"] = self._profile
+        if self._classes:
+            result["classes"] = dict(self._classes)
+        return result
 
     def close(self) -> None:
         """Closes the bar and the event files."""
@@ -235,9 +233,7 @@ class Reporter:
 
     def _entry(self, kind: str, progress: Progress, running: RunningMeans) -> StatsEntry:
         return {
-            "kind": kind,
-            "step": progress.step,
-            "epoch": round(progress.epoch, 4),
+            **_at(kind, progress),
             "seconds": round(progress.seconds, 3),
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
@@ -249,7 +245,11 @@ class Reporter:
             "peak_device_memory_gib": peak_device_memory_gib(self._devices),
         }
 
-    def _tune(self, progress: Progress, found: Scalars) -> None:
-        """Reports the tuning metric if it is in `found`."""
-        if self._tuning and self._tuning.name in found:
-            self._tuning.report(progress.step, found[self._tuning.name], self._latest_checkpoint())
+    def _tune(self, progress: Progress, values: Scalars) -> None:
+        """Reports the tuning metric if it is among the values."""
+        if self._tuning and self._tuning.name in values:
+            self._tuning.report(progress.step, values[self._tuning.name], self._latest_checkpoint())
+
+
+def _at(kind: str, progress: Progress) -> StatsEntry:
+    return {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}

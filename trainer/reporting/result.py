@@ -1,14 +1,17 @@
-"""Counts a run's seconds, restarts and repeated steps over all its processes, for result.json."""
+"""Counts a run's seconds, restarts and repeated steps over all its processes, and writes its result.json."""
 
 import hashlib
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
+from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.plan_file import predicted
-from trainer.base.run_files.records import Result
+from trainer.base.run_files.records import Result, last_reported_step
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, rounded
@@ -17,8 +20,9 @@ from trainer.reporting.resources import peak_memory_gib
 
 @dataclass
 class RunResult:
-    """Holds the counts of earlier processes of the run, and adds those of this process."""
+    """Holds the counts of earlier processes of the run, adds those of this one, and alone writes result.json."""
 
+    job_dir: JobDir | None  # None on a worker that is not the chief: it counts the same, and writes nothing
     before: Result  # result.json as the last process left it; {} for the first process
     settings: str  # a digest of the resolved settings
     began: float  # time.monotonic() when this process began
@@ -29,11 +33,12 @@ class RunResult:
     progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
-    def from_previous(cls, config: TrainConfig, before: Result, began: float) -> "RunResult":
-        """Continues the counts in `before`. A run that ended as planned is not counted as a restart."""
+    def of_job(cls, config: TrainConfig, job_dir: JobDir | None, began: float) -> "RunResult":
+        """Continues the counts of the job directory. A run that ended as planned is not counted as a restart."""
+        before = job_dir.read_result() if job_dir else {}
         restarted = before.get("state") in ("running", "interrupted", "failed")
         return cls(
-            before, settings_digest(config), began,
+            job_dir, before, settings_digest(config), began,
             restarts=before.get("restarts", 0) + restarted,
             steps_repeated=before.get("steps_repeated", 0),
             rollbacks=before.get("rollbacks", 0),
@@ -49,17 +54,31 @@ class RunResult:
         """Returns the seconds of all processes up to now."""
         return self.wall_seconds_before + time.monotonic() - self.began
 
-    def resume(self, progress: Progress, reported_step: int = 0) -> None:
+    def resume(self, progress: Progress) -> None:
         """Counts the steps to repeat: those between the step to resume from and the last known one.
 
-        `reported_step`: the last one in stats.jsonl. After a rollback the last step of this process is known.
+        That is the last one in stats.jsonl or result.json; after a rollback, of this process.
         """
-        reached = self.progress.step if self.progress else max(self.before.get("steps", 0), reported_step)
+        reported = last_reported_step(self.job_dir.root) if self.job_dir else 0
+        reached = self.progress.step if self.progress else max(self.before.get("steps", 0), reported)
         self.steps_repeated += max(0, reached - progress.step)
         self.progress = progress
 
-    def result(self, state: str, error: str | None = None) -> Result:
-        """Returns the content of result.json, without epoch seconds and final scalars."""
+    def write(self, state: str, measured: Result) -> None:
+        """Replaces result.json; `measured`: what `Reporter.summary` returns."""
+        if self.job_dir:
+            self.job_dir.write_result({**self._counts(state), **measured})
+
+    def write_failure(self, error: str, exit_code: int) -> None:
+        """Records a failure in result.json, which keeps its other values; that of a finished run is left alone."""
+        if not self.job_dir:
+            return
+        about = {"exit_code": exit_code, "settings": self.settings, "vertex_job": os.environ.get("CLOUD_ML_JOB_ID")}
+        with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
+            if (known := self.job_dir.read_result()).get("state") != "done":
+                self.job_dir.write_result({**known, **self._counts("failed", error), **cast(Result, about)})
+
+    def _counts(self, state: str, error: str | None = None) -> Result:
         return {
             "state": state,
             "error": error,
@@ -85,12 +104,6 @@ class RunResult:
             "step_seconds": rounded(progress.whole.step_seconds),
             "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
         }
-
-    def failure(self, error: str, exit_code: int, known: Result) -> Result:
-        """Returns the content of result.json for a run that failed; other values in `known` are kept."""
-        job = os.environ.get("CLOUD_ML_JOB_ID")
-        result = self.result("failed", error)
-        return {**known, **result, "exit_code": exit_code, "settings": self.settings, "vertex_job": job}
 
 
 def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:

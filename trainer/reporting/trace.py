@@ -49,7 +49,7 @@ def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
     divided = [divide([*around, *kernels]) for kernels in gpus if kernels] or [divide(host)]
     if not divided[0]:
         raise ValueError("it has no steps")
-    return {kind: sum(each[kind] for each in divided) / len(divided) for kind in TIME_SHARES}
+    return {kind: sum(shares[kind] for shares in divided) / len(divided) for kind in TIME_SHARES}
 
 
 def _of_host(plane: Any) -> Iterator[Span]:
@@ -57,11 +57,11 @@ def _of_host(plane: Any) -> Iterator[Span]:
     for line in plane.lines:
         makes_batches = line.name.startswith("tf_data")
         for name, _, start, end in _events(plane, line):
-            found = _OPERATION.fullmatch(name)
+            operation = _OPERATION.fullmatch(name)
             if name in _EVENTS:
                 yield start, end, _EVENTS[name]
-            elif found and not makes_batches and not _CALLERS.fullmatch(found[1]):
-                kind = _kind(found[1])
+            elif operation and not makes_batches and not _CALLERS.fullmatch(operation[1]):
+                kind = _kind(operation[1])
                 if kind == ALL_REDUCE or end - start >= _TINY_PS:
                     yield start, end, kind
 
@@ -72,19 +72,19 @@ def _of_xla(plane: Any) -> Iterator[Span]:
     Other threads compute its products and convolutions, without an event: that is what it does while the host waits for
     it and no operation is seen for _GAP_PS.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     waits: list[tuple[int, int]] = []
     for line in plane.lines:
         for name, texts, start, end in _events(plane, line):
             if name == "BlockUntilReady":
                 waits.append((start, end))
             elif (operation := texts.get("hlo_op", "")) and not _CALLERS.fullmatch(operation):
-                found.append((start, end, _kind(operation)))
-    yield from (span for span in found if span[1] - span[0] >= _TINY_PS)
-    found.sort()
+                spans.append((start, end, _kind(operation)))
+    yield from (span for span in spans if span[1] - span[0] >= _TINY_PS)
+    spans.sort()
     for at, until in waits:
-        first, after = (bisect_left(found, time, key=itemgetter(0)) for time in (at, until))
-        for start, end, _ in [*found[first:after], (until, until, "")]:
+        first, after = (bisect_left(spans, time, key=itemgetter(0)) for time in (at, until))
+        for start, end, _ in [*spans[first:after], (until, until, "")]:
             if start - at >= _GAP_PS:
                 yield at, start, MATRIX
             at = max(at, end)
@@ -95,8 +95,8 @@ def _of_gpu(plane: Any) -> Iterator[Span]:
     for line in plane.lines:
         if line.name.startswith("Stream"):
             for name, texts, start, end in _events(plane, line):
-                found = _OPERATION.fullmatch(texts.get("tf_op", ""))
-                by_operation = _kind(found[1]) if found else MEMORY
+                operation = _OPERATION.fullmatch(texts.get("tf_op", ""))
+                by_operation = _kind(operation[1]) if operation else MEMORY
                 yield start, end, by_operation if by_operation != MEMORY else _kind(name)
 
 

@@ -69,9 +69,9 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
         raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
-        own = _weights_of(beside, origin) if name != "model" and beside.exists() else weights
-        if _shapes(own) == _shapes(network.weights):
-            network.set_weights(own)
+        saved = _weights_of(beside, origin) if name != "model" and beside.exists() else weights
+        if _shapes(saved) == _shapes(network.weights):
+            network.set_weights(saved)
 
 
 def load_template(path: Path, origin: str) -> keras.Model:
@@ -155,10 +155,12 @@ def _save_for_serving(template: keras.Model, interface: ModelInterface, input_sp
     """Writes a SavedModel with the endpoint `serve`; of a conditional generator, `classes` gives their number too."""
     serve, classes = interface.serve, interface.generated_classes
     inputs = _structure(template) if symbolic_inputs(template) else input_spec
-    signature = [tf.TensorSpec(each.shape, each.dtype, name=name) for name, each in _named(inputs)]
+    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in _named(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
-    archive.add_endpoint("serve", lambda *given: serve(template(keras.tree.pack_sequence_as(inputs, given))), signature)
+    archive.add_endpoint(
+        "serve", lambda *leaves: serve(template(keras.tree.pack_sequence_as(inputs, leaves))), signature
+    )
     if classes:
         count = tf.function(lambda: tf.constant(classes), autograph=False)
         count.get_concrete_function()
@@ -175,4 +177,4 @@ def _structure(template: keras.Model) -> Any:
 def _named(inputs: Any) -> list[tuple[str, Any]]:
     """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
     flat = keras.tree.flatten_with_path(inputs)
-    return [(each.name or "_".join(["inputs", *map(str, path)]), each) for path, each in flat]
+    return [(leaf.name or "_".join(["inputs", *map(str, path)]), leaf) for path, leaf in flat]

@@ -1,45 +1,39 @@
-"""Runs one job: cluster, job directory, workers, devices, data and model, first state, training, export, result."""
+"""Runs one job from top to bottom: start, data and model, first state, training, export, result."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
-import tensorflow as tf
-
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, NotFinite, UserError
+from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
 from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
-from trainer.base.run_files.job_directory import JobDir, open_job_dir
-from trainer.base.run_files.records import drop_stats_after, last_reported_step, mapping, read_run_info
+from trainer.base.run_files.job_directory import JobDir
+from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.arithmetic import arithmetic
-from trainer.cluster.cluster_spec import Cluster, read_cluster
-from trainer.cluster.meeting import Peers, meet
-from trainer.cluster.strategy import Replicas, local_devices, make_replicas
+from trainer.cluster.strategy import Replicas
 from trainer.data.in_memory import first_unfit_input
 from trainer.invariance.averaging import use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.run_info import run_info, versions
+from trainer.reporting.result import refuse_hopeless_restart
+from trainer.reporting.run_info import run_info
 from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed
-from trainer.run.data_changes import data_files, refuse_changed_data
 from trainer.run.export import export, load_template_weights
-from trainer.run.hooks import Best
 from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
-from trainer.run.training_run import TrainingRun, readable_state
+from trainer.run.run_state import Best, RunState
+from trainer.run.start import Job
+from trainer.run.training_run import TrainingRun
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.compilation import Choice
-from trainer.training.error_lines import is_out_of_memory, one_line, out_of_memory
-from trainer.training.preemption import keep_handlers, leave_on_signals, stop_on_signals
+from trainer.training.error_lines import is_out_of_memory, out_of_memory
+from trainer.training.preemption import Control, leave_on_signals, stop_on_signals
 from trainer.training.state import LearningRates
 from trainer.user_code.interface import ModelInterface
-from trainer.user_code.mistakes import as_user_mistake
 
 _MOST_ROLLBACKS = 2
 
@@ -51,112 +45,56 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
     result.json records how a run ends. A run that fails before training keeps the result of a finished one before it.
     """
-    cluster = read_cluster()
-    if cluster.note:
-        log.warning(cluster.note)
-    job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
-    earlier = job_dir.read_result() if cluster.is_chief else {}
-    result = RunResult.from_previous(config, earlier, began)
-    job_dir.mirror.begin(job_dir.logs)
-    files = data_files(config)
-    signals = leave_on_signals() if cluster.several else nullcontext()
-    with closing(job_dir.mirror), signals, _workers(config, cluster, job_dir, result, files) as peers:
-        refuse_hopeless_restart(config, earlier)  # after the meeting, so that the other workers are notified
-        if cluster.is_chief:
-            refuse_changed_data(config, job_dir, "files", files)
-        replicas = _connected(config, cluster, peers)
-        by = f", summed by {replicas.collectives}" if cluster.several else ""
-        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
-        result.rollbacks = replicas.from_chief(result.rollbacks)
-        proof = _proof(config, replicas, job_dir, command)
-        while True:
-            try:
-                with proof as proved:
-                    return _attempt(prepare(config, replicas, job_dir, result, peers), command, files, proved)
-            except NotFinite as error:
-                if config.on_nan != "rollback" or result.rollbacks >= _MOST_ROLLBACKS:
-                    raise
-                result.rollbacks += 1
-                log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
+    job = Job.open(config, command, began, job_dir)
+    signals = leave_on_signals() if job.cluster.several else nullcontext()
+    with closing(job.job_dir.mirror), signals, job.workers():
+        refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
+        if job.is_chief:
+            job.refuse_changed_data("files", job.files)
+        replicas = job.connect()
+        job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
+        with _proof(job, replicas) as proof:
+            while True:
+                try:
+                    return _attempt(prepare(job, replicas), proof)
+                except NotFinite as error:
+                    if config.on_nan != "rollback" or job.result.rollbacks >= _MOST_ROLLBACKS:
+                        raise
+                    job.result.rollbacks += 1
+                    log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
 
 
-@contextmanager
-def _workers(
-    config: TrainConfig, cluster: Cluster, job_dir: JobDir, result: RunResult, files: Mapping[str, Any]
-) -> Iterator[Peers | None]:
-    """Connects to the other workers within the block and notifies them of its end; writes a failure to result.json."""
-
-    def write_failure(error: str, code: int) -> None:
-        with suppress(UserError):  # if result.json cannot be written either, the first error is the one to report
-            if cluster.is_chief and (known := job_dir.read_result()).get("state") != "done":
-                job_dir.write_result(result.failure(error, code, known))
-        job_dir.mirror.leave()
-
-    peers = None
-    try:
-        if cluster.several:
-            devices = {"devices": len(local_devices(config, cluster))}
-            runs = {**versions(), **devices, **dataclasses.asdict(config), **arithmetic(), **files}
-            peers = meet(cluster, runs, config.worker_timeout_seconds, write_failure)
-        yield peers
-        if peers:
-            peers.finish()
-    except Exception as error:
-        mistake = as_user_mistake(error)
-        if peers and isinstance(error, tf.errors.OpError) and not mistake:
-            peers.await_verdict()  # the cause may be a lost worker, which is then reported by name
-        line, code = one_line(mistake or error), USER_MUST_CHANGE if isinstance(mistake or error, UserError) else FAULT
-        if peers:
-            peers.fail(code, line)
-        write_failure(line, code)
-        if mistake:
-            raise mistake from error
-        raise
-
-
-def _connected(config: TrainConfig, cluster: Cluster, peers: Peers | None) -> Replicas:
-    """Starts TensorFlow, on all workers at once if there are several."""
-    if peers is None:
-        return make_replicas(config, cluster)
-    with peers.connecting():
-        replicas = make_replicas(config, cluster)
-    keep_handlers()
-    return replicas
-
-
-def _proof(
-    config: TrainConfig, replicas: Replicas, job_dir: JobDir, command: Sequence[str]
-) -> AbstractContextManager[ReplicaProof | None]:
-    """Starts the comparison of replicas, if this run needs one and has none yet. The context ends it."""
-    if not (replicas.cluster.is_chief and needs_proof(config, replicas.count)):
+def _proof(job: Job, replicas: Replicas) -> AbstractContextManager[ReplicaProof | None]:
+    """Starts the comparison of replicas, if this job needs one and has none yet; the context ends it."""
+    proved = "replica_check" in read_run_info(job.job_dir.root)[0]
+    if proved or not (job.is_chief and needs_proof(job.config, replicas.count)):
         return nullcontext()
-    proved = "replica_check" in read_run_info(job_dir.root)[0]
-    return nullcontext() if proved else closing(ReplicaProof(command[3:]))
+    return closing(ReplicaProof(job.command[3:]))
 
 
-def _attempt(
-    job: TrainingRun, command: Sequence[str], files: Mapping[str, Any], proof: ReplicaProof | None = None
-) -> int:
+def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
-    if ended := job.setup.replicas.from_chief(_ended_before(job)):
+    if ended := run.setup.replicas.from_chief(_ended_before(run)):
         log.info(ended)
         return DONE
-    if job.is_chief:
-        _describe(job, command, files)
-    if proof and not job.restored:
+    if run.job.is_chief:
+        _describe(run)
+    if proof and not run.state.restored:
         verdict = proof.verdict()
-        judge(verdict, allowed=job.config.allow_replica_dependence)
-        job.job_dir.add_to_run_info(replica_check=verdict.as_json())
-    return _train_and_export(job)
+        judge(verdict, allowed=run.job.config.allow_replica_dependence)
+        run.job.job_dir.add_to_run_info(replica_check=verdict.as_json())
+    with closing(run.state.reporter):
+        run.state.reporter.begin(repeats_step=run.state.pending)
+        control = _train_and_export(run)
+    return _finish(run, control)
 
 
-def prepare(
-    config: TrainConfig, replicas: Replicas, job_dir: JobDir, result: RunResult, peers: Peers | None = None
-) -> TrainingRun:
+def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     """Builds callbacks, data and model, and restores the state to resume from."""
+    config, job_dir = job.config, job.job_dir
     set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
     callbacks = load_callbacks(config)
-    scale = 0.5**result.rollbacks
+    scale = 0.5**job.result.rollbacks
     rates = {name: getattr(config, name) * scale for name in ("learning_rate", "fine_tune_learning_rate")}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
     for reason in depends_on_replicas(setup.model, replicas.count, config.micro_batches):
@@ -164,29 +102,19 @@ def prepare(
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
     restored = _initialise(config, setup, checkpoints)
-    schedule = setup.schedule
-    total = schedule.total_steps(config.steps, config.epochs)
+    schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
     progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
     progress.unit = setup.dataset.unit
-    best = Best(config, setup.model)
-    if restored:
-        with readable_state(checkpoints):
-            progress.resume(restored)
-            best.resume(restored["best"])
-    result.resume(progress, last_reported_step(job_dir.root) if replicas.cluster.is_chief else 0)
-    given = LearningRates(setup.model)
-    choice = _earlier_choice(config, job_dir, resumed=bool(restored))
-    return TrainingRun(
-        config, job_dir, result, peers, setup, callbacks, given, checkpoints, progress, restored, best, choice
+    reporter = Reporter(
+        config, job_dir if job.is_chief else None, progress, lambda: checkpoints.latest, replicas.devices
     )
-
-
-def _earlier_choice(config: TrainConfig, job_dir: JobDir, *, resumed: bool) -> Choice | None:
-    """Returns whether XLA compiled the steps of this run before: a new run of other settings chooses again."""
-    about, _ = read_run_info(job_dir.root)
-    before, now = mapping(about, "config"), fixed_settings(config)
-    same = all(before.get(name) == value for name, value in now.items())
-    return Choice.read(mapping(about, "compilation")) if resumed or same else None
+    state = RunState(
+        progress, reporter, Best(config, setup.model), callbacks, LearningRates(setup.model), restored,
+        str(checkpoints.restored),
+    )  # fmt: skip
+    state.resume()
+    job.result.resume(progress)
+    return TrainingRun(job, setup, checkpoints, state, _earlier_choice(config, job_dir, resumed=bool(restored)))
 
 
 def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
@@ -208,83 +136,88 @@ def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoi
     return restored
 
 
-def _ended_before(job: TrainingRun) -> str | None:
+def _earlier_choice(config: TrainConfig, job_dir: JobDir, *, resumed: bool) -> Choice | None:
+    """Returns whether XLA compiled the steps of this run before: a new run of other settings chooses again."""
+    about, _ = read_run_info(job_dir.root)
+    before, now = mapping(about, "config"), fixed_settings(config)
+    same = all(before.get(name) == value for name, value in now.items())
+    return Choice.read(mapping(about, "compilation")) if resumed or same else None
+
+
+def _ended_before(run: TrainingRun) -> str | None:
     """Returns what to report if this run has nothing left to do."""
-    earlier, progress = job.result.before, job.progress
-    if not job.is_chief or earlier.get("steps") != progress.step or not job.job_dir.mirror.holds(job.job_dir.model):
+    config, earlier, progress, job_dir = run.job.config, run.job.result.before, run.state.progress, run.job.job_dir
+    if not run.job.is_chief or earlier.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
         return None
     wanted, done, is_done = progress.asked_steps, progress.step, earlier.get("state") == "done"
     if is_done and progress.finished and progress.total_steps < wanted:
-        more = "more steps and a larger --patience" if job.config.early_stopping else "more steps"
+        more = "more steps and a larger --patience" if config.early_stopping else "more steps"
         return f"finished already: stopped early after {done:,} of {wanted:,} steps: use {more} to continue"
     if is_done and (progress.finished or earlier.get("asked_steps") == wanted):
         return f"finished already: {done:,} of {wanted:,} steps are done: use more steps to continue"
-    minutes = job.config.max_minutes
-    if earlier.get("state") == "budget" and minutes and job.result.wall_seconds_before >= 60 * minutes:
+    minutes = config.max_minutes
+    if earlier.get("state") == "budget" and minutes and run.job.result.wall_seconds_before >= 60 * minutes:
         return f"its budget of {minutes:g} minutes is spent after {done:,} steps: raise --max_minutes to continue"
     return None
 
 
-def _describe(job: TrainingRun, command: Sequence[str], files: Mapping[str, Any]) -> None:
+def _describe(run: TrainingRun) -> None:
     """Writes run.json, and the list of images that were skipped. Raises UserError if the data have changed."""
-    setup, job_dir = job.setup, job.job_dir
-    refuse_changed_data(job.config, job_dir, "content", setup.content)
-    about = run_info(job.config, command, setup.replicas, setup.schedule, job.progress.total_steps)
+    config, setup, job_dir = run.job.config, run.setup, run.job.job_dir
+    run.job.refuse_changed_data("content", setup.content)
+    about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
     notes = dict(setup.dataset.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
-    about["data"] |= {"files": dict(files), "content": setup.content}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, job.config.micro_batches)
+    about["data"] |= {"files": dict(run.job.files), "content": setup.content}
+    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
     if checked := read_run_info(job_dir.root)[0].get("replica_check"):
         about["replica_check"] = checked
-    about["compilation"] = dataclasses.asdict(job.choice) if job.choice else {}  # until this start has chosen
+    about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
     job_dir.write(RUN_INFO, about)
 
 
-def _train_and_export(job: TrainingRun) -> int:
-    """Trains, exports the model and writes the result; returns the exit code."""
-    progress, job_dir = job.progress, job.job_dir
-    if job.is_chief and job.pending:
-        drop_stats_after(job_dir.root, progress.step - 1)  # the pending hooks report this step again
-    reporter = Reporter(
-        job.config, job_dir if job.is_chief else None, progress, lambda: job.checkpoints.latest,
-        job.setup.replicas.devices,
-    )  # fmt: skip
+def _train_and_export(run: TrainingRun) -> Control:
+    """Trains, saves and, unless a signal stopped the run, exports the model."""
+    setup, job_dir = run.setup, run.job.job_dir
     try:
-        job.write_result("running", reporter)
-        with job.setup.dataset.reading(), stop_on_signals() as stop:
-            control = job.train(reporter, stop)
-            interrupted = control.signal is not None
-            job.save(reporter, pending=interrupted)
-            job.checkpoints.wait()
-        if job.is_chief and not interrupted:
-            if optimizer := ModelInterface.of(job.setup.model).optimizer:
-                use_averages(optimizer, job.setup.model.trainable_variables)
-            export(job.setup.model, job_dir.model, job.setup.dataset.input_spec)
+        run.write_result("running")
+        with setup.dataset.reading(), stop_on_signals() as stop:
+            control = run.train(stop)
+            run.save(pending=bool(control.signal))
+            run.checkpoints.wait()
+        if run.job.is_chief and not control.signal:
+            if optimizer := ModelInterface.of(setup.model).optimizer:
+                use_averages(optimizer, setup.model.trainable_variables)
+            export(setup.model, job_dir.model, setup.dataset.input_spec)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:
         with suppress(Exception):
-            job.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
+            run.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
-            raise out_of_memory(job.config, job.setup.replicas) from error
-        if isinstance(error, NotFinite) and (row := first_unfit_input(job.setup.dataset.train)) is not None:
-            found = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
-            raise NotFinite(f"{found}; {error}") from error
+            raise out_of_memory(run.job.config, setup.replicas) from error
+        if isinstance(error, NotFinite) and (row := first_unfit_input(setup.dataset.train)) is not None:
+            cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
+            raise NotFinite(f"{cause}; {error}") from error
         raise
-    finally:
-        reporter.close()
-    if interrupted:
-        job.write_result("interrupted", reporter)
+    return control
+
+
+def _finish(run: TrainingRun, control: Control) -> int:
+    """Writes how the run ended; returns the exit code."""
+    progress, job_dir = run.state.progress, run.job.job_dir
+    if control.signal:
+        run.write_result("interrupted")
         job_dir.mirror.leave()
         log.warning(f"{control.signal}: state saved at step {progress.step:,}; the same command resumes from it")
         return INTERRUPTED
     job_dir.mirror.finish()  # all other files are sent before result.json reports the end
     spent = control.budget_spent and not progress.finished
-    job.write_result("budget" if spent else "done", reporter)
+    run.write_result("budget" if spent else "done")
     job_dir.mirror.finish()
-    state = f"the budget of {job.config.max_minutes:g} minutes is spent after" if spent else "done:"
-    where = f"; the model is in {job_dir.mirror.where(job_dir.model)}" if job.is_chief else ""
+    state = f"the budget of {run.job.config.max_minutes:g} minutes is spent after" if spent else "done:"
+    where = f"; the model is in {job_dir.mirror.where(job_dir.model)}" if run.job.is_chief else ""
     log.info(f"{state} {progress.step:,} steps{where}")
     return DONE

@@ -77,9 +77,9 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
     x = setup.dataset.first_inputs(_ROWS)
     with tf.device("CPU:0"):
         served = tf.saved_model.load(str(folder / "saved_model"))
-        given = _as_served(x, served.serve.input_signature)
-        if given:
-            served.serve(*given)
+        inputs = _as_served(x, served.serve.input_signature)
+        if inputs:
+            served.serve(*inputs)
         try:
             template = load_template(folder / "model.keras", "model.keras")
         except UserError as error:
@@ -88,7 +88,7 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
                 "python -m trainer.predict needs --checkpoint=newest"
             )
         else:
-            if given:
+            if inputs:
                 template(x, training=False)
 
 
@@ -96,7 +96,7 @@ def _as_served(x: Any, signature: Sequence[tf.TensorSpec]) -> list[Any]:
     """Returns the tensors that the served model takes, in the order of its signature; [] if x does not hold them."""
     leaves = tf.nest.flatten(x)
     named = x if isinstance(x, dict) else {spec.name: leaf for spec, leaf in zip(signature, leaves, strict=False)}
-    found = [(named[spec.name], spec) for spec in signature if spec.name in named]
-    if len(found) < len(signature) or not all(spec.shape.is_compatible_with(one.shape) for one, spec in found):
+    pairs = [(named[spec.name], spec) for spec in signature if spec.name in named]
+    if len(pairs) < len(signature) or not all(spec.shape.is_compatible_with(leaf.shape) for leaf, spec in pairs):
         return []
-    return [one if one.dtype == spec.dtype else tf.cast(one, spec.dtype) for one, spec in found]
+    return [leaf if leaf.dtype == spec.dtype else tf.cast(leaf, spec.dtype) for leaf, spec in pairs]

@@ -20,7 +20,7 @@ from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged, naming
 
 NEWEST, BEST = "newest", "best"
-_GIVEN = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
+_FLAGS = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 # Settings of training that another machine or command does not share.
 _OF_TRAINING = {
@@ -36,13 +36,13 @@ class RequestedRun:
     name: str  # as the user wrote it
     folder: Path  # the local copy of its job directory
     info: Mapping[str, Any]  # run.json
-    given: Mapping[str, str]  # the texts of the flags that replace settings of the run
+    flags: Mapping[str, str]  # the texts of the flags that replace settings of the run
     options: argparse.Namespace  # the flags of the command itself, among them `checkpoint`
 
     @property
     def has_other_data(self) -> bool:
         """Returns whether the command line names data, or gives settings of the function that reads them."""
-        return "data" in self.given or not self.given.keys() <= {*_GIVEN}
+        return "data" in self.flags or not self.flags.keys() <= {*_FLAGS}
 
     @cached_property
     def trained(self) -> TrainConfig:
@@ -52,12 +52,12 @@ class RequestedRun:
     @cached_property
     def config(self) -> TrainConfig:
         """Returns the settings with the data and the devices of the command line. Raises UserError for a mistake."""
-        given = dict(self.given)
-        replicas = coerce(_FIELDS["replicas"], given.pop("replicas", "0"))
+        flags = dict(self.flags)
+        replicas = coerce(_FIELDS["replicas"], flags.pop("replicas", "0"))
         if self.has_other_data:
-            config = _resolved(self._values(given), {"evaluation_fraction": "0", **given})
+            config = _resolved(self._values(flags), {"evaluation_fraction": "0", **flags})
         else:
-            config = _resolved(vars(self.trained), given)
+            config = _resolved(vars(self.trained), flags)
         return dataclasses.replace(config, replicas=replicas)  # a batch of training need not divide over them
 
     @cached_property
@@ -66,23 +66,23 @@ class RequestedRun:
 
         A vocabulary, or statistics that the model takes from a file, are then those of the run.
         """
-        own = self.given.keys() - {*_GIVEN}
-        stored = self._values(self.given) if own else {}
-        return dataclasses.replace(self.config, **{name: stored[name] for name in own if name in stored})
+        names = self.flags.keys() - {*_FLAGS}
+        stored = self._values(self.flags) if names else {}
+        return dataclasses.replace(self.config, **{name: stored[name] for name in names if name in stored})
 
     def naming(self) -> AbstractContextManager[None]:
         """Names the run's address in place of its local copy in errors within the block."""
         return naming(self.folder, parse(self.name, "run"))
 
-    def _values(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the run's settings that its functions, or those of `given`, have. Raises UserError for damaged ones.
+    def _values(self, flags: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the run's settings that its functions, or those of `flags`, have. Raises UserError for damaged ones.
 
         Those of its callbacks, of other data and of earlier versions are left out; nothing else may be unknown.
         """
         stored = _without_callbacks(mapping(self.info, "config"))
-        settings = Overrides({**stored, **given}).own.settings
+        settings = Overrides({**stored, **flags}).own.settings
         known = {field.name for field in dataclasses.fields(settings)}
-        dropped = stored if given or mapping(self.info, "config").get("callbacks") else REMOVED
+        dropped = stored if flags or mapping(self.info, "config").get("callbacks") else REMOVED
         stored = {name: value for name, value in stored.items() if name in known or name not in dropped}
         return coerce_all(settings, stored, f"{self.name}/{RUN_INFO}")
 
@@ -96,7 +96,7 @@ def make_parser(prog: str, description: str) -> Parser:
         help=f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in {MODEL}/)",
     )  # fmt: skip
     parser.add_boolean("verbose", VERBOSE)
-    add_setting_flags(parser, [_as_of_run(_FIELDS[name]) for name in _GIVEN])
+    add_setting_flags(parser, [_as_of_run(_FIELDS[name]) for name in _FLAGS])
     return parser
 
 
@@ -109,26 +109,26 @@ def _as_of_run(field: Field) -> Field:
     return shown
 
 
-def read_request(parser: Parser, arguments: Sequence[str]) -> RequestedRun:
+def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRun:
     """Parses the command line and reads the run's settings. Raises UserError for a mistake, or a damaged run.json."""
     options, _ = parser.parse_known_args(arguments)
-    checkpoint, given = options.checkpoint, _settings(options, _GIVEN)
+    checkpoint, flags = options.checkpoint, _settings(options, _FLAGS)
     if checkpoint and checkpoint not in (NEWEST, BEST) and not (checkpoint.isdecimal() and len(checkpoint) < 12):
         raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
-    folder = _fetched(options.run, checkpoint, given.get("cache_dir", ""))
+    folder = _fetched(options.run, checkpoint, flags.get("cache_dir", ""))
     info, problem = read_run_info(folder)
     if problem or not mapping(info, "config"):
         raise UserError(
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
-    own = Overrides({**_without_callbacks(mapping(info, "config")), **given}).own
-    fields = [field for field in dataclasses.fields(own.settings) if "data" in taken_by(field)]
+    functions = Overrides({**_without_callbacks(mapping(info, "config")), **flags}).own
+    fields = [field for field in dataclasses.fields(functions.settings) if "data" in taken_by(field)]
     known = parser.names
     _refuse_flags(parser, fields, known)
     add_setting_flags(parser, fields)
     options, unknown = parser.parse_known_args(arguments)
-    refuse_unknown(unknown, [*known, *(field.name for field in fields)], own.hint)
-    names = (*_GIVEN, *(field.name for field in fields))
+    refuse_unknown(unknown, [*known, *(field.name for field in fields)], functions.hint)
+    names = (*_FLAGS, *(field.name for field in fields))
     return RequestedRun(options.run, folder, dict(info), _settings(options, names), options)
 
 
@@ -149,10 +149,10 @@ def _refuse_flags(parser: Parser, fields: Sequence[Field], known: Sequence[str])
             )
 
 
-def _resolved(values: Mapping[str, Any], given: Mapping[str, str]) -> TrainConfig:
+def _resolved(values: Mapping[str, Any], flags: Mapping[str, str]) -> TrainConfig:
     """Returns the settings of a run as another command uses them. Raises UserError if they contradict each other."""
     before = Overrides({**values, **_OF_TRAINING})
-    return before.replace(**coerce_all(Overrides({**before.values, **given}).own.settings, given, "flags")).resolve()
+    return before.replace(**coerce_all(Overrides({**before.values, **flags}).own.settings, flags, "flags")).resolve()
 
 
 def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:

@@ -35,19 +35,19 @@ def labels_of(asked: str, classes: int) -> list[int]:
         return []
     if asked in ("", "all"):
         return [*range(classes)]
-    given = [each.strip() for each in asked.split(",")]
-    if not all(each.isdecimal() and int(each) < classes for each in given):
+    labels = [label.strip() for label in asked.split(",")]
+    if not all(label.isdecimal() and int(label) < classes for label in labels):
         raise UserError(
             f"label={asked}: this generator has {classes} classes: use a number from 0 to {classes - 1}, several with "
             "commas, or all"
         )
-    return [int(each) for each in given]
+    return [*map(int, labels)]
 
 
-def in_batches(generate: Callable[..., Any], *given: Any) -> Any:
+def in_batches(generate: Callable[..., Any], *inputs: Any) -> Any:
     """Returns (count, height, width, channels) uint8 images for all rows of noise and labels, some hundred a call."""
-    starts = range(0, len(given[0]), _ROWS)
-    return np.concatenate([generate(*(each[first : first + _ROWS] for each in given)) for first in starts])
+    starts = range(0, len(inputs[0]), _ROWS)
+    return np.concatenate([generate(*(rows[first : first + _ROWS] for rows in inputs)) for first in starts])
 
 
 def load_generator(path: Path) -> SavedGenerator:
@@ -69,8 +69,8 @@ def _load_keras(path: Path) -> SavedGenerator:
     if not (len(noise.shape) == 2 and len(labels) == bool(classes) and len(output) == 4 and output[-1] in (1, 3)):
         raise UserError(f"{path}: it maps {model.input_shape} to {output}: a generator must map noise to images")
 
-    def generate(*given: Any) -> Any:
-        return to_uint8(model([*given] if classes else given[0], training=False)).numpy()
+    def generate(*inputs: Any) -> Any:
+        return to_uint8(model([*inputs] if classes else inputs[0], training=False)).numpy()
 
     return SavedGenerator(generate, noise.shape[1], noise.dtype, classes)
 
@@ -82,4 +82,4 @@ def _load_saved_model(path: Path) -> SavedGenerator:
     (noise,) = specs.values()
     if len(noise.shape) != 2 or (label is not None) != bool(classes):
         raise UserError(f"{path}: its input is {tuple(noise.shape)}: a generator must take noise (count, latent_dim)")
-    return SavedGenerator(lambda *given: loaded.serve(*given).numpy(), noise.shape[1], noise.dtype, classes)
+    return SavedGenerator(lambda *inputs: loaded.serve(*inputs).numpy(), noise.shape[1], noise.dtype, classes)

@@ -59,10 +59,10 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
     _announce(run, "evaluates", weights, replicas)
     names = dataset.class_names
-    found = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
+    evaluation = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
     with _fitting(run, dataset):
-        values = found()
-    return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, found.classes
+        values = evaluation()
+    return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, evaluation.classes
 
 
 def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
@@ -71,8 +71,8 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     replicas = _replicas(config)
     set_precision_and_seed(config)
     if run.options.checkpoint:
-        own = load_dataset(run.trained, trains=False)
-        network = ModelInterface.of(_rebuilt(run, run.trained, own, weights, replicas)).templates()["model"]
+        trained_on = load_dataset(run.trained, trains=False)
+        network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
     else:
         with replicas.strategy.scope():
             network = _saved_network(run, weights)
@@ -186,10 +186,9 @@ def _rebuilt(
 
 def _saved_network(run: RequestedRun, path: Path) -> keras.Model:
     """Returns the network in a file that the run exported. Raises UserError if it cannot be loaded."""
-    own = run.config.model
-    if own not in MODELS:
+    if run.config.model not in MODELS:
         with suppress(UserError):  # its import registers classes of the user's; a network of Keras's layers needs none
-            load_function(own, "model")
+            load_function(run.config.model, "model")
     return load_template(path, str(path))
 
 
@@ -214,18 +213,18 @@ def _differs(run: RequestedRun, path: Path, model: keras.Model, dataset: Dataset
         saved = _saved_network(run, path)
         saved.set_weights(network.get_weights())
         refresh_normalization(saved)
-        expected, again, found = (_flat(each(x, training=False)) for each in (saved, saved, network))
+        expected, again, rebuilt = (_flat(model(x, training=False)) for model in (saved, saved, network))
     except (UserError, ValueError, TypeError):
         return False
     if not np.array_equal(expected, again, equal_nan=True):
         return False
     most = _ROUNDING[run.config.precision] * max(float(np.linalg.norm(expected)), 1e-6)
-    return found.shape != expected.shape or bool(np.linalg.norm(found - expected) > most)
+    return rebuilt.shape != expected.shape or bool(np.linalg.norm(rebuilt - expected) > most)
 
 
 def _flat(outputs: Any) -> Any:
     """Returns the numbers of a nest of tensors in one array, in float64."""
-    return np.concatenate([np.asarray(tf.cast(one, tf.float64)).ravel() for one in tf.nest.flatten(outputs)])
+    return np.concatenate([np.asarray(tf.cast(output, tf.float64)).ravel() for output in tf.nest.flatten(outputs)])
 
 
 @contextmanager

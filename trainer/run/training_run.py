@@ -1,36 +1,31 @@
 """Trains one run from its restored state to its last step, and saves its state."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import keras
 
-from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.breakdown import tried_by
-from trainer.base.run_files.job_directory import JobDir
-from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.meeting import Peers
+from trainer.base.settings.metric_names import check_known
 from trainer.data.sources import beside_data
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import make_fid
+from trainer.measures.fid import Fid, make_fid
 from trainer.measures.profiling import StepProfile
 from trainer.reporting.progress import Progress, StepLogs
-from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import RunResult
 from trainer.run.build import TrainingSetup
-from trainer.run.hooks import Best, make_hooks
 from trainer.run.rehearsal import has_own_parts, rehearse
-from trainer.training.callbacks import bind, most_steps_of_a_call, restore_callbacks, state_of_callbacks
-from trainer.training.checkpoint import Checkpoints, has_pending_hooks
+from trainer.run.run_state import RunState
+from trainer.run.start import Job
+from trainer.training.callbacks import bind, most_steps_of_a_call, refuse_unevaluated, rises
+from trainer.training.checkpoint import Checkpoints
 from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
-from trainer.training.state import LearningRates
 from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 
@@ -39,159 +34,173 @@ from trainer.user_code.interface import ModelInterface
 class TrainingRun:
     """Holds the parts of one run, ready to train."""
 
-    config: TrainConfig
-    job_dir: JobDir
-    result: RunResult
-    peers: Peers | None
+    job: Job
     setup: TrainingSetup
-    callbacks: list[keras.callbacks.Callback]
-    rates: LearningRates
     checkpoints: Checkpoints
-    progress: Progress
-    restored: dict[str, Any]  # the state beside the variables that the run resumes from; {} for a new run
-    best: Best
+    state: RunState
     choice: Choice | None = None  # of plain or compiled steps, made before this run was resumed
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
 
-    @property
-    def is_chief(self) -> bool:
-        """Returns whether this worker writes the files."""
-        return self.setup.replicas.cluster.is_chief
-
-    @property
-    def pending(self) -> bool:
-        """Returns whether the hooks of the restored step must still run, because a signal came first."""
-        return has_pending_hooks(self.restored)
-
-    def state(self, reporter: Reporter, *, pending: bool = False) -> dict[str, Any]:
-        """Returns what a checkpoint stores beside the variables; `pending`: the hooks of this step have not run."""
-        return {
-            **self.progress.state(),
-            "reporter": reporter.state(),
-            "callbacks": state_of_callbacks(self.callbacks),
-            "learning_rates": self.rates.state(),
-            "best": self.best.state(),
-            "pending": pending,
-        }
-
-    def save(self, reporter: Reporter, *, pending: bool = False) -> None:
+    def save(self, *, pending: bool = False) -> None:
         """Saves the current step; with `pending`, the state before this step's hooks ran. Then updates result.json."""
-        self.best.improved = False
-        self.checkpoints.save(self.progress.step, self.before_hooks if pending else self.state(reporter))
-        self.write_result("running", reporter)
+        self.state.best.improved = False
+        self.checkpoints.save(self.state.progress.step, self.before_hooks if pending else self.state.content())
+        self.write_result("running")
 
-    def write_result(self, state: str, reporter: Reporter) -> None:
+    def write_result(self, state: str) -> None:
         """Replaces result.json, on the chief."""
-        if self.is_chief:
-            self.result.saving_seconds = self.checkpoints.saving_seconds
-            self.job_dir.write_result({**self.result.result(state), **reporter.summary()})
+        self.job.result.saving_seconds = self.checkpoints.saving_seconds
+        self.job.result.write(state, self.state.reporter.summary())
 
-    def train(self, reporter: Reporter, stop: StopRequest) -> Control:
+    def train(self, stop: StopRequest) -> Control:
         """Trains until the last step, or until a signal, the budget or a callback stops it."""
-        config, model, progress, minutes = self.config, self.setup.model, self.progress, self.config.max_minutes
-        save_every = 60 * config.checkpoint_every_minutes if config.checkpoint_every_minutes else None
-        budget = 60 * minutes - self.result.wall_seconds if minutes else None
-        control = Control(self.setup.replicas, stop, save_every, budget)
-        evaluate = evaluation(model, control.watched(), self.setup.dataset, config.evaluation_batch)
-        if has_own_parts(config) and self.is_chief and not self.restored:
+        model, state, progress = self.setup.model, self.state, self.state.progress
+        control = self._control(stop)
+        evaluate = evaluation(model, control.watched(), self.setup.dataset, self.job.config.evaluation_batch)
+        if has_own_parts(self.job.config) and self.job.is_chief and not state.restored:
             rehearse(self.setup, evaluate)
-        callbacks = bind(self.callbacks, model, progress, evaluate.names if evaluate else ())
+        callbacks = bind(state.callbacks, model, progress, evaluate.names if evaluate else ())
         model.stop_training = False
         callbacks.on_train_begin()
-        if self.restored:
-            with readable_state(self.checkpoints):
-                reporter.resume(self.restored["reporter"])
-                restore_callbacks(self.callbacks, self.restored["callbacks"])
-                self.rates.resume(self.restored.get("learning_rates") or self.rates.state())
-        callbacks.on_epoch_begin((progress.step - self.pending) // progress.steps_per_epoch)
-        hooks = self._hooks(reporter, callbacks, evaluate, control)
-        if self.pending:
+        state.resume_callbacks()
+        callbacks.on_epoch_begin((progress.step - state.pending) // progress.steps_per_epoch)
+        hooks = self._hooks(callbacks, evaluate, control)
+        if state.pending:
             run_due_hooks(hooks, progress, model)
         steps = self.setup.step_runner()
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
-            steps = self._chosen_steps(reporter, stop, control)
-        rows, profile = self.setup.rows_from(progress.step), self._profile(reporter)
+            steps = self._chosen_steps(stop, control)
+        rows, profile = self.setup.rows_from(progress.step), self._profile()
 
         def begin() -> None:
-            if self.peers:
-                self.peers.begin_call()
+            if self.job.peers:
+                self.job.peers.begin_call()
             profile.before_call()
 
         def on_call(progress: Progress, logs: StepLogs) -> dict[str, float]:
             profile.after_call()
-            return reporter.on_call(progress, logs)
+            return state.reporter.on_call(progress, logs)
 
         with closing(profile):
-            most_steps = most_steps_of_a_call(self.callbacks, config.steps_per_loop)
+            most_steps = most_steps_of_a_call(state.callbacks, self.job.config.steps_per_loop)
             hooks, size = [*hooks, profile.cuts], CallSize(most_steps)
             train(steps, rows, progress, hooks, callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
         return control
 
-    def _chosen_steps(self, reporter: Reporter, stop: StopRequest, control: Control) -> StepRunner:
+    def _control(self, stop: StopRequest) -> Control:
+        config = self.job.config
+        save_every = 60 * config.checkpoint_every_minutes if config.checkpoint_every_minutes else None
+        budget = 60 * config.max_minutes - self.job.result.wall_seconds if config.max_minutes else None
+        return Control(self.setup.replicas, stop, save_every, budget)
+
+    def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:
         """Returns the runner of plain or of compiled steps, once run.json holds the choice."""
-        setup, step = self.setup, self.progress.step
+        setup, progress = self.setup, self.state.progress
+        step = progress.step
         trial = TimedSteps(
-            setup.model,
-            setup.replicas,
-            lambda compiled: setup.step_runner(compiled=compiled),
-            lambda: setup.rows_from(step),
-            step,
-            control.watched().before_sum,
-        )
-        self.before_hooks = copy.deepcopy(self.state(reporter))  # what a signal saves now
+            setup.model, setup.replicas, lambda compiled: setup.step_runner(compiled=compiled),
+            lambda: setup.rows_from(step), step, control.watched().before_sum,
+        )  # fmt: skip
+        self.before_hooks = copy.deepcopy(self.state.content())  # what a signal saves now
         stop.nothing_to_save = True
         try:
-            self.choice = choose(self.config, trial, self.progress.total_steps - step, self.choice)
+            self.choice = choose(self.job.config, trial, progress.total_steps - step, self.choice)
         except Interrupted:
             return trial.runner(False)  # which will not run: the next start chooses again
         finally:
             stop.nothing_to_save = False
-        if self.is_chief:
-            self.job_dir.add_to_run_info(compilation=asdict(self.choice))
+        if self.job.is_chief:
+            self.job.job_dir.add_to_run_info(compilation=asdict(self.choice))
         return trial.runner(self.choice.compiled)
 
-    def _profile(self, reporter: Reporter) -> StepProfile:
+    def _profile(self) -> StepProfile:
         """Returns the profile of the chosen steps; only the chief writes one."""
-        choice = asdict(self.choice) if self.choice else {}
-        report = partial(reporter.profiled, tried=tried_by(asdict(self.config), choice))
+        config, choice = self.job.config, asdict(self.choice) if self.choice else {}
+        report = partial(self.state.reporter.profiled, tried=tried_by(asdict(config), choice))
         compiled = choice.get("compiled") or ModelInterface.of(self.setup.model).compiles_gradients
-        logs = self.job_dir.logs if self.is_chief else None
-        return StepProfile(self.config.profiled, logs, self.progress, report, bool(compiled))
+        logs = self.job.job_dir.logs if self.job.is_chief else None
+        return StepProfile(config.profiled, logs, self.state.progress, report, bool(compiled))
 
     def _hooks(
-        self, reporter: Reporter, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control
+        self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control
     ) -> list[Hook]:
-        """Returns all hooks: the first copies the state for a signal to save, so that all others run on resume."""
+        """Returns the hooks that run between calls to the device, in order.
+
+        The first copies the state for a signal to save, so that all others run on resume. An epoch's end may stop the
+        run: it comes early. The checkpoint is the last.
+        """
 
         def begin(progress: Progress) -> None:
-            self.before_hooks = copy.deepcopy(self.state(reporter, pending=True))
+            self.before_hooks = copy.deepcopy(self.state.content(pending=True))
             if control.signal:
                 raise Interrupted
 
-        config, setup, fid = self.config, self.setup, None
-        if config.fid_every_steps:
-            folder, data = beside_data(config.data, self.job_dir.root), setup.dataset
-            reals, unseen = data.images("train"), data.images("evaluation") if data.evaluation is not None else None
-            fid = make_fid(config, setup.model, reals, control.watched(), folder, data.class_names, unseen)
-        epoch = setup.schedule.steps_per_epoch
-        others = make_hooks(config, setup.model, epoch, reporter, callbacks, evaluate, fid, self.best, control)
+        config, best = self.job.config, self.state.best
+        reports = self._reports(callbacks, evaluate, self._fid(control), control)
         save = Hook(
             config.checkpoint_every_steps,
-            lambda progress: self.save(reporter),
-            requested=lambda: control.save_due or self.best.improved,
+            lambda progress: self.save(),
+            requested=lambda: control.save_due or best.improved,
         )
-        return [Hook(0, begin, requested=lambda: True), *others, save]
+        return [Hook(0, begin, requested=lambda: True), *reports, save]
+
+    def _fid(self, control: Control) -> Fid | None:
+        """Returns what measures generated images, if that is asked for."""
+        config, data = self.job.config, self.setup.dataset
+        if not config.fid_every_steps:
+            return None
+        folder = beside_data(config.data, self.job.job_dir.root)
+        return make_fid(config, self.setup.model, data.images("train"), control.watched(), folder)
+
+    def _reports(
+        self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, fid: Fid | None, control: Control
+    ) -> list[Hook]:
+        """Returns the hooks that report and measure, and ends epochs for callbacks."""
+        config, model, reporter = self.job.config, self.setup.model, self.state.reporter
+        reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
+        _check_best_metric(config.best_metric, model, evaluate, reporter.metric_names)
+
+        def end_epoch(progress: Progress) -> None:
+            means = reporter.epoch_end(progress)
+            callbacks.on_epoch_end(int(progress.epoch) - 1, means)
+            control.agree_to_stop(model)
+            if not (progress.ends or model.stop_training):
+                callbacks.on_epoch_begin(int(progress.epoch))
+
+        epoch, hooks = self.setup.schedule.steps_per_epoch, []
+        if evaluate:
+            hooks.append(Hook(epoch, self._measuring(evaluate, reporter.evaluated)))
+        # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
+        hooks.append(Hook(epoch, end_epoch, at_end=False))
+        hooks.append(Hook(config.report_every_steps, reporter.report))
+        if evaluate and evaluate.counts_classes:
+            hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
+        if fid:
+            measure = self._measuring(fid, partial(reporter.quality, about=fid.about))
+            hooks.append(Hook(config.fid_every_steps, measure))
+        interface = ModelInterface.of(model)
+        if sampler := interface.sampler:
+            draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
+            hooks.append(Hook(config.sample_every_steps, draw))
+        return hooks
+
+    def _measuring(
+        self, measure: Callable[[], dict[str, float]], report: Callable[[Progress, dict[str, float]], None]
+    ) -> Callable[[Progress], None]:
+        def act(progress: Progress) -> None:
+            values = measure()
+            report(progress, values)
+            self.state.best.consider(values, progress.step)
+
+        return act
 
 
-@contextmanager
-def readable_state(checkpoints: Checkpoints) -> Iterator[None]:
-    """Raises UserError if the state beside the variables is not what this version stores."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(
-            f"{checkpoints.restored}: its state is of another version of this trainer ({error!r}): use that version, "
-            "or another --job_dir"
-        ) from error
+def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:
+    """Raises UserError if the run does not measure the metric by which one checkpoint is the best."""
+    if name.startswith("val_") and not evaluate:
+        refuse_unevaluated("best_metric", name, ())
+    check_known("best_metric", name, "this run measures", measured)
+    if name:
+        rises(model, name, "best_metric")

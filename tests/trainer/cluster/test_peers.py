@@ -18,9 +18,9 @@ from trainer.cluster import meeting
 from trainer.cluster.arithmetic import arithmetic
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import Peers, meet
-from trainer.reporting.result import RunResult, refuse_hopeless_restart
+from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import versions
-from trainer.run import job
+from trainer.run import job, start
 
 LOST: list[tuple[str, int]] = []
 
@@ -173,13 +173,12 @@ def _until(happened: Callable[[], bool]) -> None:
 def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: Make, monkeypatch: Patch) -> None:
     """Checks too that workers compare settings, devices and versions."""
     arguments: list[Any] = []
-    monkeypatch.setattr(job, "meet", lambda *values: arguments.extend(values))
+    monkeypatch.setattr(start, "meet", lambda *values: arguments.extend(values))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config()
-    job_dir = open_job_dir(config)
-    with job._workers(
-        config, Cluster(("127.0.0.1:1", "127.0.0.1:2")), job_dir, RunResult.from_previous(config, {}, 0.0), {"x": 1}
-    ):
+    begun = start.Job.open(config, [], 0.0)
+    begun.cluster, begun.files, job_dir = Cluster(("127.0.0.1:1", "127.0.0.1:2")), {"x": 1}, begun.job_dir
+    with begun.workers():
         _, runs, _, on_loss = arguments
         on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
     assert {**versions(), **arithmetic(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()

@@ -20,7 +20,7 @@ from trainer.cluster.arithmetic import arithmetic
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.examples import Examples
 from trainer.data.fingerprint import DataFiles, content_of, files_of
-from trainer.run.data_changes import refuse_changed_data
+from trainer.run.start import Job
 
 
 def known(path: Path) -> DataFiles:
@@ -156,11 +156,12 @@ def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(smal
     for data, now, line in cases:
         config = dataclasses.replace(small_config(), data=data)
         job_dir = open_job_dir(config, lock=False)
+        job = Job.open(config, [], 0.0, job_dir)
         job_dir.write("run.json", {"data": {"content": before}})
-        refuse_changed_data(config, job_dir, "content", {**before, "training rows": "c"})  # no checkpoint exists
+        job.refuse_changed_data("content", {**before, "training rows": "c"})  # no checkpoint exists
         (job_dir.checkpoints / "step-1").mkdir()
         with refused(line) if line else nullcontext():
-            refuse_changed_data(config, job_dir, "content", now)
+            job.refuse_changed_data("content", now)
         shutil.rmtree(job_dir.root)
 
 

@@ -15,8 +15,6 @@ from trainer.gpu_check.bands import (
     difference,
     float32_difference,
     largest,
-    loss_difference,
-    weights_difference,
 )
 
 
@@ -31,14 +29,14 @@ def test_weights_are_compared_with_how_far_they_moved() -> None:
     start = {"trained": [np.full(4, 99.0)], "others": [np.zeros(4)], "frozen": [np.ones(4)]}
     moved = Trained(start, {**start, "trained": [np.full(4, 100.0)], "others": [np.full(4, 1e9)]}, {}, 1.0)
     other = Trained(start, {**moved.after, "trained": [np.full(4, 100.5)]}, {}, 1.0)
-    assert weights_difference(other, moved) == pytest.approx(0.5)
-    assert weights_difference(moved, moved) == 0.0
-    assert weights_difference(Trained(start, {**moved.after, "frozen": [np.zeros(4)]}, {}, 1.0), moved) > 1e9
+    assert difference(other, moved).weights == pytest.approx(0.5)
+    assert difference(moved, moved).weights == 0.0
+    assert difference(Trained(start, {**moved.after, "frozen": [np.zeros(4)]}, {}, 1.0), moved).weights > 1e9
 
 
 def test_losses_are_compared_with_the_largest() -> None:
     """A loss near 0 differs by all of itself from rounding alone."""
-    assert loss_difference(trained(loss=-4.4), trained()) == pytest.approx(0.1)
+    assert difference(trained(loss=-4.4), trained()).loss == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("after", "control", "agrees"), [

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Capture, Log, Patch
+from tests.fixtures import Capture, Patch
 from tests.support import fresh_collectives, refused, small
 from trainer import check as command
 from trainer.base.log import start_logging
 from trainer.cluster.strategy import make_replicas
 from trainer.gpu_check import on_gpus
-from trainer.gpu_check.on_gpus import Row, check_on_gpus, variants
+from trainer.gpu_check.on_gpus import check_on_gpus, variants
 from trainer.gpu_check.rates import all_reduces, copies, empty_step
-from trainer.gpu_check.variants import Variant
+from trainer.gpu_check.variants import Trials, Variant
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
@@ -58,13 +58,22 @@ def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, cap
     assert re.search("error: float32 on 2: .*losses differ by", capsys.readouterr().err)
 
 
-def test_a_variant_that_fails_is_a_line_and_the_others_run(caplog: Log) -> None:
-    def fails(variant: Variant) -> Any:
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+def test_a_variant_that_fails_is_a_line_and_the_others_run(monkeypatch: Patch) -> None:
+    run = Trials.run
 
-    row = on_gpus._row(Variant("float32", 2), fails, None, None, None)  # type: ignore[arg-type]
-    assert row == Row("float32", 2, problem=row.problem)
-    assert "OOM when allocating" in row.problem
+    def fails(self: Trials, variant: Variant, *arguments: Any) -> Any:
+        if variant.name == "fails":
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return run(self, variant, *arguments)
+
+    monkeypatch.setattr(Trials, "run", fails)
+    kinds = [Variant("fails", 1), Variant("float32, XLA", 1, jit_compile="true")]
+    monkeypatch.setattr(on_gpus, "variants", lambda count, on_gpus: (kinds, []))
+    code, content = checked("--model=mlp", "--width=8", "--replicas=1")
+    _, failed, other = content["rows"]
+    assert (code, failed["difference"], failed["speed"]) == (2, None, None)
+    assert "OOM when allocating" in failed["problem"]
+    assert (other["problem"], other["against"]) == ("", "float32 on one")
 
 
 def test_what_is_compared_depends_on_cards_and_count(monkeypatch: Patch) -> None:

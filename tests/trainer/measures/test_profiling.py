@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from trainer.base.run_files.run_layout import RUN_INFO
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.reporting.reporter import Reporter
 from trainer.reporting.trace import PROFILES
 from trainer.training.preemption import StopRequest
 
@@ -103,12 +103,12 @@ def trained(folder: Path, *flags: str) -> Path:
     own = [f"--model={HERE}:model_of", f"--data={HERE}:rows_of", f"--job_dir={folder}"]
     config = resolve([*own, "--global_batch_size=16", "--report_every_steps=10", *flags]).config
     run = prepared(config)
-    run.job_dir.write(RUN_INFO, {"config": dataclasses.asdict(config)})
-    reporter = Reporter(config, run.job_dir, run.progress, lambda: run.checkpoints.latest, run.setup.replicas.devices)
-    run.train(reporter, StopRequest())
-    run.save(reporter)
-    run.checkpoints.wait()
-    reporter.close()
+    run.job.job_dir.write(RUN_INFO, {"config": dataclasses.asdict(config)})
+    with closing(run.state.reporter) as reporter:
+        reporter.begin()
+        run.train(StopRequest())
+        run.save()
+        run.checkpoints.wait()
     return folder
 
 

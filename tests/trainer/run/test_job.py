@@ -109,7 +109,7 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     assert found == pytest.approx(logs.means()["loss"], rel=1e-12)
 
     resumed = prepared(more)
-    assert resumed.progress.step == 9
+    assert resumed.state.progress.step == 9
     assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
 
     before = (folder / "result.json").read_text()
@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
     data.write_bytes(data.read_bytes()[:100])
     config = small_config(*flags, "--steps=8")
     resumed = prepared(config)
-    assert resumed.progress.step == 4
+    assert resumed.state.progress.step == 4
     undisturbed, _ = run_steps(config, 4)
     assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
     run(config)  # skips the damaged one and writes it again

@@ -305,7 +305,7 @@ def test_initial_checkpoint_sets_the_weights(
     small_config: Make, trained: dict[str, Path], kind: str, where: str
 ) -> None:
     begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
-    assert begun.progress.step == 0
+    assert begun.state.progress.step == 0
     _, values = read_checkpoint(trained[kind] / "checkpoints" / "step-00000004")
     for name, variable in variables_of(begun.setup.model).items():
         if name.startswith("model/"):
@@ -325,7 +325,7 @@ def test_initial_model_sets_the_weights_of_templates(small_config: Make, trained
 
 def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, trained: dict[str, Path]) -> None:
     run(small_config("--steps=2"))
-    assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).progress.step == 2
+    assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).state.progress.step == 2
 
 
 @pytest.mark.parametrize(("flags", "line"), [

@@ -335,7 +335,7 @@ def test_killed_equals_never_killed_and_a_trial_leaves_no_trace(
 
     def keep(self: TrainingRun, *given: Any) -> Any:
         control = train(self, *given)
-        final[self.config.job_dir] = weights(self.setup.model)
+        final[self.job.config.job_dir] = weights(self.setup.model)
         return control
 
     call = StepRunner.__call__

@@ -310,10 +310,10 @@ def test_early_stopping_survives_restarts(
     config = small_config(*STOPS)
     save, saves = TrainingRun.save, []
 
-    def killed_at_the_third(self: TrainingRun, reporter: Any, **pending: bool) -> None:
-        save(self, reporter, **pending)
-        saves.append(self.progress.step)
-        if len(saves) == 3 or self.progress.finished:
+    def killed_at_the_third(self: TrainingRun, **pending: bool) -> None:
+        save(self, **pending)
+        saves.append(self.state.progress.step)
+        if len(saves) == 3 or self.state.progress.finished:
             self.checkpoints.wait()
             raise Killed
 

@@ -46,9 +46,7 @@ class QualityOf(TypedDict, total=False):
     features: str  # the network, as the user named it
     features_sha256: str  # of its input and weights
     samples: int  # real images, and as many generated ones
-    unseen: int  # real images that were not trained on, for memorisation
     formulas: int  # their version
-    by_class: dict[str, Scalars]  # of a conditional model: values and `samples` of each class with enough images
 
 
 class StatsEntry(TypedDict, total=False):
@@ -98,7 +96,7 @@ class Result(TypedDict, total=False):
     steps_repeated: int
     rollbacks: int
     epoch_seconds: list[float]
-    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and two files
+    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and the file
     final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 
 

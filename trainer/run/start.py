@@ -1,0 +1,137 @@
+"""Starts a job: cluster, job directory, what earlier starts left, the data's files, workers and their devices."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.log import log
+from trainer.base.run_files.job_directory import JobDir, open_job_dir
+from trainer.base.run_files.records import mapping, number, read_run_info
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
+from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.cluster_spec import Cluster, read_cluster
+from trainer.cluster.meeting import Peers, meet
+from trainer.cluster.strategy import Replicas, local_devices, make_replicas
+from trainer.data.fingerprint import differing, files_of
+from trainer.reporting.result import RunResult
+from trainer.reporting.run_info import versions
+from trainer.training.error_lines import one_line
+from trainer.training.preemption import keep_handlers
+from trainer.user_code.mistakes import as_user_mistake
+
+_COUNTS = ("files of data", "training examples")
+
+
+@dataclass
+class Job:
+    """Holds what a job has from its start to its end, however often a rollback builds its model again."""
+
+    config: TrainConfig
+    command: Sequence[str]
+    cluster: Cluster
+    job_dir: JobDir
+    result: RunResult
+    files: Mapping[str, Any]  # what is known of the files of the data before they are read
+    peers: Peers | None = None  # the other workers, once they have met
+
+    @classmethod
+    def open(cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None) -> "Job":
+        """Reads the cluster and the result of earlier processes; `job_dir`: if it is open already."""
+        cluster = read_cluster()
+        if cluster.note:
+            log.warning(cluster.note)
+        job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
+        result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
+        job_dir.mirror.begin(job_dir.logs)
+        return cls(config, command, cluster, job_dir, result, _data_files(config))
+
+    @property
+    def is_chief(self) -> bool:
+        """Returns whether this worker writes the files."""
+        return self.cluster.is_chief
+
+    @contextmanager
+    def workers(self) -> Iterator[None]:
+        """Connects to the other workers within the block and notifies them of its end; writes a failure to result.json.
+
+        Workers compare what they run: versions, devices, settings, arithmetic and files.
+        """
+        try:
+            if self.cluster.several:
+                devices = {"devices": len(local_devices(self.config, self.cluster))}
+                runs = {**versions(), **devices, **dataclasses.asdict(self.config), **arithmetic(), **self.files}
+                self.peers = meet(self.cluster, runs, self.config.worker_timeout_seconds, self._write_failure)
+            yield
+            if self.peers:
+                self.peers.finish()
+        except Exception as error:
+            mistake = as_user_mistake(error)
+            if self.peers and isinstance(error, tf.errors.OpError) and not mistake:
+                self.peers.await_verdict()  # the cause may be a lost worker, which is then reported by name
+            line = one_line(mistake or error)
+            code = USER_MUST_CHANGE if isinstance(mistake or error, UserError) else FAULT
+            if self.peers:
+                self.peers.fail(code, line)
+            self._write_failure(line, code)
+            if mistake:
+                raise mistake from error
+            raise
+
+    def connect(self) -> Replicas:
+        """Starts TensorFlow, on all workers at once if there are several."""
+        if self.peers is None:
+            replicas = make_replicas(self.config, self.cluster)
+        else:
+            with self.peers.connecting():
+                replicas = make_replicas(self.config, self.cluster)
+            keep_handlers()
+        by = f", summed by {replicas.collectives}" if self.cluster.several else ""
+        log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
+        return replicas
+
+    def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
+        """Raises UserError if the data differ from those of the run's checkpoints, unless data_changed=accept.
+
+        name: "files" or "content" of the data in run.json. Built-in sources never change their rows; those of another
+        version of TensorFlow may be rounded otherwise, so only their counts are compared.
+        """
+        config, job_dir = self.config, self.job_dir
+        if any(isinstance(value, str) and value.startswith("cannot be listed") for value in now.values()):
+            return
+        before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
+        if config.data in DATA_SOURCES:
+            before = {key: value for key, value in before.items() if not key.endswith(" rows")}
+        changes = differing(before, now)
+        if not changes or not job_dir.mirror.holds(job_dir.checkpoints):
+            return
+        if config.data_changed == "accept":
+            log.warning(f"data={config.data} have changed ({changes}): the run goes on with other numbers")
+            return
+        counts = [(number(before.get(key)), number(now.get(key))) for key in _COUNTS if key in now]
+        fewer = any(old is not None and new is not None and new < old for old, new in counts)
+        lost = "restore what is missing or, after a listing that was late, run the same command again" if fewer else ""
+        raise UserError(
+            f"data={config.data} have changed since this run began ({changes}): {lost or 'restore them'}; or use "
+            "another --job_dir, or continue with the changed data: --data_changed=accept"
+        )
+
+    def _write_failure(self, error: str, code: int) -> None:
+        self.result.write_failure(error, code)
+        self.job_dir.mirror.leave()
+
+
+def _data_files(config: TrainConfig) -> dict[str, Any]:
+    """Returns what is known of the files of the data before they are read; {} if they are not files.
+
+    A failure is part of what is returned: workers compare it, and loading the data reports it.
+    """
+    try:
+        files = files_of(config)
+    except (UserError, PlatformFault, OSError) as error:
+        return {"files of data": f"cannot be listed: {error}"}
+    return files.named() if files else {}
