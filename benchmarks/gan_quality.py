@@ -25,13 +25,13 @@ from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.records import read_json, write_json
 from trainer.base.settings.resolution import resolve
-from trainer.base.settings.train_config import DIFF_AUGMENTATIONS
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples
 from trainer.data.images import encode_png, grid, noise
 from trainer.data.order import shuffled
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import make_fid
+from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 SIZES = {
     "digits": ["--image_size=16", "--channels=1"],

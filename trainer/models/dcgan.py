@@ -15,12 +15,22 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
-from trainer.models.gan import GAN, images_of
+from trainer.models.gan import GAN, OfGAN, images_of
+from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build(
+    config: TrainConfig,
+    dataset: Dataset,
+    *,
+    width: Width = 32,
+    latent_dim: LatentDim = 128,
+    conditional: Conditional = False,
+    diff_augment: DiffAugment = "",
+    ema_decay: EmaDecay = 0.999,
+) -> keras.Model:
     """Builds generator, discriminator and their optimizers for `config.image_size` and `config.channels`."""
-    return DCGAN(config, dataset)
+    return DCGAN(config, dataset, OfGAN(width, latent_dim, conditional, diff_augment, ema_decay))
 
 
 class DCGAN(GAN):
@@ -28,9 +38,10 @@ class DCGAN(GAN):
 
     joined_passes = False  # Joined, two passes save 3 all-reduces of 19, but a step takes 1.4 times the memory.
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset, shared: OfGAN) -> None:
         betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
-        super().__init__(config, dataset, batches_per_step=1, betas=betas, critic_batch_norm=True, initializer=normal)
+        of_critic = {"critic_batch_norm": True, "initializer": normal}
+        super().__init__(config, dataset, shared, batches_per_step=1, betas=betas, **of_critic)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.base.settings.train_config import DIFF_AUGMENTATIONS
 from trainer.invariance.step import current_step
+from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 # The paper's: shifts of up to 1/8 of the size, and a square of half the size.
 _SHIFT, _CUT = 0.125, 0.5

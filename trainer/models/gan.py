@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig, names_in
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8, to_uint8
 from trainer.invariance.averaging import update_average
@@ -27,34 +27,45 @@ Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
 
+class OfGAN(NamedTuple):
+    """Holds the settings that all GANs have."""
+
+    width: int
+    latent_dim: int
+    conditional: bool = False
+    diff_augment: str = ""
+    ema_decay: float = 0.999
+
+
 def images_of(data: Any) -> Any:
     """Returns x of the `data` of train_step, which may have labels too."""
     return keras.utils.unpack_x_y_sample_weight(data)[0]
 
 
-def filters(config: TrainConfig) -> list[int]:
+def filters(size: int, width: int) -> list[int]:
     """Returns the filters per resolution, largest first: halved while even and above 4 pixels, at most 8 x width."""
-    size = config.image_size
     result: list[int] = []
     while size % 2 == 0 and size > 4:
         size //= 2
-        result.append(config.width * min(2 ** len(result), 8))
+        result.append(width * min(2 ** len(result), 8))
     return result
 
 
-def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, classes: int = 0) -> keras.Model:
+def build_generator(
+    config: TrainConfig, shared: OfGAN, initializer: Initializer = _GLOROT, classes: int = 0
+) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
 
     With classes, its input is that of trainer.models.conditional.with_class.
     """
-    widths = filters(config)
+    widths = filters(config.image_size, shared.width)
     base = config.image_size // 2 ** len(widths)
 
     def doubled(x: Any, width: int) -> Any:
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
         return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
 
-    noise = keras.Input((config.latent_dim + classes,), name="noise")
+    noise = keras.Input((shared.latent_dim + classes,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
@@ -67,6 +78,7 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, cla
 
 def build_critic(
     config: TrainConfig,
+    shared: OfGAN,
     initializer: Initializer = _GLOROT,
     *,
     batch_norm: bool = False,
@@ -80,7 +92,7 @@ def build_critic(
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
-    for depth, width in enumerate(filters(config)):
+    for depth, width in enumerate(filters(config.image_size, shared.width)):
         normed = batch_norm and depth > 0
         kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
         if depth == 0:
@@ -144,6 +156,7 @@ class GAN(keras.Model):
         self,
         config: TrainConfig,
         dataset: Dataset,
+        shared: OfGAN,
         *,
         batches_per_step: int,
         betas: tuple[float, float],
@@ -152,16 +165,18 @@ class GAN(keras.Model):
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        classes = self.generated_classes = classes_of(config, dataset)
-        self.generator, self.generator_average = (build_generator(config, initializer, classes) for _ in range(2))
+        classes = self.generated_classes = classes_of(config, dataset) if shared.conditional else 0
+        self.generator, self.generator_average = (
+            build_generator(config, shared, initializer, classes) for _ in range(2)
+        )
         of_critic: dict[str, Any] = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
-        self.critic = build_critic(config, initializer, **of_critic)
+        self.critic = build_critic(config, shared, initializer, **of_critic)
         # What samples and templates run: the same networks, with labels as an input of their own.
         self.sampled, self.sampled_average = (
-            labelled(each, classes) if classes else each for each in (self.generator, self.generator_average)
+            labelled(network, classes) if classes else network for network in (self.generator, self.generator_average)
         )
         self.generator_average.set_weights(self.generator.get_weights())
-        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
+        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, shared.latent_dim, shared.ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
         self.critic_variables = [variable.value for variable in self.critic.trainable_variables]
 
@@ -178,7 +193,7 @@ class GAN(keras.Model):
         self._pass = self.xla_compiled(self.one_pass)
         self._image_gradients = self.xla_compiled(self.image_gradients)
         self._critic_gradients = self.xla_compiled(self.critic_gradients)
-        self.diff_augment = DiffAugment(config.diff_augmentations)
+        self.diff_augment = DiffAugment(names_in(shared.diff_augment))
 
     def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""

@@ -34,7 +34,7 @@ from trainer.data.dataset import Arrays, Dataset
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step
-from trainer.models import build_model
+from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below, _without_dropout
 from trainer.models.optimizers import StepSchedule, learning_rate
 from trainer.run import job, replica_check
@@ -222,11 +222,6 @@ def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
         build_model(TrainConfig(model="mlp", channels=3), dataset)
     gan = ["--model=dcgan", "--image_size=32", "--channels=3", "--width=4"]
     assert build_model(resolve(gan).config, dataset).generator.built
-
-
-def test_a_model_of_the_users_without_a_critic_refuses_changes_before_it() -> None:
-    with refused("diff_augment=color: tests.models:classifier sets no diff_augment"):
-        build_model(TrainConfig(model="tests.models:classifier", diff_augment="color", channels=3), labelled(2))
 
 
 EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]

@@ -119,7 +119,7 @@ def test_help_has_them_in_groups_of_their_own(mine: Path, capsys: Capture) -> No
     ([], "rows is missing, one of the settings of data=mine.data:load: use --rows=VALUE"),
     (["--rows=9", "--old=2"], "(model=mine.nets:build takes old, but only keyword-only parameters are settings: write"),
     (["--model=elsewhere.nets:build", "--rows=9", "--my_lambda=1", "--width2=1"],
-     "unknown flag --width2; did you mean 'width'? --help lists them all (settings of your own functions are not "
+     "unknown flag --width2. --help lists them all (settings of your own functions are not "
      "known: model=elsewhere.nets:build: elsewhere.nets is not found here)"),
 ])  # fmt: skip
 def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> None:
