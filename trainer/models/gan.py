@@ -14,7 +14,7 @@ from trainer.data.images import from_uint8, to_uint8
 from trainer.invariance.averaging import update_average
 from trainer.invariance.batch_norm import in_one_pass
 from trainer.invariance.gradients import sum_and_build
-from trainer.invariance.layers import full_precision, synchronized
+from trainer.invariance.layers import full_precision
 from trainer.invariance.normalization import GroupedRows
 from trainer.invariance.step import StepContext
 from trainer.models.conditional import classes_of, labelled, projected, with_class, with_labels
@@ -186,18 +186,8 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        # Where XLA cannot compile the whole step: no all-reduce over CPUs or machines may be inside.
-        # A function of XLA's own would be traced for the first of several passes alone.
-        self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
-        self.compiles_gradients = self.uses_xla
-        self._pass = self.xla_compiled(self.one_pass)
-        self._image_gradients = self.xla_compiled(self.image_gradients)
-        self._critic_gradients = self.xla_compiled(self.critic_gradients)
+        self._critic_gradients = self.critic_gradients  # a subclass may have it compiled
         self.diff_augment = DiffAugment(names_in(shared.diff_augment))
-
-    def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
-        return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
@@ -258,7 +248,7 @@ class GAN(keras.Model):
         *others, last = tf.unstack(noise, axis=1)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
-            fakes, own = self._pass(tf.concat(others, 0), last)
+            fakes, own = self.one_pass(tf.concat(others, 0), last)
         return tf.reshape(fakes, (len(others), *own.shape)), Generated(own, tape)
 
     def one_pass(self, noise: Any, last: Any) -> list[Any]:
@@ -303,7 +293,7 @@ class GAN(keras.Model):
                 generated = generated._replace(images=self.images_from(generated))
         numbers = self.diff_augment.draw()
         given = generated.labels, numbers, generated.reals
-        loss, by_images = self._image_gradients(generated.images, global_batch_size, *given)
+        loss, by_images = self.image_gradients(generated.images, global_batch_size, *given)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
     def image_gradients(

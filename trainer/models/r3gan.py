@@ -9,7 +9,6 @@ critic and one generator update by the same real images, each with new noise.
 
 from typing import Annotated, Any
 
-import keras
 import tensorflow as tf
 
 from trainer.base.settings.fields import Setting
@@ -22,29 +21,27 @@ from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
-def build(
-    config: TrainConfig,
-    dataset: Dataset,
-    *,
-    width: Width = 32,
-    latent_dim: LatentDim = 128,
-    conditional: Conditional = False,
-    diff_augment: DiffAugment = "",
-    ema_decay: EmaDecay = 0.999,
-    gradient_penalty_weight: Annotated[float, Setting("gamma of the paper, half of which counts", minimum=0)] = 10.0,
-) -> keras.Model:
-    """Builds generator, critic and their optimizers for `config.image_size` and `config.channels`."""
-    shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
-    return R3GAN(config, dataset, shared, gradient_penalty_weight)
-
-
 class R3GAN(GAN):
     """Trains by the logistic loss of pairs, and gamma / 2 times R1 and R2; gamma is `gradient_penalty_weight`."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, shared: OfGAN, gamma: float) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        *,
+        width: Width = 32,
+        latent_dim: LatentDim = 128,
+        conditional: Conditional = False,
+        diff_augment: DiffAugment = "",
+        ema_decay: EmaDecay = 0.999,
+        gradient_penalty_weight: Annotated[
+            float, Setting("gamma of the paper, half of which counts", minimum=0)
+        ] = 10.0,
+    ) -> None:
         # Differences of scores cancel a bias, which would follow the rounding of a gradient that is 0.
+        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(config, dataset, shared, batches_per_step=1, betas=(0.0, 0.99), score_bias=False)
-        self.gamma = gamma
+        self.gamma = gradient_penalty_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
@@ -80,3 +77,6 @@ class R3GAN(GAN):
 def _pairs(better: Any, worse: Any) -> Any:
     """Returns the sum of -log sigmoid(better - worse) over pairs of scores, (rows, 1)."""
     return tf.reduce_sum(tf.nn.softplus(worse - better))
+
+
+build = R3GAN

@@ -6,7 +6,6 @@ replicas. Losses and penalty are divided by the GLOBAL batch, so the number of r
 
 from typing import Annotated, Any
 
-import keras
 import tensorflow as tf
 
 from trainer.base.settings.fields import Setting
@@ -16,23 +15,6 @@ from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
 from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
-
-
-def build(
-    config: TrainConfig,
-    dataset: Dataset,
-    *,
-    width: Width = 32,
-    latent_dim: LatentDim = 128,
-    conditional: Conditional = False,
-    diff_augment: DiffAugment = "",
-    ema_decay: EmaDecay = 0.999,
-    critic_steps: Annotated[int, Setting("critic updates before each generator update", minimum=1)] = 5,
-    gradient_penalty_weight: Annotated[float, Setting("weight of the critic's gradient penalty", minimum=0)] = 10.0,
-) -> keras.Model:
-    """Builds generator, critic and their optimizers for `config.image_size` and `config.channels`."""
-    shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
-    return WGANGP(config, dataset, shared, critic_steps, gradient_penalty_weight)
 
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
@@ -51,10 +33,21 @@ class WGANGP(GAN):
     """Makes `critic_steps` critic updates and then one generator update per step."""
 
     def __init__(
-        self, config: TrainConfig, dataset: Dataset, shared: OfGAN, critic_steps: int, penalty_weight: float
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        *,
+        width: Width = 32,
+        latent_dim: LatentDim = 128,
+        conditional: Conditional = False,
+        diff_augment: DiffAugment = "",
+        ema_decay: EmaDecay = 0.999,
+        critic_steps: Annotated[int, Setting("critic updates before each generator update", minimum=1)] = 5,
+        gradient_penalty_weight: Annotated[float, Setting("weight of the critic's gradient penalty", minimum=0)] = 10.0,
     ) -> None:
+        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(config, dataset, shared, batches_per_step=critic_steps, betas=(0.0, 0.9))
-        self.gradient_penalty_weight = penalty_weight
+        self.gradient_penalty_weight = gradient_penalty_weight
         # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
         self.compiles_gradients = config.jit_compile == "true"
         self._critic_gradients = tf.function(
@@ -101,3 +94,6 @@ class WGANGP(GAN):
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns minus the sum of the scores."""
         return -tf.reduce_sum(scores)
+
+
+build = WGANGP

@@ -354,7 +354,7 @@ def test_check_ends_with_its_verdict(model: str, code: int, line: str) -> None:
     assert line in done.stdout + done.stderr
 
 
-CHECKED = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
+CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # it uses only the CPU
 
 
 @pytest.mark.parametrize(("flags", "line"), [
