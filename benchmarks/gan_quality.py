@@ -119,7 +119,7 @@ def measure(case: str, seed: int, options: Namespace) -> None:
             spent, step_seconds = spent + taken, taken / steps
         curve.append({"seconds": spent, "steps": loop.step, **fid()})
         print(case, f"seed {seed}", *(f"{name} {value:.4g}" for name, value in curve[-1].items()), flush=True)
-    pictures = setup.model.sample(noise(0, 64, setup.config.latent_dim))
+    pictures = setup.model.sample(noise(0, 64, setup.model.latent_dim))
     name = result_file(case, seed, options)
     write_whole(name.with_suffix(".png"), encode_png(grid(pictures)))
     write_json(name, {"settings": settings_of(case, seed, options), "measured_by": fid.about, "curve": curve})

@@ -36,7 +36,7 @@ class DCGAN(GAN):
         ema_decay: EmaDecay = 0.999,
     ) -> None:
         betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
-        of_critic = {"critic_batch_norm": True, "initializer": normal}
+        of_critic: Any = {"critic_batch_norm": True, "initializer": normal}
         shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(config, dataset, shared, batches_per_step=1, betas=betas, **of_critic)
 

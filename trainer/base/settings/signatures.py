@@ -353,8 +353,8 @@ class _Type:
         """Reads a text of Annotated, or its Setting, which holds literals."""
         if isinstance(node, ast.Call) and module.imported(node.func) == Setting.__name__:
             try:
-                words = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
-                self.about = Setting(*map(ast.literal_eval, node.args), choices=self.about.choices, **words)
+                words: Any = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
+                self.about = Setting(*map(ast.literal_eval, node.args), **{**words, "choices": self.about.choices})
             except (ValueError, TypeError):
                 raise self._refused(node) from None
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -7,7 +7,7 @@ import yaml
 
 from trainer.base.errors import UserError, reason
 
-_MAX_CHARACTERS, _MAX_DIGITS = 100_000, 100
+_MAX_CHARACTERS, _MAX_VALUES, _MAX_DIGITS = 100_000, 10_000, 100
 
 
 def read_yaml(path: Path, name: str) -> dict[str, Any]:
@@ -35,15 +35,13 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but refuses duplicate keys, and aliases and digits, which inflate values."""
+    """Loads YAML as yaml.safe_load does, but refuses duplicate keys and values that aliases or digits inflate."""
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Returns the next node. Raises YAMLError if it is an alias, or a number that nobody writes."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not for settings: write the value itself")
-        node = super().compose_node(parent, index)
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
-            raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
+    def get_single_node(self) -> Any:
+        """Returns the document. Raises YAMLError if it is too large once its aliases are expanded."""
+        node = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
+            raise yaml.YAMLError(f"more than {_MAX_VALUES:,} values once its aliases are expanded")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -53,3 +51,17 @@ class _StrictLoader(yaml.SafeLoader):
         if duplicates:
             raise yaml.YAMLError(f"{duplicates[0]} is there twice")
         return super().construct_mapping(node, deep)
+
+
+def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
+    """Returns the number of values in a YAML node with its aliases expanded. `sizes` caches those of other nodes."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MAX_VALUES  # a node that contains itself never ends
+        if isinstance(node, yaml.ScalarNode):
+            inner: list[Any] = []
+            if node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
+                raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
+        else:
+            inner = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in inner)
+    return sizes[id(node)]
