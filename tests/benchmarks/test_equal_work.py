@@ -61,11 +61,11 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
 def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
     model, (reals, noise, mix) = setup.model, draws(setup)
-    fakes, generated = model.generate(tf.stack([noise, noise], axis=1))
+    fakes, generated = model.generate(noise, noise)
     if setup.config.model == "dcgan":
-        critic = model.critic_gradients(reals, fakes[0], ROWS)
+        critic = model.critic_gradients(reals, fakes.images, ROWS)
     else:
-        losses, gradients = model.critic_gradients(reals, fakes[0], mix, ROWS)
+        losses, gradients = model.critic_gradients(reals, fakes.images, mix, ROWS)
         critic = losses["critic_loss"], gradients
     return critic, model.generator_gradients(generated, ROWS)
 

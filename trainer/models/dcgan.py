@@ -44,7 +44,7 @@ class DCGAN(GAN):
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
+        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         critic_loss = self.update_critic(step, images_of(data)[0], fakes)
         generator_loss = self.update_generator(step, generated)
         self.average_generator(step)

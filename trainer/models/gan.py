@@ -217,47 +217,43 @@ class GAN(keras.Model):
         """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes none."""
         return self.critic(with_labels(images, labels), training=True)
 
-    def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> tuple[list[Generated], Generated]:
-        """Returns what each critic update takes, and what the generator's own takes: see `generate`.
+    def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> list[Generated]:
+        """Returns what each critic update takes and, last, what the generator's own takes.
 
-        labels: as of `labels_of`; the generator's own images have those of the last update.
+        noise: (rows, critic updates + 1, latent_dim); labels: as of `labels_of`, the last ones for the generator too.
         """
-        each_labels = [None] * noise.shape[1]
+        labels_by_update = [None] * noise.shape[1]
         if labels is not None:
-            each_labels = [*tf.unstack(labels), labels[-1]]
-            noise = with_class(noise, tf.stack(each_labels, axis=1), self.generated_classes)
+            labels_by_update = [*tf.unstack(labels), labels[-1]]
+            noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
+        noise_by_update = tf.unstack(noise, axis=1)
         if step.micro_batches > 1 or not self.joined_passes:
-            each_noise = zip(tf.unstack(noise, axis=1), each_labels, strict=True)
-            *others, last = (Generated(noise=one, labels=own) for one, own in each_noise)
-            return others, last
-        fakes, generated = self.generate(noise)
-        own_labels = each_labels.pop()
-        others = [Generated(one, labels=own) for one, own in zip(tf.unstack(fakes), each_labels, strict=True)]
-        return others, generated._replace(labels=own_labels)
+            generated = [Generated(noise=drawn) for drawn in noise_by_update]
+        else:
+            generated = self.generate(*noise_by_update)
+        return [images._replace(labels=y) for images, y in zip(generated, labels_by_update, strict=True)]
 
     def images_from(self, generated: Generated) -> Any:
         """Returns the images, (rows, height, width, channels); makes them if there are none."""
         return self.generator(generated.noise, training=True) if generated.images is None else generated.images
 
-    def generate(self, noise: Any) -> tuple[Any, "Generated"]:
+    def generate(self, *noise: Any) -> list[Generated]:
         """Makes all images of a step in one pass: the weights of the generator change only at its end.
 
-        noise: (rows, critic updates + 1, latent_dim), the last one for the generator's own update. Returns the images
-        for the critic, (critic updates, rows, height, width, channels), without gradients, and those for the generator.
+        noise: (rows, latent_dim) of each update; only images of the last, the generator's own, have gradients.
         """
-        *others, last = tf.unstack(noise, axis=1)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
-            fakes, own = self.one_pass(tf.concat(others, 0), last)
-        return tf.reshape(fakes, (len(others), *own.shape)), Generated(own, tape)
+            *fakes, last = self.one_pass(*noise)
+        return [*map(Generated, fakes), Generated(last, tape)]
 
-    def one_pass(self, noise: Any, last: Any) -> list[Any]:
-        """Returns images of noise, (groups x rows, latent_dim), and last, (rows, latent_dim), as of passes apart."""
-        groups = noise.shape[0] // last.shape[0]
-        if prefers_many_rows():
-            return in_one_pass(self.generator, GroupedRows(noise, groups), GroupedRows(last))
-        *others, own = in_one_pass(self.generator, *map(GroupedRows, (*tf.split(noise, groups), last)))
-        return [tf.concat(others, 0), own]
+    def one_pass(self, *noise: Any) -> list[Any]:
+        """Returns the images of each noise, (rows, latent_dim), as of passes apart."""
+        if not prefers_many_rows():
+            return in_one_pass(self.generator, *map(GroupedRows, noise))
+        *others, last = noise
+        fakes, images = in_one_pass(self.generator, GroupedRows(tf.concat(others, 0), len(others)), GroupedRows(last))
+        return [*tf.split(fakes, len(others)), images]
 
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
@@ -292,8 +288,8 @@ class GAN(keras.Model):
                 tape.watch(self.generator_variables)
                 generated = generated._replace(images=self.images_from(generated))
         numbers = self.diff_augment.draw()
-        given = generated.labels, numbers, generated.reals
-        loss, by_images = self.image_gradients(generated.images, global_batch_size, *given)
+        others = generated.labels, numbers, generated.reals
+        loss, by_images = self.image_gradients(generated.images, global_batch_size, *others)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
     def image_gradients(

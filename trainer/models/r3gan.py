@@ -47,7 +47,7 @@ class R3GAN(GAN):
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step, reals = current_step(), images_of(data)[0]
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
+        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         losses = self.update_critic(step, reals, fakes)
         (seen,) = self.augmented(from_uint8(reals))
         generator_loss = self.update_generator(step, generated._replace(reals=seen))

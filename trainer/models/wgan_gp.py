@@ -62,7 +62,7 @@ class WGANGP(GAN):
         step = current_step()
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
+        *fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         batches = zip(tf.unstack(images_of(data)), fakes, tf.unstack(mix, axis=1), strict=True)
         updates = [self.update_critic(step, *batch) for batch in batches]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}

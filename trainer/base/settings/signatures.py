@@ -299,7 +299,9 @@ class _Type:
         self._where = where
         self._kinds: set[type] = set()
         self._read(module, node, 0)
-        if len(self._kinds) != 1 or not self._kinds <= {*_TYPES.values()}:
+        limits = [limit for limit in (self.about.minimum, self.about.maximum, self.about.above) if limit is not None]
+        allowed = {int, float} if limits else {*_TYPES.values()}
+        if len(self._kinds) != 1 or not self._kinds | {*map(type, limits)} - {int, float} <= allowed:
             raise self._refused(node)
         self.kind = self._kinds.pop()
 
