@@ -157,7 +157,7 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("def build(c, d, *, a: 'int[' = 1): pass", "its setting a is of type 'int[': use bool"),
     (f"{ANNOTATED}int, Setting('x', minimum=2)] = 1): pass", "its default does not fit: a=1 must be at least 2"),
     (f"{ANNOTATED}int, Setting('x', least=2)] = 1): pass", "its setting a is of type Setting('x', least=2): use bool"),
-    (f"{ANNOTATED}str, Setting('x', minimum=2)] = ''): pass", "is of type Annotated[str, Setting('x', minimum=2)]: use"),
+    (f"{ANNOTATED}str, Setting('x', minimum=2)] = ''): pass", "of type Annotated[str, Setting('x', minimum=2)]: use"),
     ("def build(c, d, *, my_lambda: int = 3): pass",
      "model=mine.nets:build and data=mine.data:load both have a setting my_lambda, as int = 3 and as float = 0.3: "),
     ("def biuld(c, d): pass", "model=mine.nets:build: mine.nets has no function build; did you mean 'biuld'?"),
