@@ -25,13 +25,13 @@ from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.records import read_json, write_json
 from trainer.base.settings.resolution import resolve
-from trainer.base.settings.train_config import DIFF_AUGMENTATIONS
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples
 from trainer.data.images import encode_png, grid, noise
 from trainer.data.order import shuffled
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import make_fid
+from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 SIZES = {
     "digits": ["--image_size=16", "--channels=1"],
@@ -119,7 +119,7 @@ def measure(case: str, seed: int, options: Namespace) -> None:
             spent, step_seconds = spent + taken, taken / steps
         curve.append({"seconds": spent, "steps": loop.step, **fid()})
         print(case, f"seed {seed}", *(f"{name} {value:.4g}" for name, value in curve[-1].items()), flush=True)
-    pictures = setup.model.sample(noise(0, 64, setup.config.latent_dim))
+    pictures = setup.model.sample(noise(0, 64, setup.model.latent_dim))
     name = result_file(case, seed, options)
     write_whole(name.with_suffix(".png"), encode_png(grid(pictures)))
     write_json(name, {"settings": settings_of(case, seed, options), "measured_by": fid.about, "curve": curve})

@@ -53,6 +53,6 @@ def main() -> None:
                 print(f"\nThe step of all: {candidates[OURS].work}")
                 raw[case] = alternate(candidates, options.repeats)
         size = f"{config.image_size}x{config.image_size}x{config.channels}"
-        title = f"{config.model} {size}, batch {config.global_batch_size}, width {config.width}"
+        title = f"{config.model} {size}, batch {config.global_batch_size}, width {vars(config)['width']}"
         print_table(title, table(raw[case], "images/s"))
         save("models", images_per_second=raw)

@@ -164,7 +164,7 @@ def write_digits(config: TrainConfig) -> None:
     np.savez(config.data, images=np.repeat(grey[..., np.newaxis], config.channels, axis=-1), labels=labels)
 
 
-def images_per_step(config: TrainConfig) -> int:
+def images_per_step(config: Any) -> int:
     """Returns the number of real images that a step reads."""
     return config.global_batch_size * (config.critic_steps if config.model == "wgan_gp" else 1)
 

@@ -33,7 +33,7 @@ def make_candidate(config: TrainConfig, option: str = "eager") -> tuple[Run, Wor
     return timed(lambda steps: [peer.step() for _ in range(steps)]), peer.work()
 
 
-def generator(config: TrainConfig) -> nn.Module:
+def generator(config: Any) -> nn.Module:
     """Maps (rows, latent_dim) noise to (rows, channels, image_size, image_size) in [-1, 1]."""
     filters = _filters(config)
     base = config.image_size // 2 ** len(filters)
@@ -57,7 +57,7 @@ def critic(config: TrainConfig) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(filters[-1] * base * base, 1))
 
 
-def classifier(config: TrainConfig) -> nn.Module:
+def classifier(config: Any) -> nn.Module:
     """Maps (rows, channels, image_size, image_size) in [0, 1] to (rows, 10) logits."""
     layers: list[nn.Module] = []
     size, before = config.image_size, config.channels
@@ -80,7 +80,7 @@ class Peer:
 
     betas = (0.9, 0.999)
 
-    def __init__(self, config: TrainConfig, *networks: nn.Module) -> None:
+    def __init__(self, config: Any, *networks: nn.Module) -> None:
         self.config, self.networks = config, list(networks)
 
     def prepare(self, rows: int, option: str) -> None:
@@ -129,7 +129,7 @@ class Peer:
 class GAN(Peer):
     """Trains a WGAN-GP (betas as Gulrajani et al. 2017) or a DCGAN (betas as Radford et al. 2016)."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config, generator(config), critic(config))
         self.dcgan = config.model == "dcgan"
         self.betas = (0.5, 0.999) if self.dcgan else (0.0, 0.9)
@@ -194,7 +194,7 @@ class Classifier(Peer):
 PEERS: dict[str, Any] = {"wgan_gp": GAN, "dcgan": GAN, "cnn": Classifier, "mlp": Classifier}
 
 
-def _filters(config: TrainConfig) -> list[int]:
+def _filters(config: Any) -> list[int]:
     """Returns those of trainer.models.gan, which needs TensorFlow; the comparison of Work proves them equal."""
     size, result = config.image_size, list[int]()
     while size % 2 == 0 and size > 4:

@@ -31,7 +31,8 @@ class GAN:
     _entropy = keras.losses.BinaryCrossentropy(from_logits=True)
 
     def __init__(self, setup: TrainingSetup) -> None:
-        self.config, self.dcgan = setup.config, setup.config.model == "dcgan"
+        self.config: Any = setup.config
+        self.dcgan = self.config.model == "dcgan"
         self.generator, self.critic = (plain_copy(network) for network in networks(setup.model))
         self.generator_optimizer, self.critic_optimizer = new_optimizers(setup.model)
 

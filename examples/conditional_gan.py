@@ -21,9 +21,9 @@ from trainer.invariance.step import current_step
 class ConditionalGAN(keras.Model):
     """Trains a generator and a discriminator, both of which are given the class."""
 
-    def __init__(self, config: TrainConfig, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, config: TrainConfig, shape: tuple[int, ...], classes: int, latent_dim: int) -> None:
         super().__init__()
-        self.latent_dim, self.classes = config.latent_dim, classes
+        self.latent_dim, self.classes = latent_dim, classes
         noise, image, label = keras.Input((self.latent_dim,)), keras.Input(shape), keras.Input((), dtype="int32")
         given = layers.Embedding(classes, 16)
         hidden = layers.Dense(256, activation="relu")(layers.Concatenate()([noise, given(label)]))
@@ -74,6 +74,6 @@ class ConditionalGAN(keras.Model):
         return {"model": self.generator, "discriminator": self.discriminator}
 
 
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build(config: TrainConfig, dataset: Dataset, *, latent_dim: int = 128) -> keras.Model:
     """Builds the model. Runs under the strategy's scope."""
-    return ConditionalGAN(config, dataset.image_shape, len(dataset.class_names))
+    return ConditionalGAN(config, dataset.image_shape, len(dataset.class_names), latent_dim)

@@ -13,11 +13,11 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 
 
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build(config: TrainConfig, dataset: Dataset, *, weights: str = "imagenet") -> keras.Model:
     """Returns a compiled Keras classifier of images from 0 to 255."""
     network = keras.applications.MobileNetV2(
         dataset.image_shape, alpha=0.35, include_top=False, pooling="avg",
-        weights=None if config.weights == "none" else config.weights,
+        weights=None if weights == "none" else weights,
     )  # fmt: skip
     model = keras.Sequential(
         [

@@ -108,6 +108,8 @@ def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
     """A WGAN-GP that trains in a second: `small_config("--replicas=2")`."""
 
     def make(*flags: str) -> TrainConfig:
-        return resolve([*SMALL, f"--job_dir={tmp_path / 'job'}", *flags]).config
+        from tests.support import of_model  # imports TensorFlow, not quietly
+
+        return resolve([*of_model(SMALL, flags), f"--job_dir={tmp_path / 'job'}", *flags]).config
 
     return make

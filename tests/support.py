@@ -1,9 +1,10 @@
 """Runs a few steps of a model in this process, on any number of replicas."""
 
+import dataclasses
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from benchmarks.trainer_loop import fresh_collectives
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.resolution import resolve
+from trainer.base.settings.resolution import own_settings, resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.step import StepContext
@@ -99,9 +100,15 @@ def permute_rows(monkeypatch: pytest.MonkeyPatch, rows: int, seed: int) -> None:
 
 
 def small(*flags: str) -> TrainConfig:
-    """Returns settings of a WGAN-GP that runs fifty steps in seconds."""
+    """Returns settings of a WGAN-GP, or the model that `flags` name, that runs fifty steps in seconds."""
     base = ["--data=digits", "--image_size=16", "--width=8", "--latent_dim=16", "--global_batch_size=16"]
-    return resolve([*base, "--critic_steps=2", "--steps=50", *flags]).config
+    return resolve([*of_model([*base, "--critic_steps=2", "--steps=50"], flags), *flags]).config
+
+
+def of_model(flags: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Returns the flags without those that the model that `others` name does not have."""
+    names = {field.name for field in dataclasses.fields(own_settings(others).settings)}
+    return [flag for flag in flags if flag[2:].partition("=")[0] in names]
 
 
 def real_data(name: str) -> Path:

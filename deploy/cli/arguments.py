@@ -15,6 +15,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings import TrainConfig
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
+from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 from trainer.base.storage import expanded
 
@@ -105,8 +106,11 @@ def refuse_removed(arguments: Sequence[str]) -> None:
             raise UserError(f"--{name} is gone: {_REMOVED[name]}")
 
 
-# Settings that may be empty: an empty one overrides what a recipe names.
-_MAY_BE_EMPTY = {field.name for field in dataclasses.fields(TrainConfig) if field.default == ""} - {"recipe", "job_dir"}
+# An empty setting overrides what a recipe names.
+def _may_be_empty(name: str) -> bool:
+    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    of_models = [names[name].default for names in settings_of_models().values() if name in names]
+    return "" in (usual.get(name), *of_models) and name not in ("recipe", "job_dir")
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
@@ -115,7 +119,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
     for argument in split_words(arguments)[0]:
         flag, equals, value = underscored(argument).partition("=")
         name = flag[2:] if equals and flag.startswith("--") else before
-        if not (value if equals and flag.startswith("--") else argument).strip() and name not in _MAY_BE_EMPTY:
+        if not (value if equals and flag.startswith("--") else argument).strip() and not _may_be_empty(name):
             raise UserError(
                 f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )

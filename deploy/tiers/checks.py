@@ -215,7 +215,7 @@ def _local_paths(config: TrainConfig) -> Iterator[str]:
     """Yields a warning for each of the user's own settings that names a file which open() cannot read in the job."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if not taken_by(field) or not isinstance(value, str):
+        if not taken_by(field) or field.name in config.inputs or not isinstance(value, str):
             continue
         if value.startswith("gs://"):
             mounted = f"/gcs/{value.removeprefix('gs://')}"

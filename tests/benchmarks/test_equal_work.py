@@ -17,6 +17,7 @@ from benchmarks.keras_fit import batches_for, model_for
 from benchmarks.processes import write_digits
 from benchmarks.trainer_loop import networks, optimizers, work_of
 from benchmarks.tutorial import GAN, classifier_loop
+from tests.support import of_model
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -34,8 +35,9 @@ def build(tmp_path: Path) -> Any:
 
     def make(model: str) -> TrainingSetup:
         size = {"cnn": 24, "mlp": 8}.get(model, 16)
-        flags = [f"--model={model}", f"--image_size={size}", "--width=4", "--latent_dim=8", f"--data={tmp_path}/d.npz"]
-        config = resolve([*flags, f"--global_batch_size={ROWS}", "--critic_steps=2", "--learning_rate=1e-3"]).config
+        flags = ["--width=4", "--latent_dim=8", "--critic_steps=2", f"--image_size={size}", f"--data={tmp_path}/d.npz"]
+        flags = [f"--model={model}", *of_model(flags, [f"--model={model}"])]
+        config = resolve([*flags, f"--global_batch_size={ROWS}", "--learning_rate=1e-3"]).config
         write_digits(config)
         return build_setup(config, make_replicas(config))
 
@@ -44,9 +46,8 @@ def build(tmp_path: Path) -> Any:
 
 def draws(setup: TrainingSetup) -> tuple[Any, Any, Any]:
     """Returns real images in [-1, 1], noise and interpolation factors."""
-    config = setup.config
     reals = setup.dataset.train.gather(tf.range(ROWS))[0]
-    noise = tf.random.stateless_normal((ROWS, config.latent_dim), (1, 2))
+    noise = tf.random.stateless_normal((ROWS, setup.model.latent_dim), (1, 2))
     return tf.cast(reals, tf.float32) / 127.5 - 1.0, noise, tf.random.stateless_uniform((ROWS, 1, 1, 1), (3, 4))
 
 
@@ -60,11 +61,11 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
 def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
     model, (reals, noise, mix) = setup.model, draws(setup)
-    fakes, generated = model.generate(tf.stack([noise, noise], axis=1))
+    fakes, generated = model.generate(noise, noise)
     if setup.config.model == "dcgan":
-        critic = model.critic_gradients(reals, fakes[0], ROWS)
+        critic = model.critic_gradients(reals, fakes.images, ROWS)
     else:
-        losses, gradients = model.critic_gradients(reals, fakes[0], mix, ROWS)
+        losses, gradients = model.critic_gradients(reals, fakes.images, mix, ROWS)
         critic = losses["critic_loss"], gradients
     return critic, model.generator_gradients(generated, ROWS)
 
@@ -138,7 +139,7 @@ def cross_entropy(network: keras.Model, images: Any, labels: Any) -> Any:
 def run_pytorch(config: TrainConfig, given: Path) -> dict[str, Any]:
     """Runs PyTorch in another process: it does not always work beside TensorFlow in one."""
     names = ("model", "image_size", "width", "latent_dim", "data", "global_batch_size", "critic_steps", "learning_rate")
-    flags = [f"--{name}={getattr(config, name)}" for name in names]
+    flags = [f"--{name}={getattr(config, name)}" for name in names if hasattr(config, name)]
     command = [sys.executable, "-m", "tests.benchmarks.pytorch_losses", str(given), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

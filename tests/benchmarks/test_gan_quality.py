@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -49,6 +50,6 @@ def test_the_table_has_medians_and_their_spread() -> None:
 
 def test_every_case_has_settings_that_the_trainer_takes() -> None:
     options = PARSER.parse_args([*SHORT, "--out=out"])
-    configs = [resolve(flags_of(case, 3, options)).config for case in CASES]
+    configs: list[Any] = [resolve(flags_of(case, 3, options)).config for case in CASES]
     assert {config.seed for config in configs} == {3}
     assert len({(config.model, config.data, config.diff_augment) for config in configs}) == len(CASES)

@@ -19,6 +19,7 @@ from docs import pictures
 from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
+from tests.support import of_model
 
 SMALL = ["--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=4", "--sample_every_steps=0"]
 SHORT = ["--steps=20", "--report_every_steps=5"]
@@ -43,7 +44,7 @@ def reduced(command: Command) -> list[str]:
     of_script = any(word.startswith(("--script=", "--module=")) for word in words)
     if command.subject in as_it_is or "--help" in words or of_script:
         return words
-    more = [*SMALL, *OFFLINE.get(recipe, [])]
+    more = of_model([*SMALL, *OFFLINE.get(recipe, [])], words)
     if command.subject == "deploy plan":
         return _with(words, [*more, *(["--short_steps=20"] if "--short_steps" in str(words) else [])])
     if command.subject == "trainer.check":

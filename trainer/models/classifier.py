@@ -59,13 +59,19 @@ class SoftAccuracy(keras.metrics.SparseCategoricalAccuracy):
 
 
 def compile_classifier(
-    model: keras.Model, config: TrainConfig, dataset: Dataset, optimizer: Callable[[Any], Any]
+    model: keras.Model,
+    config: TrainConfig,
+    dataset: Dataset,
+    optimizer: Callable[[Any], Any],
+    later: tuple[int, float] | None = None,
 ) -> keras.Model:
-    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate, and returns it."""
+    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate, and returns it.
+
+    later: (step, the learning rate from that step on).
+    """
     soft = config.label_smoothing or config.mixup
     loss = SoftCrossentropy if soft else keras.losses.SparseCategoricalCrossentropy
     accuracy = SoftAccuracy if soft else keras.metrics.SparseCategoricalAccuracy
-    model.compile(
-        optimizer(learning_rate(config, dataset)), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")]
-    )
+    rate = learning_rate(config, dataset, later=later)
+    model.compile(optimizer(rate), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")])
     return model

@@ -27,12 +27,10 @@ from trainer.models.classifier import number_of_classes
 
 
 def classes_of(config: TrainConfig, dataset: Dataset) -> int:
-    """Returns the number of classes that a GAN is given; 0 if it is not conditional.
+    """Returns the number of classes that a conditional GAN is given.
 
     Raises UserError if the data have no labels, or others than one integer from 0 for each image.
     """
-    if not config.conditional:
-        return 0
     classes = number_of_classes(config, dataset, "conditional=true", "a conditional GAN")
     label = tf.nest.flatten(dataset.spec[1])[0]
     if tf.nest.is_nested(dataset.spec[1]) or label.shape.rank != 0 or not label.dtype.is_integer:

@@ -15,12 +15,8 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
-from trainer.models.gan import GAN, images_of
-
-
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Builds generator, discriminator and their optimizers for `config.image_size` and `config.channels`."""
-    return DCGAN(config, dataset)
+from trainer.models.gan import GAN, OfGAN, images_of
+from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
 class DCGAN(GAN):
@@ -28,15 +24,27 @@ class DCGAN(GAN):
 
     joined_passes = False  # Joined, two passes save 3 all-reduces of 19, but a step takes 1.4 times the memory.
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        *,
+        width: Width = 32,
+        latent_dim: LatentDim = 128,
+        conditional: Conditional = False,
+        diff_augment: DiffAugment = "",
+        ema_decay: EmaDecay = 0.999,
+    ) -> None:
         betas, normal = (0.5, 0.999), partial(keras.initializers.RandomNormal, stddev=0.02)
-        super().__init__(config, dataset, batches_per_step=1, betas=betas, critic_batch_norm=True, initializer=normal)
+        of_critic: Any = {"critic_batch_norm": True, "initializer": normal}
+        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
+        super().__init__(config, dataset, shared, batches_per_step=1, betas=betas, **of_critic)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step = current_step()
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
+        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         critic_loss = self.update_critic(step, images_of(data)[0], fakes)
         generator_loss = self.update_generator(step, generated)
         self.average_generator(step)
@@ -67,3 +75,6 @@ def _cross_entropy(scores: Any, *, real: bool) -> Any:
     """Sums over rows; the target is 1 for real images and 0 for generated ones."""
     target = tf.ones_like(scores) if real else tf.zeros_like(scores)
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(target, scores))
+
+
+build = DCGAN

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.base.settings.train_config import DIFF_AUGMENTATIONS
 from trainer.invariance.step import current_step
+from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 # The paper's: shifts of up to 1/8 of the size, and a square of half the size.
 _SHIFT, _CUT = 0.125, 0.5
@@ -22,7 +22,7 @@ def color(images: Any, numbers: Any) -> Any:
 
     images: (rows, height, width, channels) in [-1, 1]; numbers: (rows, 3) in [0, 1).
     """
-    brightness, saturation, contrast = (each[:, None, None] for each in tf.split(numbers, 3, axis=1))
+    brightness, saturation, contrast = (number[:, None, None] for number in tf.split(numbers, 3, axis=1))
     images += brightness - 0.5
     images = _about_mean(images, 2.0 * saturation, axes=(3,))
     return _about_mean(images, contrast + 0.5, axes=(1, 2, 3))
@@ -54,7 +54,7 @@ class DiffAugment:
     """Applies the augmentations of these names; with none, images stay as they are and nothing is drawn."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._chosen = [one for name, one in _BY_NAME.items() if name in names]
+        self._chosen = [change for name, change in _BY_NAME.items() if name in names]
 
     def draw(self, times: int = 1) -> Any:
         """Returns numbers for `times` images of each row of the current step, other ones at each call.

@@ -6,35 +6,52 @@ from step `fine_tune_after_steps` on also the backbone from block `fine_tune_fro
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import keras
 import tensorflow as tf
 from keras import layers
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.rules import FROM_SCRATCH
+from trainer.base.settings.fields import Setting
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
 from trainer.models.classifier import compile_classifier, head
+from trainer.models.model_settings import FROM_SCRATCH, Dropout
 from trainer.models.optimizers import FusedAdam
 
 
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build(
+    config: TrainConfig,
+    dataset: Dataset,
+    *,
+    variant: Annotated[Literal["B0", "B1", "B2", "B3", "B4", "B5", "B6", "B7"], "variant of EfficientNet"] = "B2",
+    weights: Annotated[
+        str, Setting("initial weights of EfficientNet: imagenet, none, or a weights file", reads=True)
+    ] = "imagenet",
+    dropout: Dropout = 0.0,
+    fine_tune_from: Annotated[
+        str, "first block of EfficientNet to train, as block6a; none: only the head is trained"
+    ] = "",
+    fine_tune_after_steps: Annotated[
+        int, Setting("steps in which only EfficientNet's head is trained", unit="steps", minimum=0)
+    ] = 0,
+    fine_tune_learning_rate: Annotated[float, Setting("learning_rate from fine_tune_after_steps on", above=0)] = 1e-5,
+) -> keras.Model:
     """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; trained by Adam."""
-    pretrained = config.weights != "none"
-    backbone = _backbone(config)
-    if pretrained:
+    backbone = _backbone(config, variant, weights)
+    if weights != "none":
         _without_dropout(backbone)
-        _freeze_below(backbone, config.fine_tune_from)
+        _freeze_below(backbone, fine_tune_from)
     images = keras.Input(dataset.image_shape, name="images")
     x = backbone(images)
-    x = Gate(config.fine_tune_after_steps, name="gate")(x) if config.fine_tune_after_steps else x
-    x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x) if config.dropout else x
-    model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}")
-    return compile_classifier(model, config, dataset, FusedAdam)
+    x = Gate(fine_tune_after_steps, name="gate")(x) if fine_tune_after_steps else x
+    x = layers.Dropout(dropout, seed=config.seed, name="dropout")(x) if dropout else x
+    model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{variant.lower()}")
+    later = (fine_tune_after_steps, fine_tune_learning_rate) if fine_tune_after_steps else None
+    return compile_classifier(model, config, dataset, FusedAdam, later)
 
 
 class Gate(keras.layers.Layer):
@@ -60,19 +77,18 @@ class Gate(keras.layers.Layer):
         return {**super().get_config(), "opens_at": self.opens_at}
 
 
-def _backbone(config: TrainConfig) -> keras.Model:
-    make = getattr(keras.applications, f"EfficientNet{config.variant}")
+def _backbone(config: TrainConfig, variant: str, weights: str) -> keras.Model:
+    make = getattr(keras.applications, f"EfficientNet{variant}")
     named = {"imagenet": "imagenet", "none": None}
-    weights = named[config.weights] if config.weights in named else stage(config.weights, "weights", config.cache_dir)
-    if isinstance(weights, Path) and not weights.is_file():
-        raise UserError(f"weights={config.weights}: file not found: use imagenet, none, or the path of a weights file")
+    file = named[weights] if weights in named else stage(weights, "weights", config.cache_dir)
+    if isinstance(file, Path) and not file.is_file():
+        raise UserError(f"weights={weights}: file not found: use imagenet, none, or the path of a weights file")
+    shape = (config.image_size, config.image_size, 3)
     try:
-        return make(
-            include_top=False, weights=weights, input_shape=(config.image_size, config.image_size, 3), pooling="avg"
-        )
+        return make(include_top=False, weights=file, input_shape=shape, pooling="avg")
     except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
         raise UserError(
-            f"weights={config.weights}: cannot be loaded for EfficientNet{config.variant} ({reason(error)}): use the "
+            f"weights={weights}: cannot be loaded for EfficientNet{variant} ({reason(error)}): use the "
             f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
         ) from error
 

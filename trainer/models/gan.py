@@ -8,13 +8,13 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig, names_in
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8, to_uint8
 from trainer.invariance.averaging import update_average
 from trainer.invariance.batch_norm import in_one_pass
 from trainer.invariance.gradients import sum_and_build
-from trainer.invariance.layers import full_precision, synchronized
+from trainer.invariance.layers import full_precision
 from trainer.invariance.normalization import GroupedRows
 from trainer.invariance.step import StepContext
 from trainer.models.conditional import classes_of, labelled, projected, with_class, with_labels
@@ -27,34 +27,45 @@ Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
 
+class OfGAN(NamedTuple):
+    """Holds the settings that all GANs have."""
+
+    width: int
+    latent_dim: int
+    conditional: bool = False
+    diff_augment: str = ""
+    ema_decay: float = 0.999
+
+
 def images_of(data: Any) -> Any:
     """Returns x of the `data` of train_step, which may have labels too."""
     return keras.utils.unpack_x_y_sample_weight(data)[0]
 
 
-def filters(config: TrainConfig) -> list[int]:
+def filters(size: int, width: int) -> list[int]:
     """Returns the filters per resolution, largest first: halved while even and above 4 pixels, at most 8 x width."""
-    size = config.image_size
     result: list[int] = []
     while size % 2 == 0 and size > 4:
         size //= 2
-        result.append(config.width * min(2 ** len(result), 8))
+        result.append(width * min(2 ** len(result), 8))
     return result
 
 
-def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, classes: int = 0) -> keras.Model:
+def build_generator(
+    config: TrainConfig, shared: OfGAN, initializer: Initializer = _GLOROT, classes: int = 0
+) -> keras.Model:
     """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in [-1, 1].
 
     With classes, its input is that of trainer.models.conditional.with_class.
     """
-    widths = filters(config)
+    widths = filters(config.image_size, shared.width)
     base = config.image_size // 2 ** len(widths)
 
     def doubled(x: Any, width: int) -> Any:
         kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
         return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
 
-    noise = keras.Input((config.latent_dim + classes,), name="noise")
+    noise = keras.Input((shared.latent_dim + classes,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
@@ -67,6 +78,7 @@ def build_generator(config: TrainConfig, initializer: Initializer = _GLOROT, cla
 
 def build_critic(
     config: TrainConfig,
+    shared: OfGAN,
     initializer: Initializer = _GLOROT,
     *,
     batch_norm: bool = False,
@@ -80,7 +92,7 @@ def build_critic(
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="images")
     x = images
-    for depth, width in enumerate(filters(config)):
+    for depth, width in enumerate(filters(config.image_size, shared.width)):
         normed = batch_norm and depth > 0
         kernel = {"kernel_initializer": initializer(), "use_bias": not normed}
         if depth == 0:
@@ -144,6 +156,7 @@ class GAN(keras.Model):
         self,
         config: TrainConfig,
         dataset: Dataset,
+        shared: OfGAN,
         *,
         batches_per_step: int,
         betas: tuple[float, float],
@@ -152,16 +165,18 @@ class GAN(keras.Model):
         initializer: Initializer = _GLOROT,
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
-        classes = self.generated_classes = classes_of(config, dataset)
-        self.generator, self.generator_average = (build_generator(config, initializer, classes) for _ in range(2))
+        classes = self.generated_classes = classes_of(config, dataset) if shared.conditional else 0
+        self.generator, self.generator_average = (
+            build_generator(config, shared, initializer, classes) for _ in range(2)
+        )
         of_critic: dict[str, Any] = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
-        self.critic = build_critic(config, initializer, **of_critic)
+        self.critic = build_critic(config, shared, initializer, **of_critic)
         # What samples and templates run: the same networks, with labels as an input of their own.
         self.sampled, self.sampled_average = (
-            labelled(each, classes) if classes else each for each in (self.generator, self.generator_average)
+            labelled(network, classes) if classes else network for network in (self.generator, self.generator_average)
         )
         self.generator_average.set_weights(self.generator.get_weights())
-        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, config.latent_dim, config.ema_decay
+        self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, shared.latent_dim, shared.ema_decay
         self.generator_variables = [variable.value for variable in self.generator.trainable_variables]
         self.critic_variables = [variable.value for variable in self.critic.trainable_variables]
 
@@ -171,18 +186,8 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        # Where XLA cannot compile the whole step: no all-reduce over CPUs or machines may be inside.
-        # A function of XLA's own would be traced for the first of several passes alone.
-        self.uses_xla = config.jit_compile == "true" and not synchronized(config) and config.micro_batches == 1
-        self.compiles_gradients = self.uses_xla
-        self._pass = self.xla_compiled(self.one_pass)
-        self._image_gradients = self.xla_compiled(self.image_gradients)
-        self._critic_gradients = self.xla_compiled(self.critic_gradients)
-        self.diff_augment = DiffAugment(config.diff_augmentations)
-
-    def xla_compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, compiled by XLA with --jit_compile=true if no batch norm spans replicas."""
-        return tf.function(function, jit_compile=True, autograph=False) if self.uses_xla else function
+        self._critic_gradients = self.critic_gradients  # a subclass may have it compiled
+        self.diff_augment = DiffAugment(names_in(shared.diff_augment))
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
@@ -212,47 +217,43 @@ class GAN(keras.Model):
         """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes none."""
         return self.critic(with_labels(images, labels), training=True)
 
-    def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> tuple[list[Generated], Generated]:
-        """Returns what each critic update takes, and what the generator's own takes: see `generate`.
+    def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> list[Generated]:
+        """Returns what each critic update takes and, last, what the generator's own takes.
 
-        labels: as of `labels_of`; the generator's own images have those of the last update.
+        noise: (rows, critic updates + 1, latent_dim); labels: as of `labels_of`, the last ones for the generator too.
         """
-        each_labels = [None] * noise.shape[1]
+        labels_by_update = [None] * noise.shape[1]
         if labels is not None:
-            each_labels = [*tf.unstack(labels), labels[-1]]
-            noise = with_class(noise, tf.stack(each_labels, axis=1), self.generated_classes)
+            labels_by_update = [*tf.unstack(labels), labels[-1]]
+            noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
+        noise_by_update = tf.unstack(noise, axis=1)
         if step.micro_batches > 1 or not self.joined_passes:
-            each_noise = zip(tf.unstack(noise, axis=1), each_labels, strict=True)
-            *others, last = (Generated(noise=one, labels=own) for one, own in each_noise)
-            return others, last
-        fakes, generated = self.generate(noise)
-        own_labels = each_labels.pop()
-        others = [Generated(one, labels=own) for one, own in zip(tf.unstack(fakes), each_labels, strict=True)]
-        return others, generated._replace(labels=own_labels)
+            generated = [Generated(noise=drawn) for drawn in noise_by_update]
+        else:
+            generated = self.generate(*noise_by_update)
+        return [images._replace(labels=y) for images, y in zip(generated, labels_by_update, strict=True)]
 
     def images_from(self, generated: Generated) -> Any:
         """Returns the images, (rows, height, width, channels); makes them if there are none."""
         return self.generator(generated.noise, training=True) if generated.images is None else generated.images
 
-    def generate(self, noise: Any) -> tuple[Any, "Generated"]:
+    def generate(self, *noise: Any) -> list[Generated]:
         """Makes all images of a step in one pass: the weights of the generator change only at its end.
 
-        noise: (rows, critic updates + 1, latent_dim), the last one for the generator's own update. Returns the images
-        for the critic, (critic updates, rows, height, width, channels), without gradients, and those for the generator.
+        noise: (rows, latent_dim) of each update; only images of the last, the generator's own, have gradients.
         """
-        *others, last = tf.unstack(noise, axis=1)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
-            fakes, own = self._pass(tf.concat(others, 0), last)
-        return tf.reshape(fakes, (len(others), *own.shape)), Generated(own, tape)
+            *fakes, last = self.one_pass(*noise)
+        return [*map(Generated, fakes), Generated(last, tape)]
 
-    def one_pass(self, noise: Any, last: Any) -> list[Any]:
-        """Returns images of noise, (groups x rows, latent_dim), and last, (rows, latent_dim), as of passes apart."""
-        groups = noise.shape[0] // last.shape[0]
-        if prefers_many_rows():
-            return in_one_pass(self.generator, GroupedRows(noise, groups), GroupedRows(last))
-        *others, own = in_one_pass(self.generator, *map(GroupedRows, (*tf.split(noise, groups), last)))
-        return [tf.concat(others, 0), own]
+    def one_pass(self, *noise: Any) -> list[Any]:
+        """Returns the images of each noise, (rows, latent_dim), as of passes apart."""
+        if not prefers_many_rows():
+            return in_one_pass(self.generator, *map(GroupedRows, noise))
+        *others, last = noise
+        fakes, images = in_one_pass(self.generator, GroupedRows(tf.concat(others, 0), len(others)), GroupedRows(last))
+        return [*tf.split(fakes, len(others)), images]
 
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
@@ -287,8 +288,8 @@ class GAN(keras.Model):
                 tape.watch(self.generator_variables)
                 generated = generated._replace(images=self.images_from(generated))
         numbers = self.diff_augment.draw()
-        given = generated.labels, numbers, generated.reals
-        loss, by_images = self._image_gradients(generated.images, global_batch_size, *given)
+        others = generated.labels, numbers, generated.reals
+        loss, by_images = self.image_gradients(generated.images, global_batch_size, *others)
         return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
 
     def image_gradients(

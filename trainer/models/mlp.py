@@ -6,15 +6,16 @@ from keras import layers
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
+from trainer.models.model_settings import Dropout, Units
 from trainer.models.optimizers import FusedAdam
 
 
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: Dropout = 0.0) -> keras.Model:
     """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; trained by Adam."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
-        x = layers.Dense(config.width, activation="relu")(x)
-        x = layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x) if config.dropout else x
+        x = layers.Dense(width, activation="relu")(x)
+        x = layers.Dropout(dropout, seed=config.seed, name=f"dropout_{depth}")(x) if dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
     return compile_classifier(model, config, dataset, FusedAdam)

@@ -12,10 +12,18 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.compat import adam_moments
 
 
-def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int = 1, updates_per_step: int = 1) -> Any:
-    """Returns the rate for a Keras optimizer that makes `updates_per_step` updates per step: a number or a schedule."""
-    later = (config.fine_tune_after_steps, config.fine_tune_learning_rate)
-    if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later[0]:
+def learning_rate(
+    config: TrainConfig,
+    dataset: Dataset,
+    batches_per_step: int = 1,
+    updates_per_step: int = 1,
+    later: tuple[int, float] | None = None,
+) -> Any:
+    """Returns the rate for a Keras optimizer that makes `updates_per_step` updates per step: a number or a schedule.
+
+    later: (step, the rate from that step on).
+    """
+    if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later:
         return config.learning_rate
     schedule = Schedule(dataset.train.count, config.global_batch_size, batches_per_step, config.seed)
     return StepSchedule(
@@ -24,7 +32,7 @@ def learning_rate(config: TrainConfig, dataset: Dataset, batches_per_step: int =
         config.warmup_steps,
         schedule.total_steps(config.steps, config.epochs),
         updates_per_step,
-        later if later[0] else None,
+        later,
     )
 
 

@@ -7,37 +7,47 @@ replicas changes nothing. The critic has no batch norm, as the penalties are on 
 critic and one generator update by the same real images, each with new noise.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-import keras
 import tensorflow as tf
 
+from trainer.base.settings.fields import Setting
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
-from trainer.models.gan import GAN, images_of, scores_and_slopes
-
-
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Builds generator, critic and their optimizers for `config.image_size` and `config.channels`."""
-    return R3GAN(config, dataset)
+from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
+from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
 class R3GAN(GAN):
     """Trains by the logistic loss of pairs, and gamma / 2 times R1 and R2; gamma is `gradient_penalty_weight`."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        *,
+        width: Width = 32,
+        latent_dim: LatentDim = 128,
+        conditional: Conditional = False,
+        diff_augment: DiffAugment = "",
+        ema_decay: EmaDecay = 0.999,
+        gradient_penalty_weight: Annotated[
+            float, Setting("gamma of the paper, half of which counts", minimum=0)
+        ] = 10.0,
+    ) -> None:
         # Differences of scores cancel a bias, which would follow the rounding of a gradient that is 0.
-        super().__init__(config, dataset, batches_per_step=1, betas=(0.0, 0.99), score_bias=False)
-        self.gamma = config.gradient_penalty_weight
+        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
+        super().__init__(config, dataset, shared, batches_per_step=1, betas=(0.0, 0.99), score_bias=False)
+        self.gamma = gradient_penalty_weight
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses. data: images (1, rows, height, width, channels) in [0, 255], perhaps labels (1, rows)."""
         step, reals = current_step(), images_of(data)[0]
         noise = step.normal((2, self.latent_dim), stream="noise")
-        (fakes,), generated = self.images_for_updates(step, noise, self.labels_of(data))
+        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         losses = self.update_critic(step, reals, fakes)
         (seen,) = self.augmented(from_uint8(reals))
         generator_loss = self.update_generator(step, generated._replace(reals=seen))
@@ -67,3 +77,6 @@ class R3GAN(GAN):
 def _pairs(better: Any, worse: Any) -> Any:
     """Returns the sum of -log sigmoid(better - worse) over pairs of scores, (rows, 1)."""
     return tf.reduce_sum(tf.nn.softplus(worse - better))
+
+
+build = R3GAN

@@ -4,21 +4,17 @@ The critic has no batch norm, as the penalty is on each example's own gradient. 
 replicas. Losses and penalty are divided by the GLOBAL batch, so the number of replicas changes nothing.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-import keras
 import tensorflow as tf
 
+from trainer.base.settings.fields import Setting
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
-from trainer.models.gan import GAN, images_of, scores_and_slopes
-
-
-def build(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Builds generator, critic and their optimizers for `config.image_size` and `config.channels`."""
-    return WGANGP(config, dataset)
+from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
+from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
@@ -36,9 +32,22 @@ def _root(squares: Any) -> tuple[Any, Any]:
 class WGANGP(GAN):
     """Makes `critic_steps` critic updates and then one generator update per step."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        super().__init__(config, dataset, batches_per_step=config.critic_steps, betas=(0.0, 0.9))
-        self.gradient_penalty_weight = config.gradient_penalty_weight
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        *,
+        width: Width = 32,
+        latent_dim: LatentDim = 128,
+        conditional: Conditional = False,
+        diff_augment: DiffAugment = "",
+        ema_decay: EmaDecay = 0.999,
+        critic_steps: Annotated[int, Setting("critic updates before each generator update", minimum=1)] = 5,
+        gradient_penalty_weight: Annotated[float, Setting("weight of the critic's gradient penalty", minimum=0)] = 10.0,
+    ) -> None:
+        shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
+        super().__init__(config, dataset, shared, batches_per_step=critic_steps, betas=(0.0, 0.9))
+        self.gradient_penalty_weight = gradient_penalty_weight
         # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
         self.compiles_gradients = config.jit_compile == "true"
         self._critic_gradients = tf.function(
@@ -53,9 +62,9 @@ class WGANGP(GAN):
         step = current_step()
         noise = step.normal((self.batches_per_step + 1, self.latent_dim), stream="noise")
         mix = step.uniform((self.batches_per_step, 1, 1, 1), stream="interpolation")
-        fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
+        *fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         batches = zip(tf.unstack(images_of(data)), fakes, tf.unstack(mix, axis=1), strict=True)
-        updates = [self.update_critic(step, *each) for each in batches]
+        updates = [self.update_critic(step, *batch) for batch in batches]
         logs = {name: tf.add_n([update[name] for update in updates]) / len(updates) for name in updates[0]}
         logs["generator_loss"] = self.update_generator(step, generated)
         self.average_generator(step)
@@ -85,3 +94,6 @@ class WGANGP(GAN):
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns minus the sum of the scores."""
         return -tf.reduce_sum(scores)
+
+
+build = WGANGP

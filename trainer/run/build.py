@@ -17,7 +17,7 @@ from trainer.data.fingerprint import content_of
 from trainer.data.soft_labels import softening
 from trainer.data.sources import is_named, load_dataset
 from trainer.invariance.compat import reset_layer_names, seed_initializers
-from trainer.models import build_model
+from trainer.models.construction import build_model
 from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 

@@ -95,7 +95,8 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
     callbacks = load_callbacks(config)
     scale = 0.5**job.result.rollbacks
-    rates = {name: getattr(config, name) * scale for name in ("learning_rate", "fine_tune_learning_rate")}
+    names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
+    rates = {name: getattr(config, name) * scale for name in names}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
     for reason in depends_on_replicas(setup.model, replicas.count, config.micro_batches):
         log.warning(f"the result depends on the number of replicas: {reason}")

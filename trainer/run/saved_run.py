@@ -26,7 +26,7 @@ from trainer.data.sources import load_dataset
 from trainer.invariance.layers import refresh_normalization
 from trainer.measures import prediction
 from trainer.measures.evaluation import Evaluation, why_not_evaluated
-from trainer.models import build_model
+from trainer.models.construction import build_model
 from trainer.reporting.classification import Classification
 from trainer.run.build import set_precision_and_seed
 from trainer.run.export import load_template, load_template_weights

@@ -90,7 +90,6 @@ class ModelInterface:
     generator: Generates | None  # the model, if nothing is missing for FID
     missing_for_fid: tuple[str, ...]
     generated_classes: int  # of which it generates images when it is given a label; 0
-    takes_diff_augment: bool  # whether it has `diff_augment`, as trainer/models/gan.py
     optimizer: Any  # of a compiled model; None
     loss: Any  # of a compiled model; None
     compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
@@ -111,7 +110,6 @@ class ModelInterface:
             generator=None if missing else model,
             missing_for_fid=missing,
             generated_classes=getattr(model, "generated_classes", 0),
-            takes_diff_augment=hasattr(model, "diff_augment"),
             optimizer=getattr(model, "optimizer", None),
             loss=getattr(model, "loss", None),
             compiles_gradients=getattr(model, "compiles_gradients", False),

@@ -316,7 +316,7 @@ def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytes
     free = dataclasses.replace(CONFIG, steps=3, job_dir="elsewhere", global_batch_size=8, seed=3, replicas=2)
     assert plan_key(free) == plan_key(CONFIG)
     assert len({plan_key(dataclasses.replace(CONFIG, **other)) for other in (
-        {}, {"width": 8}, {"precision": "mixed_float16"}, {"data": "mnist"}, {"critic_steps": 1})}) == 5  # fmt: skip
+        {}, {"image_size": 16}, {"precision": "mixed_float16"}, {"data": "mnist"}, {"channels": 3})}) == 5  # fmt: skip
     places = ("photos", "folder:photos/", "/home/me/photos", "gs://bucket/photos")
     assert len({plan_key(dataclasses.replace(CONFIG, data=each)) for each in places}) == 1
     (tmp_path / "mine_to_plan.py").write_text("one = 1\n")

@@ -16,7 +16,7 @@ from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.sources import load_dataset
 from trainer.invariance.layers import depends_on_replicas
-from trainer.models import build_model
+from trainer.models.construction import build_model
 from trainer.run.build import build_setup, set_precision_and_seed
 
 BATCH = 16

@@ -24,7 +24,7 @@ from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Extractor, Fid, frechet_distance, kernel_distance
-from trainer.models import build_model
+from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.build import set_precision_and_seed
 

@@ -34,7 +34,7 @@ from trainer.data.dataset import Arrays, Dataset
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step
-from trainer.models import build_model
+from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below, _without_dropout
 from trainer.models.optimizers import StepSchedule, learning_rate
 from trainer.run import job, replica_check
@@ -224,11 +224,6 @@ def test_images_to_evaluate_a_classifier_with_need_labels() -> None:
     assert build_model(resolve(gan).config, dataset).generator.built
 
 
-def test_a_model_of_the_users_without_a_critic_refuses_changes_before_it() -> None:
-    with refused("diff_augment=color: tests.models:classifier sets no diff_augment"):
-        build_model(TrainConfig(model="tests.models:classifier", diff_augment="color", channels=3), labelled(2))
-
-
 EFFICIENT = ["--model=efficientnet", "--variant=B0", "--image_size=32", "--channels=3", "--global_batch_size=16"]
 EFFICIENT += [f"--data={__name__}:two_classes", "--steps=3", "--learning_rate=1e-3"]
 
@@ -359,7 +354,7 @@ def test_check_ends_with_its_verdict(model: str, code: int, line: str) -> None:
     assert line in done.stdout + done.stderr
 
 
-CHECKED = ["--image_size=16", "--global_batch_size=8", "--width=4", "--expect_devices=1"]  # it uses only the CPU
+CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # it uses only the CPU
 
 
 @pytest.mark.parametrize(("flags", "line"), [

@@ -12,7 +12,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import Schedule, row_order
 from trainer.data.digits import load
 from trainer.invariance.step import StepContext
-from trainer.models.gan import build_critic, build_generator, filters
+from trainer.models.gan import OfGAN, build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
 
 OF_NORM_5 = np.zeros((4, 4, 1), np.float32)
@@ -58,16 +58,16 @@ def test_the_penaltys_gradient_equals_the_derivation_by_hand() -> None:
 @pytest.mark.parametrize("size", [16, 24, 40, 64, 256])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_networks_fit_every_size(size: int, channels: int) -> None:
-    config = TrainConfig(image_size=size, channels=channels, width=2, latent_dim=4)
-    generator, critic = build_generator(config), build_critic(config)
+    config, shared = TrainConfig(image_size=size, channels=channels), OfGAN(width=2, latent_dim=4)
+    generator, critic = build_generator(config, shared), build_critic(config, shared)
     assert generator.output_shape == critic.input_shape == (None, size, size, channels)
     assert critic.output_shape == (None, 1)
     assert not any(isinstance(layer, keras.layers.BatchNormalization) for layer in critic.layers)
 
 
 def test_filters_double_up_to_eight_times_the_width() -> None:
-    assert filters(TrainConfig(image_size=256, width=10)) == [10, 20, 40, 80, 80, 80]
-    assert filters(TrainConfig(image_size=32, width=32)) == [32, 64, 128]
+    assert filters(256, width=10) == [10, 20, 40, 80, 80, 80]
+    assert filters(32, width=32) == [32, 64, 128]
 
 
 class Paper:
@@ -128,7 +128,7 @@ def test_the_first_step_is_that_of_the_paper() -> None:
     paper = Paper(untrained)
 
     step = StepContext(config.seed, tf.constant(0, tf.int64), 0, 16, 16)
-    noise = step.normal((2, config.latent_dim), stream="noise")
+    noise = step.normal((2, model.latent_dim), stream="noise")
     epsilon = step.uniform((1, 1, 1, 1), stream="interpolation")[:, 0]
     digits: Any = load(config).train
     (rows,) = next(iter(row_order(digits, Schedule(1797, 16, 1, config.seed), 0, 1))).numpy()

@@ -57,7 +57,7 @@ def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: M
     model, _ = run_steps(config, 4)
     folder = tmp_path / "model"
     export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
-    z = noise(5, 16, config.latent_dim)
+    z = noise(5, 16, model.latent_dim)
     np.save(folder / "noise.npy", z)
 
     # -I: neither this folder nor PYTHONPATH, so that `trainer` cannot be imported by accident

@@ -85,9 +85,10 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
 ])  # fmt: skip
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""
-    own = f"--model={__name__}:classifier"
+    model = () if any(flag.startswith("--model") for flag in flags) else (f"--model={__name__}:classifier",)
+    width = () if model else ("--width=8",)
     allowed = ALLOWED["mixed_float16"] if "--precision=mixed_float16" in flags else {}
-    check(step_on_gpus(monkeypatch, own, "--data=digits", "--image_size=16", "--width=8", *flags), allowed)
+    check(step_on_gpus(monkeypatch, *model, "--data=digits", "--image_size=16", *width, *flags), allowed)
 
 
 @pytest.mark.slow

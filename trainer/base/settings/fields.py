@@ -26,26 +26,30 @@ _CLOSE = 0.6  # the ratio of difflib from which a name is taken for another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def setting(
-    default: Any,
-    meaning: str,
-    *,
-    unit: str = "",
-    minimum: float | None = None,
-    maximum: float | None = None,
-    above: float | None = None,
-    choices: tuple[Any, ...] = (),
-    group: str = "",
-) -> Any:
-    """Returns a dataclass field with meaning, unit and limits in its metadata; `above` is an exclusive minimum."""
-    limits = {"minimum": minimum, "maximum": maximum, "above": above, "choices": choices}
-    metadata = {"meaning": meaning, "unit": unit, "group": group, **limits}
-    return dataclasses.field(default=default, metadata=metadata)
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Says what a setting means, its unit and its limits: `Annotated[int, Setting("hidden units", minimum=1)]`.
+
+    above: an exclusive minimum; reads: it may name a file to read, which a job must then reach.
+    """
+
+    meaning: str
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    choices: tuple[Any, ...] = ()
+    reads: bool = False
+
+
+def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> Any:
+    """Returns a dataclass field whose metadata are those of `Setting(meaning, **limits)`, and the group of --help."""
+    return dataclasses.field(default=default, metadata={**vars(Setting(meaning, **limits)), "group": group})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the known name closest to `name`, the first of them, or a full stop."""
-    ratios = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in known}
+    ratios = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in known}
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
 

@@ -1,7 +1,8 @@
-"""Makes settings of the keyword-only parameters of a user's functions: fields of a subclass of TrainConfig.
+"""Makes settings of the keyword-only parameters of the functions that a run names: fields of a subclass of TrainConfig.
 
 `def build(config, dataset, *, depth: int = 2)` gives the flag --depth, the key `depth` of a recipe and of run.json, and
-`config.depth`. Whatever handles the fields of a settings class handles these too.
+`config.depth`, whether the function is the user's or that of a built-in model. Whatever handles the fields of a
+settings class handles these too.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from trainer.base.errors import UserError
+from trainer.base.settings.fields import nearest
 from trainer.base.settings.signatures import (
     REQUIRED,
     Parameter,
@@ -19,9 +21,9 @@ from trainer.base.settings.signatures import (
     read_signature,
     refuse_missing_module,
 )
-from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, TrainConfig
+from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, MODELS, TrainConfig
 
-FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function of the user's
+FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function with settings
 _FUNCTIONS = "functions"  # in the metadata of a field: those that take it
 
 
@@ -34,7 +36,7 @@ def is_dotted(value: str) -> bool:
 class OwnSettings:
     """Finds the settings of the functions that `named` names; `first`: a folder to search before Python's own.
 
-    named: the values of the settings in FUNCTIONS; those that name no function of the user's are ignored.
+    named: the values of the settings in FUNCTIONS; those that name no function are ignored.
     """
 
     named: Mapping[str, str]
@@ -43,68 +45,90 @@ class OwnSettings:
     @cached_property
     def settings(self) -> type[TrainConfig]:
         """Returns TrainConfig with a field for each setting. Raises UserError if one of them is not possible."""
-        taken: dict[Parameter, tuple[str, ...]] = {}
-        for function, signature in self._signatures.items():
+        taken: dict[str, tuple[Parameter, tuple[str, ...]]] = {}
+        for function, signature in self._read[0].items():
             for parameter in signature.parameters:
-                self._refuse_ours(function, parameter)
-                other = next((one for one in taken if one.name == parameter.name), parameter)
-                self._refuse_two(parameter, function, other, taken.get(other, ()))
-                taken[other] = (*taken.get(other, ()), function)
-        groups = tuple(" and ".join(self._shown(one) for one in functions) for functions in taken.values())
-        return _subclass(tuple(taken.items()), groups)
+                self._refuse_ours(function, parameter.name)
+                other, functions = taken.get(parameter.name, (parameter, ()))
+                if functions and not _same(parameter, other):
+                    raise UserError(
+                        f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {other.name}, as "
+                        f"{other} and as {parameter}: give it one type and default, or two names"
+                    )
+                taken[parameter.name] = (other, (*functions, function))
+        groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in taken.values())
+        return _subclass(tuple(taken.values()), groups)
 
     def hint(self, name: str) -> str:
         """Returns why the unknown flag `name` may not be a setting of the functions; empty if nothing is known."""
-        for function, signature in self._signatures.items():
+        signatures, unreadable = self._read
+        for function, signature in signatures.items():
             if name in signature.positional:
                 return (
                     f" ({self._shown(function)} takes {name}, but only keyword-only parameters are settings: write it "
                     "after a `*`)"
                 )
-        reasons = "; ".join(f"{self._shown(function)}: {why}" for function, why in self._unreadable.items())
-        return f" (settings of your own functions are not known: {reasons})" if reasons else ""
+        if unreadable:
+            reasons = "; ".join(f"{self._shown(function)}: {why}" for function, why in unreadable.items())
+            return f" (settings of your own functions are not known: {reasons})"
+        models = [model for model, names in settings_of_models().items() if name in names]
+        return f" ({name} is a setting of {', '.join(models)}, not of {self._shown('model')})" if models else ""
+
+    def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values without those that only other built-in models take, as those of a recipe may be."""
+        names = {field.name for field in dataclasses.fields(self.settings)}
+        others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
+        return {name: value for name, value in values.items() if name not in others}
 
     @cached_property
-    def _read(self) -> dict[str, Signature | str]:
-        """Returns by function its signature, or why it cannot be read."""
-        found: dict[str, Signature | str] = {}
+    def _read(self) -> tuple[dict[str, Signature], dict[str, str]]:
+        """Returns by function its signature or, of others, why it cannot be read."""
+        signatures, unreadable = {}, {}
         for function in FUNCTIONS:
-            path = self.named.get(function)
+            name = self.named.get(function)
+            path = _path_of_model(name) if function == "model" and isinstance(name, str) else name
             if isinstance(path, str) and is_dotted(path):
                 try:
-                    found[function] = read_signature(path, self._shown(function), self.first)
+                    signatures[function] = read_signature(path, self._shown(function), self.first)
                 except Unreadable as error:
-                    found[function] = str(error)
-        return found
-
-    @property
-    def _signatures(self) -> dict[str, Signature]:
-        return {name: found for name, found in self._read.items() if isinstance(found, Signature)}
-
-    @property
-    def _unreadable(self) -> dict[str, str]:
-        return {name: found for name, found in self._read.items() if isinstance(found, str)}
+                    unreadable[function] = str(error)
+        return signatures, unreadable
 
     def _shown(self, function: str) -> str:
         return f"{function}={self.named[function]}"
 
-    def _refuse_ours(self, function: str, parameter: Parameter) -> None:
-        name = parameter.name
-        of_ours = next((one for one in (name, name.removeprefix("no_")) if hasattr(TrainConfig, one)), "")
-        if of_ours:
+    def _refuse_ours(self, function: str, name: str) -> None:
+        ours = next((other for other in (name, name.removeprefix("no_")) if hasattr(TrainConfig, other)), "")
+        if ours:
             raise UserError(
                 f"{self._shown(function)}: its setting {name} has the name of a setting of the trainer: read "
-                f"config.{of_ours}, or rename the parameter"
+                f"config.{ours}, or rename the parameter"
             )
         if name in ("help", "print_config", "verbose"):
             raise UserError(f"{self._shown(function)}: its setting {name} has the name of a flag: rename the parameter")
 
-    def _refuse_two(self, one: Parameter, function: str, other: Parameter, functions: tuple[str, ...]) -> None:
-        if dataclasses.replace(one, meaning="") != dataclasses.replace(other, meaning=""):
-            raise UserError(
-                f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {one.name}, as {other} "
-                f"and as {one}: give it one type and default, or two names"
-            )
+
+def _path_of_model(name: str) -> str:
+    """Returns the dotted path of a model's function. Raises UserError for the name of no model."""
+    if ":" not in name and name not in MODELS:
+        raise UserError(
+            f"model={name}: no such model{nearest(name, MODELS)} Known: {', '.join(MODELS)}, or your own "
+            "package.module:function"
+        )
+    return MODELS.get(name, name)
+
+
+@lru_cache(maxsize=1)
+def settings_of_models() -> dict[str, dict[str, Parameter]]:
+    """Returns the settings of each built-in model by name."""
+    signatures = {model: read_signature(path, f"model={model}") for model, path in MODELS.items()}
+    return {model: {part.name: part for part in signature.parameters} for model, signature in signatures.items()}
+
+
+def _same(parameter: Parameter, other: Parameter) -> bool:
+    """Returns whether two parameters differ in what --help says of them alone."""
+    about = dataclasses.replace(parameter.about, meaning=other.about.meaning)
+    return dataclasses.replace(parameter, about=about) == other
 
 
 @lru_cache(maxsize=64)
@@ -114,10 +138,9 @@ def _subclass(taken: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tupl
         return TrainConfig
     fields = []
     for (parameter, functions), group in zip(taken, groups, strict=True):
-        field = parameter.field
-        more = {"group": f"settings of {group}", _FUNCTIONS: functions}
-        made: Any = dataclasses.field(default=parameter.default, metadata={**field.metadata, **more})
-        fields.append((parameter.name, field.type, made))
+        metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS: functions}
+        field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
+        fields.append((parameter.name, parameter.field.type, field))
     made = dataclasses.make_dataclass(
         "TrainConfig", fields, bases=(TrainConfig,), frozen=True, kw_only=True, namespace={"__module__": __name__}
     )
@@ -132,10 +155,10 @@ def refuse_missing_modules(config: TrainConfig) -> None:
             refuse_missing_module(path.partition(":")[0], f"{setting}={path}")
 
 
-def refuse_missing(settings: type[TrainConfig], given: Mapping[str, Any]) -> None:
-    """Raises UserError if a setting without a default has no value in `given`."""
+def refuse_missing(settings: type[TrainConfig], values: Mapping[str, Any]) -> None:
+    """Raises UserError if a setting without a default has no value in `values`."""
     for field in dataclasses.fields(settings):
-        if field.default is REQUIRED and field.name not in given:
+        if field.default is REQUIRED and field.name not in values:
             raise UserError(f"{field.name} is missing, one of the {field.metadata['group']}: use --{field.name}=VALUE")
 
 

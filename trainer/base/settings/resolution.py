@@ -62,8 +62,8 @@ class Overrides:
 
     @cached_property
     def own(self) -> OwnSettings:
-        """Returns the settings of the user's functions that the flags or the recipe name."""
-        named = {**self._in_recipe, **self.values}
+        """Returns the settings of the functions that the flags or the recipe name."""
+        named = {"model": TrainConfig.model, **self._in_recipe, **self.values}
         return OwnSettings({name: named[name] for name in FUNCTIONS if name in named}, self.first)
 
     @cached_property
@@ -88,7 +88,7 @@ class Overrides:
     def recipe(self) -> dict[str, Any]:
         """Returns the settings of the recipe, but for those that the flags replace; {} without a recipe."""
         origin = f"recipe={self.values.get('recipe', '')}"
-        settings = coerce_all(self.own.settings, self._in_recipe, origin)
+        settings = coerce_all(self.own.settings, self.own.without_others(self._in_recipe), origin)
         _check_length(settings, origin)
         lengths = LENGTHS if any(self.values.get(name) is not None for name in LENGTHS) else ()
         replaced = {*self.values, *lengths}
@@ -144,7 +144,7 @@ def resolve(arguments: Sequence[str], **help_options: Any) -> Command:
 
 
 def own_settings(arguments: Sequence[str], first: str = "") -> OwnSettings:
-    """Returns the settings of the user's functions that a command line names, in a recipe or by flags.
+    """Returns the settings of the functions that a command line names, in a recipe or by flags.
 
     They must be known before the other flags can be parsed. Raises UserError if one of them is not possible.
     """
@@ -211,6 +211,7 @@ Start with:
   python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data in the package; run it again to resume
   python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
   python -m trainer.task --recipe=cnn_mnist --print_config                print the settings that would be used
+  python -m trainer.task --help --model=cnn                               the settings of another model
   python -m deploy --help                                                 Vertex AI, and which tier is worth its money
 
 The job directory holds model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/

@@ -1,8 +1,8 @@
-"""Reads the keyword-only parameters of a user's function from its source, without importing it.
+"""Reads the keyword-only parameters of a function from its source, without importing it.
 
-An import would run the user's package, which may need TensorFlow: too slow at the desk, and too early in a job, where
-nothing may run before the strategy is made. So the syntax tree is read, and compared with the function once that is
-imported (`trainer.user_code.dotted_names`).
+An import would run the function's package, which may need TensorFlow: too slow at the desk, and too early in a job,
+where nothing may run before the strategy is made. So the syntax tree is read, and compared with the function once that
+is imported (`trainer.user_code.dotted_names`).
 """
 
 import ast
@@ -14,13 +14,13 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.fields import TYPE_NAMES, coerce, nearest, setting
+from trainer.base.settings.fields import TYPE_NAMES, Setting, coerce, nearest, setting
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str}
@@ -32,27 +32,25 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Describes a keyword-only parameter; `meaning` is the text of an Annotated type."""
+    """Describes a keyword-only parameter; `about`: what its type says of it, as `Annotated[int, Setting(…)]`."""
 
     name: str
     kind: type  # bool, int, float or str
     optional: bool
-    choices: tuple[Any, ...]
     default: Any
-    meaning: str
+    about: Setting
 
     @cached_property
     def field(self) -> "dataclasses.Field[Any]":
         """Returns the parameter as a field of a settings dataclass."""
-        field: dataclasses.Field[Any] = setting(
-            self.default, self.meaning or _MEANINGS[self.kind], choices=self.choices
-        )
+        about = {**vars(self.about), "meaning": self.about.meaning or _MEANINGS[self.kind]}
+        field: dataclasses.Field[Any] = setting(self.default, **about)
         field.name, field.type = self.name, self.kind | None if self.optional else self.kind
         return field
 
     def __str__(self) -> str:
         """Describes type and default for people: `int | None = 3`."""
-        kind = f"Literal{[*self.choices]}" if self.choices else self.kind.__name__
+        kind = f"Literal{[*self.about.choices]}" if self.about.choices else self.kind.__name__
         default = "" if self.default is REQUIRED else f" = {self.default!r}"
         return f"{kind}{' | None' if self.optional else ''}{default}"
 
@@ -82,17 +80,19 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
     except RecursionError:
         raise Unreadable(f"{module_name} is nested too deeply") from None
     if isinstance(node, ast.ClassDef):
-        methods = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        methods = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
         if not methods:
             raise Unreadable(f"{name} is a class without an __init__ of its own")
         node = methods[-1]
     if not isinstance(node, _Function):
         raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
-    given = node.args
-    pairs = [pair for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True) if pair[0].arg[0] != "_"]
-    parameters = tuple(_parameter(module, argument, default, origin) for argument, default in pairs)
-    positional = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-    return Signature(parameters, tuple(positional[len(positional) - len(given.defaults) :]))
+    arguments = node.args
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    parameters = [
+        _parameter(module, argument, default, origin) for argument, default in pairs if argument.arg[0] != "_"
+    ]
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    return Signature(tuple(parameters), tuple(positional[len(positional) - len(arguments.defaults) :]))
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
@@ -115,23 +115,8 @@ def refuse_missing_module(name: str, origin: str) -> None:
             if parent is None or re.search(r"__path__|sys\.modules", _source(parent) or ""):
                 return
             folders = parent.submodule_search_locations or []
-        beside = [f"{package}.{one.name}".lstrip(".") for one in pkgutil.iter_modules(folders)]
+        beside = [f"{package}.{module.name}".lstrip(".") for module in pkgutil.iter_modules(folders)]
         raise UserError(f"{missing}{nearest(name, beside)}")
-
-
-@contextmanager
-def _no_other_thread() -> Iterator[None]:
-    """Keeps the garbage collector, and with it every other thread, from running while ast.parse builds a tree.
-
-    Python 3.11 fails if another thread parses in between: https://github.com/python/cpython/issues/106905
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class _Sources:
@@ -139,37 +124,43 @@ class _Sources:
 
     def __init__(self, first: str, origin: str) -> None:
         self._first, self._origin = first, origin
+        self._modules: dict[str, _Module] = {}
 
     def module(self, name: str) -> "_Module":
+        if name not in self._modules:
+            self._modules[name] = self._parsed(name)
+        return self._modules[name]
+
+    def _parsed(self, name: str) -> "_Module":
         try:
             spec = self.spec(name)
             source = _source(spec) if spec else None
         except SyntaxError as error:  # of an encoding that the file declares
-            raise UserError(f"{self._origin}: cannot import {name} ({reason(error)})") from None
+            raise self.refused(f"cannot import {name} ({reason(error)})") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
         if spec is None or source is None:
             raise Unreadable(f"{name} {'is not found here' if spec is None else 'has no source'}")
         file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
         try:
-            with _no_other_thread():
-                tree = ast.parse(source, file)
+            tree = _tree(source)
         except (SyntaxError, ValueError, MemoryError) as error:
-            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-            what = error.msg if isinstance(error, SyntaxError) else reason(error)
-            raise UserError(f"{self._origin}: cannot import {name} ({file}{line}: {what})") from None
+            where = (
+                f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f"{file}: {reason(error)}"
+            )
+            raise self.refused(f"cannot import {name} ({where})") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         return _Module(self, name, package, file, source, tree)
 
-    def missing(self, module: str, name: str, known: Sequence[str]) -> UserError:
-        """Returns the error for a name that a module does not have."""
-        return UserError(f"{self._origin}: {module} has no function {name}{nearest(name, known)}")
+    def refused(self, text: str) -> UserError:
+        """Returns the error with this text, which names the setting."""
+        return UserError(f"{self._origin}: {text}")
 
     def spec(self, name: str) -> ModuleSpec | None:
         """Returns the spec of a module. importlib.util.find_spec alone would import the packages that contain it."""
         top, *rest = name.split(".")
         folders = [folder for folder in (self._first, os.getcwd()) if folder]
-        spec = PathFinder.find_spec(top, folders)
+        spec = None if top == __name__.split(".")[0] else PathFinder.find_spec(top, folders)
         if spec is None or spec.origin is None:  # a folder without __init__.py comes after all others
             spec = importlib.util.find_spec(top) or spec
         for part in rest:
@@ -186,30 +177,48 @@ def _source(spec: ModuleSpec) -> str | None:
     return get(spec.name) if get else None
 
 
+def _tree(source: str) -> ast.Module:
+    """Parses the source while neither the garbage collector nor, with it, another thread runs.
+
+    Python 3.11 fails if another thread parses in between: https://github.com/python/cpython/issues/106905
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        if collects:
+            gc.enable()
+
+
+@dataclasses.dataclass(frozen=True)
 class _Module:
     """Holds the syntax tree of a module."""
 
-    def __init__(self, sources: _Sources, name: str, package: str, file: str, source: str, tree: ast.Module) -> None:
-        self._sources, self._name, self._package, self._file, self._tree = sources, name, package, file, tree
-        self._source = source
+    sources: _Sources
+    name: str
+    package: str
+    file: str
+    source: str
+    tree: ast.Module
 
     def place(self, node: ast.AST) -> str:
         """Returns file and line of a node."""
-        return f"{self._file}:{getattr(node, 'lineno', 1)}"
+        return f"{self.file}:{getattr(node, 'lineno', 1)}"
 
     @cached_property
     def bindings(self) -> dict[str, tuple[ast.AST, str]]:
         """Returns what the names of the module are bound to at last: a node, and of an import the name there."""
-        found: dict[str, tuple[ast.AST, str]] = {}
-        for node in _statements(self._tree.body):
+        bound: dict[str, tuple[ast.AST, str]] = {}
+        for node in _statements(self.tree.body):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found[node.name] = (node, "")
+                bound[node.name] = (node, "")
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                found |= {(alias.asname or alias.name): (node, alias.name) for alias in node.names}
+                bound |= {(alias.asname or alias.name): (node, alias.name) for alias in node.names}
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found |= {target.id: (node.value, "") for target in targets if isinstance(target, ast.Name)}
-        return found
+                bound |= {target.id: (node.value, "") for target in targets if isinstance(target, ast.Name)}
+        return bound
 
     def find(self, name: str, steps: int = 0) -> tuple["_Module", ast.AST]:
         """Returns the definition of a name, and the module where it stands.
@@ -217,19 +226,17 @@ class _Module:
         Raises Unreadable if there is none, UserError if the module cannot have such a name.
         """
         node, there = self.bindings.get(name) or self.bindings.get("*") or (None, "")
-        if node is None and not re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b", self._source):
-            raise self._sources.missing(self._name, name, [*self.bindings])
+        if node is None and not re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b", self.source):
+            raise self.sources.refused(f"{self.name} has no function {name}{nearest(name, [*self.bindings])}")
         if node is None or isinstance(node, ast.Import) or steps > _MOST_STEPS:
-            raise Unreadable(f"{self._name} does not define {name} by `def`")
+            raise Unreadable(f"{self.name} does not define {name} by `def`")
         if isinstance(node, ast.ImportFrom):
             try:
-                other = importlib.util.resolve_name("." * node.level + (node.module or ""), self._package)
+                other = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
             except ImportError as error:
                 raise Unreadable(f"{self.place(node)}: {reason(error)}") from None
-            return self._sources.module(other).find(name if there == "*" else there, steps + 1)
-        if isinstance(node, ast.Name):
-            return self.find(node.id, steps + 1)
-        return self, node
+            return self.sources.module(other).find(name if there == "*" else there, steps + 1)
+        return self.find(node.id, steps + 1) if isinstance(node, ast.Name) else (self, node)
 
     def imported(self, node: ast.AST) -> str:
         """Returns the name that a Name or an Attribute has where it comes from: `t.Literal` is Literal."""
@@ -251,25 +258,24 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, origin: str) -> Parameter:
     """Returns one parameter. Raises UserError if its type or its default cannot be those of a setting."""
-    name, where = argument.arg, f"{origin}: {module.place(argument)}: its setting {argument.arg}"
+    where = f"{origin}: {module.place(argument)}: its setting {argument.arg}"
     value = REQUIRED if default is None else _literal(module, default, where)
     if argument.annotation is not None:
-        types = _Type(module, argument.annotation, where)
-        kind, optional, choices, meaning = types.kind, types.optional, types.choices, types.meaning
+        read = _Type(module, argument.annotation, where)
+        kind, optional, about = read.kind, read.optional, read.about
     elif type(value) in _TYPES.values():
-        kind, optional, choices, meaning = type(value), False, (), ""
+        kind, optional, about = type(value), False, Setting("")
     else:
         raise UserError(f"{where} has no type: {_ALLOWED}")
-    parameter = Parameter(name, kind, optional, choices, value, meaning)
+    parameter = Parameter(argument.arg, kind, optional, value, about)
     fits = value is REQUIRED or (value is None and optional) or type(value) is kind
     if not fits and not (kind is float and type(value) is int):
         raise UserError(f"{where} is {parameter}: the default must be of its type")
-    if value is not REQUIRED:
-        try:
-            parameter = dataclasses.replace(parameter, default=coerce(parameter.field, value))
-        except UserError as error:
-            raise UserError(f"{where}: its default does not fit: {error}") from None
-    return parameter
+    try:
+        usual = value if value is REQUIRED else coerce(parameter.field, value)
+    except UserError as error:
+        raise UserError(f"{where}: its default does not fit: {error}") from None
+    return dataclasses.replace(parameter, default=usual)
 
 
 def _literal(module: _Module, node: ast.AST, where: str) -> Any:
@@ -286,28 +292,26 @@ def _literal(module: _Module, node: ast.AST, where: str) -> Any:
 
 
 class _Type:
-    """Reads an annotation: the plain type, whether None is allowed, the choices of a Literal, the text of Annotated."""
+    """Reads an annotation: the plain type, whether None is allowed, what Literal and Annotated say of it."""
 
     def __init__(self, module: _Module, node: ast.AST, where: str) -> None:
-        self.optional, self.choices, self.meaning = False, (), ""
+        self.optional, self.about = False, Setting("")
         self._where = where
-        self._kinds: list[type] = []
+        self._kinds: set[type] = set()
         self._read(module, node, 0)
-        if len({*self._kinds}) != 1:
+        limits = [limit for limit in (self.about.minimum, self.about.maximum, self.about.above) if limit is not None]
+        allowed = {int, float} if limits else {*_TYPES.values()}
+        if len(self._kinds) != 1 or not self._kinds | {*map(type, limits)} - {int, float} <= allowed:
             raise self._refused(node)
-        self.kind = self._kinds[0]
+        self.kind = self._kinds.pop()
 
     def _refused(self, node: ast.AST) -> UserError:
         return UserError(f"{self._where} is of type {ast.unparse(node)[:100]}: {_ALLOWED}")
 
     def _read(self, module: _Module, node: ast.AST, steps: int) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation in quotes
-            with_quotes = node
-            try:
-                with _no_other_thread():
-                    node = ast.parse(node.value, mode="eval").body
-            except (SyntaxError, ValueError):
-                raise self._refused(with_quotes) from None
+            with suppress(SyntaxError, ValueError):  # then it is refused below
+                node = ast.parse(node.value, mode="eval").body
         if isinstance(node, ast.Constant) and node.value is None:
             self.optional = True
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -316,7 +320,7 @@ class _Type:
         elif isinstance(node, ast.Subscript):
             self._subscript(module, node, steps)
         elif isinstance(node, ast.Name) and node.id in _TYPES and node.id not in module.bindings:
-            self._kinds.append(_TYPES[node.id])
+            self._kinds.add(_TYPES[node.id])
         elif isinstance(node, ast.Name) and steps < _MOST_STEPS:
             try:
                 there, alias = module.find(node.id)
@@ -332,18 +336,28 @@ class _Type:
             parts = node.slice.elts
         if kind == "Literal":
             values = [_literal(module, part, self._where) for part in parts]
+            choices = [value for value in values if value is not None]
             self.optional |= None in values
-            self.choices = (*self.choices, *(value for value in values if value is not None))
-            self._kinds += [type(value) for value in values if value is not None]
-            if not {*self._kinds} <= {*_TYPES.values()}:
-                raise self._refused(node)
+            self.about = dataclasses.replace(self.about, choices=(*self.about.choices, *choices))
+            self._kinds |= {*map(type, choices)}
         elif kind in ("Optional", "Union"):
             self.optional |= kind == "Optional"
             for part in parts:
                 self._read(module, part, steps)
         elif kind == "Annotated":
             self._read(module, parts[0], steps)
-            texts = [part.value for part in parts[1:] if isinstance(part, ast.Constant)]
-            self.meaning = next((text for text in texts if isinstance(text, str)), "")
+            for part in parts[1:]:
+                self._describe(module, part)
         else:
             raise self._refused(node)
+
+    def _describe(self, module: _Module, node: ast.expr) -> None:
+        """Reads a text of Annotated, or its Setting, which holds literals."""
+        if isinstance(node, ast.Call) and module.imported(node.func) == Setting.__name__:
+            try:
+                words: Any = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
+                self.about = Setting(*map(ast.literal_eval, node.args), **{**words, "choices": self.about.choices})
+            except (ValueError, TypeError):
+                raise self._refused(node) from None
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.about = dataclasses.replace(self.about, meaning=node.value)

@@ -1,4 +1,7 @@
-"""Defines every setting of a run, with its meaning, unit and limits. Imports no TensorFlow."""
+"""Defines the settings of a run, with meaning, unit and limits; those of a model alone stand beside it.
+
+Imports no TensorFlow.
+"""
 
 import bisect
 import dataclasses
@@ -8,9 +11,8 @@ from functools import partial
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import setting
 
-GANS = ("dcgan", "wgan_gp", "r3gan")
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
-MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", *GANS)}
+MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp", "r3gan")}
 DATA_SOURCES = {
     "digits": "trainer.data.digits:load",
     "mnist": "trainer.data.keras_datasets:load",
@@ -24,9 +26,6 @@ DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 # Names for `augment`, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
 
-# Names for `diff_augment`, in the order in which they are applied.
-DIFF_AUGMENTATIONS = ("color", "translation", "cutout")
-
 
 # One function a group of --help.
 _run, _model, _training, _data, _devices, _output = (
@@ -36,7 +35,10 @@ _run, _model, _training, _data, _devices, _output = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json."""
+    """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json.
+
+    A resolved one is of a subclass, with the settings of its model, data and callbacks: `OwnSettings`.
+    """
 
     recipe: str = _run("", "name or path of the recipe")
     job_dir: str = _run("", "folder or gs:// address that the run writes to, and resumes from")
@@ -45,19 +47,6 @@ class TrainConfig:
     model: str = _model("wgan_gp", "a model's name, or your own package.module:function")
     image_size: int = _model(32, "height and width of the images", unit="pixels", minimum=1, maximum=4096)
     channels: int = _model(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
-    width: int = _model(32, "filters of the widest-image layer; deeper ones double it", minimum=1)
-    latent_dim: int = _model(128, "length of a generator's noise vector", minimum=1)
-    conditional: bool = _model(
-        False, "give both networks of a GAN the images' labels, to generate images of a given class"
-    )
-
-    variant: str = _model("B2", "variant of EfficientNet", choices=tuple(f"B{number}" for number in range(8)))
-    weights: str = _model("imagenet", "initial weights of EfficientNet: imagenet, none, or a weights file")
-    fine_tune_from: str = _model("", "first block of EfficientNet to train, as block6a; none: only the head is trained")
-    fine_tune_after_steps: int = _training(
-        0, "steps in which only EfficientNet's head is trained", unit="steps", minimum=0
-    )
-    fine_tune_learning_rate: float = _training(1e-5, "learning_rate from fine_tune_after_steps on", above=0)
 
     data: str = _data("digits", "a source's name, a path, kind:path, or your own package.module:function")
     evaluation_fraction: float = _data(
@@ -100,19 +89,6 @@ class TrainConfig:
         "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine")
     )
     warmup_steps: int = _training(0, "steps of a linear increase to learning_rate", unit="steps", minimum=0)
-    dropout: float = _model(0.0, "share of hidden units to drop", minimum=0, maximum=0.95)
-    critic_steps: int = _training(5, "critic updates before each generator update", minimum=1)
-    gradient_penalty_weight: float = _training(
-        10.0, "weight of the critic's gradient penalty; of r3gan its paper's gamma, half of which counts", minimum=0
-    )
-    diff_augment: str = _training(
-        "",
-        "random changes of real and generated images before a GAN's critic, for little data: "
-        f"{', '.join(DIFF_AUGMENTATIONS)}, or some of them",
-    )
-    ema_decay: float = _training(
-        0.999, "decay per step of the generator's averaged weights; 0: no averaging", minimum=0, maximum=0.999999
-    )
     early_stopping: str = _training("", "stop when this metric of an epoch, as val_loss, no longer improves")
     patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
     max_minutes: float = _training(
@@ -126,8 +102,10 @@ class TrainConfig:
         "when a loss is NaN: stop, or rollback to the last checkpoint with half the learning rate, at most twice",
         choices=("stop", "rollback"),
     )
-    initial_checkpoint: str = _model("", "start from the weights of another run's checkpoint (or job directory)")
-    initial_model: str = _model("", "start from the weights of a saved template model, a model.keras")
+    initial_checkpoint: str = _model(
+        "", "start from the weights of another run's checkpoint (or job directory)", reads=True
+    )
+    initial_model: str = _model("", "start from the weights of a saved template model, a model.keras", reads=True)
     seed: int = _training(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1)
 
     strategy: str = _devices(
@@ -188,9 +166,9 @@ class TrainConfig:
     )
     fid_samples: int = _output(10_000, "images to compare, real and generated", minimum=2)
     fid_features: str = _output(
-        "inception", "network of FID's features: inception, or the model.keras of a saved classifier"
+        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", reads=True
     )
-    fid_weights: str = _output("imagenet", "weights of inception: imagenet, or a weights file")
+    fid_weights: str = _output("imagenet", "weights of inception: imagenet, or a weights file", reads=True)
     tensorboard: bool = _output(True, "write TensorBoard event files")
     profile_steps: str = _output(
         "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
@@ -200,18 +178,13 @@ class TrainConfig:
     @property
     def inputs(self) -> dict[str, str]:
         """Returns the settings that may name a file or folder to read, and their values."""
-        others = ("weights", "fid_features", "fid_weights", "initial_checkpoint", "initial_model")
+        others = [field.name for field in dataclasses.fields(self) if field.metadata["reads"]]
         return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
 
     @property
     def augmentations(self) -> tuple[str, ...]:
         """Returns the names in `augment`."""
-        return _names(self.augment)
-
-    @property
-    def diff_augmentations(self) -> tuple[str, ...]:
-        """Returns the names in `diff_augment`."""
-        return _names(self.diff_augment)
+        return names_in(self.augment)
 
     @property
     def evaluation_batch(self) -> int:
@@ -289,7 +262,7 @@ MAY_CHANGE = frozenset({
 })  # fmt: skip
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names_in(text: str) -> tuple[str, ...]:
     """Returns the names in a text, separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 

@@ -53,6 +53,8 @@ def load(config, *, my_lambda: float = 0.3, rows: int):
 """
 OWN = ["--model=mine.nets:build", "--data=mine.data:load"]
 RUN = [*OWN, "--rows=24", "--global_batch_size=8", "--steps=2", "--tensorboard=false", "--checkpoint_every_steps=1"]
+ANNOTATED = "from typing import Annotated\nfrom trainer.base.settings.fields import Setting\n"
+ANNOTATED += "def build(c, d, *, a: Annotated["
 FORBIDDEN = "raise AssertionError('a package of the user must not be imported here')"
 
 
@@ -97,6 +99,13 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
         resolve([f"--recipe={recipe}"])
 
 
+def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as_flags() -> None:
+    config = vars(resolve(["--recipe=wgan_gp_digits", "--model=dcgan"]).config)
+    assert (config["conditional"], config["ema_decay"], "critic_steps" in config) == (True, 0.998, False)
+    with refused("--help lists them all (critic_steps is a setting of wgan_gp, not of model=dcgan)"):
+        resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
+
+
 def test_help_has_them_in_groups_of_their_own(mine: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         resolve([*OWN, "--help"])
@@ -119,7 +128,7 @@ def test_help_has_them_in_groups_of_their_own(mine: Path, capsys: Capture) -> No
     ([], "rows is missing, one of the settings of data=mine.data:load: use --rows=VALUE"),
     (["--rows=9", "--old=2"], "(model=mine.nets:build takes old, but only keyword-only parameters are settings: write"),
     (["--model=elsewhere.nets:build", "--rows=9", "--my_lambda=1", "--width2=1"],
-     "unknown flag --width2; did you mean 'width'? --help lists them all (settings of your own functions are not "
+     "unknown flag --width2. --help lists them all (settings of your own functions are not "
      "known: model=elsewhere.nets:build: elsewhere.nets is not found here)"),
 ])  # fmt: skip
 def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> None:
@@ -146,6 +155,9 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("def build(c, d, *, a: bool = 1): pass", "its setting a is bool = 1: the default must be of its type"),
     ("def build(c, d, *, a: float = 1e999): pass", "its default does not fit: a=inf must be a number"),
     ("def build(c, d, *, a: 'int[' = 1): pass", "its setting a is of type 'int[': use bool"),
+    (f"{ANNOTATED}int, Setting('x', minimum=2)] = 1): pass", "its default does not fit: a=1 must be at least 2"),
+    (f"{ANNOTATED}int, Setting('x', least=2)] = 1): pass", "its setting a is of type Setting('x', least=2): use bool"),
+    (f"{ANNOTATED}str, Setting('x', minimum=2)] = ''): pass", "of type Annotated[str, Setting('x', minimum=2)]: use"),
     ("def build(c, d, *, my_lambda: int = 3): pass",
      "model=mine.nets:build and data=mine.data:load both have a setting my_lambda, as int = 3 and as float = 0.3: "),
     ("def biuld(c, d): pass", "model=mine.nets:build: mine.nets has no function build; did you mean 'biuld'?"),
@@ -175,6 +187,7 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(mine: Path, s
     ("import typing as t\ndef build(c, d, *, a: t.Optional[t.Literal[1, 2]] = 1): pass", "Literal[1, 2] | None = 1"),
     ("from typing import *\ndef build(c, d, *, a: Union[float, None] = 1): pass", "float | None = 1.0"),
     ("def build(c, d, *, a: 'None | str'): pass", "str | None"),
+    (f"{ANNOTATED}int, Setting(meaning='x', maximum=2), 'y'] = 1): pass", "int = 1"),
     ("# -*- coding: latin-1 -*-\ndef build(c, d, *, a='é'): pass", "str = 'Ã©'"),
 ])  # fmt: skip
 def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: str) -> None:

@@ -11,8 +11,8 @@ from trainer.base.errors import UserError
 from trainer.base.settings import metric_names as measures
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.resolution import recipe_names, resolve, to_yaml
-from trainer.base.settings.rules import FROM_SCRATCH
-from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.base.settings.train_config import MODELS
+from trainer.models.model_settings import FROM_SCRATCH
 
 
 def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default() -> None:
@@ -81,7 +81,7 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--strategy=one_device", "--expect_devices=4"], "contradict each other"),
     (["--augment=flip,crup"], "no such augmentation; did you mean 'crop'?"),
     (["--diff_augment=color,cutaut"], "diff_augment=color,cutaut: no such augmentation; did you mean 'cutout'?"),
-    (["--model=cnn", "--diff_augment=color"], "cnn has no critic, only dcgan, wgan_gp, r3gan have: drop it"),
+    (["--model=cnn", "--diff_augment=color"], "diff_augment is a setting of dcgan, wgan_gp, r3gan, not of model=cnn"),
     (["--model=efficientnet"], "efficientnet takes colour images: use --channels=3"),
     (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], "name the first block"),
     (["--model=efficientnet", "--channels=3", "--fine_tune_after_steps=5"], FROM_SCRATCH),
@@ -96,7 +96,7 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
     (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),
     (["--model=cnn", "--fid_every_steps=5"], "fid_every_steps=5: cnn generates no images: drop the flag"),
-    (["--model=cnn", "--fine_tune_after_steps=5"], "cnn has no layers to train later, only efficientnet has"),
+    (["--model=cnn", "--fine_tune_after_steps=5"], "fine_tune_after_steps is a setting of efficientnet, not of"),
     (["--model=cnn", "--image_size=16"], "cnn needs at least 20 pixels"),
     (["--cluster_secret_file=x"], "--cluster_secret_file was removed: a private network or a firewall protects the"),
     (["--stream"], "--stream was removed: read gs:// data through /gcs/BUCKET/… on Vertex AI, or give the job a l"),
@@ -169,7 +169,7 @@ def test_settings_paths_do_not_import_tensorflow_and_help_lists_every_field() ->
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "LOADED [] 0" in shown
     text = " ".join(shown.split())
-    for field in TrainConfig.__dataclass_fields__.values():
+    for field in resolve([]).config.__dataclass_fields__.values():
         assert f"--{field.name} " in shown
         assert field.metadata["meaning"] in text
         assert field.metadata["unit"] in text

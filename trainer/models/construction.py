@@ -1,0 +1,155 @@
+"""Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.errors import UserError, reason
+from trainer.base.settings.train_config import MODELS, TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.invariance.compat import build_compiled, compare_signs_on_device, losses_reduced_by
+from trainer.invariance.gradients import sum_first
+from trainer.invariance.layers import make_independent
+from trainer.invariance.losses import try_losses
+from trainer.models.own_step import build_if_called, prepare_own_step
+from trainer.user_code.dotted_names import load_function
+from trainer.user_code.interface import has_class_outputs, has_own_step, symbolic_inputs
+from trainer.user_code.mistakes import as_user_mistake
+
+
+def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Builds the model that a run names, and its optimizers. Call it under the strategy's scope.
+
+    Its layers draw and normalise for the global batch.
+    """
+    compare_signs_on_device()
+    build = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"), config)
+    model = build(config, dataset)
+    if not isinstance(model, keras.Model):
+        raise UserError(
+            f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
+        )
+    _refuse_text(model, config, dataset)
+    if has_own_step(model):
+        build_if_called(model, dataset)
+    else:
+        _build_compiled(model, config, dataset)
+    make_independent(model, config)
+    if has_own_step(model):
+        prepare_own_step(model, config, dataset)
+    return model
+
+
+def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Builds the optimizer and the metrics now, as `fit` does: in a step it is too late.
+
+    Raises UserError if there is no loss to train on.
+    """
+    if not model.compiled:
+        raise UserError(
+            f"model={config.model}: it is not compiled and has no train_step of its own: call "
+            "model.compile(optimizer, loss=…) before you return it"
+        )
+    _check_labels(model, dataset)
+    _check_evaluation(model, dataset)
+    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(1)))
+    try:
+        build_compiled(model, rows)
+    except (ValueError, TypeError) as error:
+        raise as_user_mistake(error) or UserError(
+            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
+            f"{_other_loss(model, dataset) or reason(error)}"
+        ) from error
+    if not _has_loss(model, rows):
+        raise UserError(
+            f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of it "
+            "call add_loss"
+        )
+    if model.optimizer:
+        sum_first(model.optimizer)
+    if config.micro_batches > 1:
+        model.counted_losses = _has_counted_losses(model, rows)
+
+
+def _has_counted_losses(model: keras.Model, rows: Any) -> bool:
+    """Returns whether a loss divides by a count of rows that only a forward pass gives; changes nothing."""
+    counted: list[bool] = []
+
+    def reduce(original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+        counted.append(mask is not None or reduction == "mean_with_sample_weight")
+        return original(values, sample_weight, mask, reduction, dtype)
+
+    with losses_reduced_by(reduce):
+        try_losses(model, rows)
+    return any(counted)
+
+
+def _has_loss(model: keras.Model, rows: Any) -> bool:
+    """Returns whether Keras's train_step has a loss; runs a model that is compiled without one, and changes nothing."""
+    if model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss:
+        return True
+    x, *_ = keras.utils.unpack_x_y_sample_weight(rows)
+    with keras.StatelessScope(collect_losses=True) as scope:
+        model(x, training=True)
+    return bool(scope.losses) or any(one.regularizer for one in model.trainable_weights)
+
+
+def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Raises UserError if x holds text but no symbolic input of the model takes any."""
+    inputs = symbolic_inputs(model)
+    holds_text = any(one.dtype == tf.string for one in tf.nest.flatten(dataset.spec[0]))
+    if holds_text and inputs and not any(one.dtype == "string" for one in inputs):
+        raise UserError(
+            f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
+            "first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which may also be "
+            "a layer of the model"
+        )
+
+
+def _check_labels(model: keras.Model, dataset: Dataset) -> None:
+    """Raises UserError if a label in memory has no output of a classifier: Keras would train on NaN, or fail late."""
+    if "sparse" not in _loss_name(model) or not has_class_outputs(model):
+        return
+    classes = model.output_shape[-1]
+    for examples in (dataset.train, dataset.evaluation):
+        if examples is None or (labels := examples.targets) is None:
+            continue
+        least, largest = int(labels.min()), int(labels.max())
+        if not 0 <= least <= largest < classes:
+            raise UserError(
+                f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use "
+                f"labels from 0 to {classes - 1}"
+            )
+
+
+def _check_evaluation(model: keras.Model, dataset: Dataset) -> None:
+    """Raises UserError if only the training images have labels, and the loss needs them: Keras would fail late."""
+    if model.loss is not None and dataset.labelled and dataset.evaluation and not dataset.evaluation.labelled:
+        raise UserError(
+            f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
+            "theirs, or leave these images out and hold back a part by --evaluation_fraction"
+        )
+
+
+def _loss_name(model: keras.Model) -> str:
+    """Returns the name of the loss of compile() in small letters alone: of a string, a function or a Loss."""
+    loss = model.loss
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    return name.replace("_", "").lower()
+
+
+def _other_loss(model: keras.Model, dataset: Dataset) -> str:
+    """Returns which loss suits the labels, if the model's takes classes as numbers and these are one-hot, or opposite.
+
+    Empty for other losses and labels.
+    """
+    name, (_, y, *_) = _loss_name(model), (*dataset.spec, None)
+    if not has_class_outputs(model) or not isinstance(y, tf.TensorSpec):
+        return ""
+    one_hot = tuple(y.shape) == (model.output_shape[-1],)
+    if name == "sparsecategoricalcrossentropy" and one_hot:
+        return 'its loss takes a number a label, and these are one-hot: use loss="categorical_crossentropy"'
+    if name == "categoricalcrossentropy" and tuple(y.shape) in ((), (1,)):
+        return 'its loss takes one-hot labels, and these are numbers: use loss="sparse_categorical_crossentropy"'
+    return ""

@@ -1,0 +1,79 @@
+"""Describes the settings that built-in models share, and checks what each model needs of a run's settings.
+
+A model's settings are the keyword-only parameters of its `build`. Imports no TensorFlow: `python -m deploy` checks them
+before it submits a job.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import Setting
+from trainer.base.settings.rules import check_augmentations, contradiction
+
+Width = Annotated[int, Setting("filters of the widest-image layer; deeper ones double it", minimum=1)]
+Units = Annotated[int, Setting("units of a hidden layer", minimum=1)]
+Dropout = Annotated[float, Setting("share of hidden units to drop", minimum=0, maximum=0.95)]
+
+LatentDim = Annotated[int, Setting("length of a generator's noise vector", minimum=1)]
+Conditional = Annotated[bool, "give both networks of a GAN the images' labels, to generate images of a given class"]
+DiffAugment = Annotated[
+    str,
+    "random changes of real and generated images before a GAN's critic, for little data: color, translation, cutout, "
+    "or some of them",
+]
+EmaDecay = Annotated[
+    float,
+    Setting("decay per step of the generator's averaged weights; 0: no averaging", minimum=0, maximum=0.999999),
+]
+
+# Names for `diff_augment`, in the order in which they are applied.
+DIFF_AUGMENTATIONS = ("color", "translation", "cutout")
+
+# EfficientNet without weights, overriding the fine-tuning of a recipe.
+FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
+
+
+def check(config: Any) -> None:
+    """Raises UserError if settings of a run do not fit its built-in model. config: with the settings of that model."""
+    if config.model in _RULES:
+        _RULES[config.model](config)
+
+
+def _efficientnet(config: Any) -> None:
+    if config.channels != 3:
+        raise UserError(f"channels={config.channels}: efficientnet takes colour images: use --channels=3")
+    if config.image_size < 32:
+        raise UserError(f"image_size={config.image_size}: efficientnet needs at least 32 pixels")
+    if config.fine_tune_after_steps and not config.fine_tune_from:
+        raise UserError(
+            f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block to "
+            f"train then, for example --fine_tune_from=block6a, or train everything from scratch: {FROM_SCRATCH}"
+        )
+    if config.weights == "none" and config.fine_tune_from:
+        advice = f"without weights everything is trained: use {FROM_SCRATCH}"
+        raise contradiction(config, "weights", "fine_tune_from", advice)
+
+
+def _cnn(config: Any) -> None:
+    if config.image_size < 20:
+        raise UserError(f"image_size={config.image_size}: cnn needs at least 20 pixels")
+
+
+def _gan(config: Any) -> None:
+    size = config.image_size
+    if size % 8 or not 16 <= size <= 256:
+        near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
+        raise UserError(
+            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
+        )
+    if config.class_weights:
+        raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
+    check_augmentations("diff_augment", config.diff_augment, DIFF_AUGMENTATIONS)
+
+
+_RULES: dict[str, Callable[[Any], None]] = {
+    "cnn": _cnn,
+    "efficientnet": _efficientnet,
+    **dict.fromkeys(("dcgan", "wgan_gp", "r3gan"), _gan),
+}
