@@ -107,6 +107,6 @@ class Dataset:
             yield
         except tf.errors.UnknownError as error:
             for examples in filter(None, (self.train, self.evaluation)):
-                if examples.whole.failure:
-                    raise examples.whole.failure from error
+                if examples.failure:
+                    raise examples.failure from error
             raise

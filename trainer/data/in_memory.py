@@ -79,8 +79,7 @@ class Arrays(NestedArrays):
 
 def first_unfit_input(examples: AnyExamples) -> int | None:
     """Returns the first row of x in memory with NaN or infinity, else None. A model may mask them: no refusal."""
-    arrays = examples.whole.arrays
-    return _first_not_finite(arrays[0]) if arrays else None
+    return _first_not_finite(examples.arrays[0]) if examples.arrays else None
 
 
 def _first_not_finite(part: Nest) -> int | None:
