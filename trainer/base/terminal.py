@@ -20,9 +20,9 @@ class ProgressBar:
     """
 
     def __init__(
-        self, *columns: str, total: float | None = None, completed: int = 0, text: str = "", hidden: bool = False
+        self, *columns: str, total: float | None = None, completed: int = 0, text: str = ""
     ) -> None:
-        self.shown = sys.stdout.isatty() and not (hidden or on_vertex())
+        self.shown = sys.stdout.isatty() and not on_vertex()
         if self.shown:
             from rich import progress as rich
 

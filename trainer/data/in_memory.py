@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.data.examples import AnyExamples, Array, Examples, on_host
-from trainer.data.nests import PARTS, Nest, as_arrays, rows_in, specs_of
+from trainer.data.nests import PARTS, Nest, parts_of, rows_in, specs_of
 
 
 class NestedArrays(Examples):
@@ -20,8 +20,7 @@ class NestedArrays(Examples):
     def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
         if y is None and sample_weight is not None:
             raise UserError("sample_weight without y: what has no targets has no loss to weight")
-        parts = [part for part in (x, y, sample_weight) if part is not None]
-        self._hold(*(as_arrays(part, name) for name, part in zip(PARTS, parts, strict=False)))
+        self._hold(*parts_of([part for part in (x, y, sample_weight) if part is not None]))
         for name, part in zip(PARTS[1:], self.arrays[1:], strict=False):
             if (row := _first_not_finite(part)) is not None:
                 raise UserError(f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows")

@@ -137,7 +137,7 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "format": INDEX_FORMAT,
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
-        "class_names": list(source.class_names or numbered_classes(max(set().union(*labels.values()), default=-1))),
+        "class_names": list(source.class_names or numbered_classes(set().union(*labels.values()))),
         "labelled": {
             split: labelled((entry["labelled"] for entry in some), origin, "files") for split, some in filled.items()
         },

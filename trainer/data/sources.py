@@ -12,7 +12,7 @@ from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainCo
 from trainer.base.storage import Address, is_remote, local_path, parse
 from trainer.base.storage.staging import Staged, naming
 from trainer.data import idx, image_folder, npz, shards, tfrecord
-from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
+from trainer.data.arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.dataset import Dataset
 from trainer.data.in_memory import Arrays
 from trainer.data.own import own_dataset
@@ -72,15 +72,17 @@ def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
 def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
     """Returns `dataset` with its labels in memory checked and as int32, and with numbers for missing class names."""
 
+    largest = []
+
     def checked(part: Any) -> Any:
         if not isinstance(part, Arrays) or part.labels is None:
             return part
         labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
+        largest.append(int(labels.max()))
         return part if labels is part.labels else Arrays(part.images, labels)
 
     train, evaluation = checked(dataset.train), checked(dataset.evaluation)
-    in_memory = [part for part in (train, evaluation) if isinstance(part, Arrays)]
-    names = dataset.class_names or numbered_classes(largest_label(*in_memory))
+    names = dataset.class_names or numbered_classes(largest)
     return dataclasses.replace(dataset, train=train, evaluation=evaluation, class_names=names)
 
 
