@@ -99,16 +99,17 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
 
     An address in Cloud Storage is downloaded to `cache_dir` first, but only the files that its kind needs.
     """
-    given_kind, location = split_kind(data)
+    kind, location = split_kind(data)
     address = parse(location, "data")
     path = _fetched(address, cache_dir) if address else local_path(location, "data")
     if not os.path.exists(path):
-        kind, colon, _ = location.partition(":")
-        if colon and not os.path.exists(kind):
-            raise UserError(f"data={data}: unknown kind '{kind}'{nearest(kind, LOADERS)} Known: {', '.join(LOADERS)}")
+        prefix, colon, _ = location.partition(":")
+        if colon and not os.path.exists(prefix):
+            names = ", ".join(LOADERS)
+            raise UserError(f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known: {names}")
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: path not found{hint} Known names: {', '.join(DATA_SOURCES)}")
-    return given_kind or recognise(data, path), path
+    return kind or recognise(data, path), path
 
 
 def beside_data(data: str, otherwise: Path) -> Path:

@@ -53,33 +53,26 @@ def is_held(name: str) -> bool:
 
 def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
     """Decodes all records of `files`. Returns None if there is none."""
-    contents: list[bytes] = []
-    labels: list[int | None] = []
-    names: list[Path] = []
-    for file in files:
-        for number, (content, label) in enumerate(_records(file)):
-            contents.append(content)
-            labels.append(label)
-            names.append(Path(f"{file}#{number}"))
-    if not contents:
-        return None
+    records = [record for file in files for record in _records(file)]
+    contents, labels, names = ([record[part] for record in records] for part in range(3))
     origin, items = f"data={config.data}", f"records ({' or '.join(_LABEL_KEYS)})"
     has_labels = labelled((label is not None for label in labels), origin, items)
-    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: names[i])
+    images, good = decode_many(contents, config.image_size, config.channels, bad, names.__getitem__)
     if not good:
         return None
     return Arrays(images, checked_labels(np.array(labels, np.int64)[good], origin) if has_labels else None)
 
 
-def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
+def _records(file: Path) -> Iterator[tuple[bytes, int | None, Path]]:
+    """Yields the image bytes, the label and the name of each record."""
     compression = "GZIP" if file.suffix == ".gz" else ""
     try:
         _check_lengths(file)
-        for record in tf.data.TFRecordDataset(str(file), compression_type=compression):
-            yield _parse(record.numpy(), file)
+        for number, record in enumerate(tf.data.TFRecordDataset(str(file), compression_type=compression)):
+            yield *_parse(record.numpy(), file), Path(f"{file}#{number}")
     except UserError:
         raise
-    except Exception as error:  # TensorFlow's DataLossError, for a damaged record
+    except Exception as error:  # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
         raise _damaged(file, reason(error)) from None
 
 
@@ -100,10 +93,7 @@ def _damaged(file: Path, why: str) -> UserError:
 
 def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
     """Returns the image bytes and the label of a tf.train.Example. Raises UserError, naming `file`, without image."""
-    try:
-        feature = tf.train.Example.FromString(record).features.feature
-    except Exception as error:  # protobuf's DecodeError
-        raise _damaged(file, reason(error)) from None
+    feature = tf.train.Example.FromString(record).features.feature
     content = _first(feature, _IMAGE_KEYS, "bytes_list")
     if content is None:
         raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")
