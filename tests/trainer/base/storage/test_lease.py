@@ -169,7 +169,7 @@ def test_a_second_start_of_another_machine_is_refused(bucket: Bucket, tmp_path: 
 def sender(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> Any:
     """Returns an uploader of tmp_path, and the seconds of its clock."""
     now = [0.0]
-    with closing(Uploader({tmp_path: bucket.address("runs/7")}, clock=lambda: now[0])) as sender:
+    with closing(Uploader({tmp_path: bucket.address("runs/7")}, "manifest.json", clock=lambda: now[0])) as sender:
         yield sender, now
 
 
