@@ -47,5 +47,5 @@ def _processor(cpuinfo: Path) -> str:
     except OSError:
         text = ""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    found = sorted(flag for flag in (flags[1].split() if flags else []) if _INSTRUCTIONS.fullmatch(flag))
-    return " ".join([platform.machine(), *found])
+    instructions = sorted(flag for flag in (flags[1].split() if flags else []) if _INSTRUCTIONS.fullmatch(flag))
+    return " ".join([platform.machine(), *instructions])
