@@ -19,8 +19,10 @@ class ProgressBar:
     columns: some of "bar", "count", "bytes", "speed", "left" (remaining time) and "text" (the description), in order.
     """
 
-    def __init__(self, *columns: str, total: float | None = None, completed: int = 0, text: str = "") -> None:
-        self.shown = sys.stdout.isatty() and not on_vertex()
+    def __init__(
+        self, *columns: str, total: float | None = None, completed: int = 0, text: str = "", hidden: bool = False
+    ) -> None:
+        self.shown = sys.stdout.isatty() and not (hidden or on_vertex())
         if self.shown:
             from rich import progress as rich
 

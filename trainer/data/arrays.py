@@ -60,10 +60,10 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
     """Returns the examples to train on and the `evaluation_fraction` to evaluate, drawn by the seed."""
     count = examples.count
-    held = round(count * config.evaluation_fraction)
-    if not 0 < held < count:
+    holdout = round(count * config.evaluation_fraction)
+    if not 0 < holdout < count:
         raise UserError(f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side empty")
-    return Subset(examples, config.seed, held, count - held), Subset(examples, config.seed, 0, held)
+    return Subset(examples, config.seed, holdout, count - holdout), Subset(examples, config.seed, 0, holdout)
 
 
 def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:

@@ -19,9 +19,10 @@ def load(config: TrainConfig) -> Dataset:
     """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
     module: Any = getattr(keras.datasets, config.data)
     try:
-        train, test = module.load_data()
+        (images, labels), (test_images, test_labels) = module.load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(
             f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the files"
         ) from None
-    return arrays_dataset(config, *train, *test, class_names=tuple(_CLASSES.get(config.data, "").split()))
+    class_names = tuple(_CLASSES.get(config.data, "").split())
+    return arrays_dataset(config, images, labels, test_images, test_labels, class_names)

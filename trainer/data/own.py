@@ -50,9 +50,9 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
             return arrays_dataset(config, *parts)
     trains = trains or evaluation is not None  # then the first part is not what another command uses
     training = _examples(config, train, trains=trains)
-    held = None if evaluation is None else _examples(config, evaluation, trains=False)
-    if held is None and config.evaluation_fraction:
-        training, held = _split(config, training)
+    holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
+    if holdout is None and config.evaluation_fraction:
+        training, holdout = _split(config, training)
     again = training
     if isinstance(training, InSequence):
         log.info(
@@ -62,12 +62,12 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         # It may shuffle anew at each reading of the same object, so it is made twice.
         again = _examples(config, _pair(function(config))[0], trains=trains)
     _check_repeatable(config, training, again)
-    if held is not None and held.spec != training.spec:
+    if holdout is not None and holdout.spec != training.spec:
         raise UserError(
-            f"data={config.data}: an example for evaluation is {described(held.spec)}, but one for training is "
+            f"data={config.data}: an example for evaluation is {described(holdout.spec)}, but one for training is "
             f"{described(training.spec)}: both must have the same parts, shapes and types"
         )
-    return Dataset(config.data, training, held)
+    return Dataset(config.data, training, holdout)
 
 
 def _check_repeatable(config: TrainConfig, examples: AnyExamples, again: AnyExamples) -> None:
@@ -84,7 +84,7 @@ def _check_repeatable(config: TrainConfig, examples: AnyExamples, again: AnyExam
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:
-    """Returns what is for training and what for evaluation, or None."""
+    """Returns the data for training, and those for evaluation or None."""
     if isinstance(returned, tuple) and len(returned) == 2:
         train, evaluation = returned
         if isinstance(train, tuple) and isinstance(evaluation, tuple):

@@ -82,7 +82,7 @@ class RandomAccess(_Items):
 
 
 def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns what a spec holds, in a form that is quick to make and to compare."""
+    """Returns shape and type of each leaf, as a spec has them, in a form that is quick to compare."""
     return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
@@ -123,8 +123,8 @@ class NumberedBatches(_Items):
         leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
         for batch in np.unique(batches).tolist():
             places = batches == batch
-            for leaf, held in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
-                leaf[places] = held[positions[places]]
+            for leaf, rows_of_batch in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
+                leaf[places] = rows_of_batch[positions[places]]
         shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
         return tf.nest.pack_sequence_as(self.spec, shaped)
 

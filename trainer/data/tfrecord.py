@@ -28,22 +28,22 @@ def is_tfrecord(path: Path) -> bool:
 
 def load(config: TrainConfig, path: Path) -> Dataset:
     """Decodes all records. In a folder, files named val* or test* are used for evaluation."""
-    train_files, held_files = find(path)
+    train_files, holdout_files = find(path)
     bad = Bad()
     train = read(config, train_files, bad)
-    held = read(config, held_files, bad) if held_files else None
+    holdout = read(config, holdout_files, bad) if holdout_files else None
     refuse_or_skip(config, bad)
     if train is None:
         raise UserError(f"data={path}: no image found in its TFRecord files")
-    train, held = with_evaluation(config, train, held)
-    return Dataset(config.data, train, held, notes=bad.notes)
+    train, holdout = with_evaluation(config, train, holdout)
+    return Dataset(config.data, train, holdout, notes=bad.notes)
 
 
 def find(path: Path) -> tuple[list[Path], list[Path]]:
     """Returns the files for training and those for evaluation."""
     files = _files(path) if path.is_dir() else [path]
-    held = [file for file in files if is_held(file.name)]
-    return [file for file in files if file not in held], held
+    holdout = [file for file in files if is_held(file.name)]
+    return [file for file in files if file not in holdout], holdout
 
 
 def is_held(name: str) -> bool:
@@ -57,7 +57,7 @@ def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
     contents, labels, names = ([record[part] for record in records] for part in range(3))
     origin, items = f"data={config.data}", f"records ({' or '.join(_LABEL_KEYS)})"
     has_labels = labelled((label is not None for label in labels), origin, items)
-    images, good = decode_many(contents, config.image_size, config.channels, bad, names.__getitem__)
+    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: names[i])
     if not good:
         return None
     return Arrays(images, checked_labels(np.array(labels, np.int64)[good], origin) if has_labels else None)

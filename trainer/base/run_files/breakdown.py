@@ -64,7 +64,7 @@ def in_words(shares: Mapping[str, float]) -> str:
 
 
 def advice(shares: Mapping[str, float], tried: Collection[str] = ()) -> list[str]:
-    """Returns what to do, the most useful first: for each kind without computing above MUCH, else for the main work.
+    """Returns advice, the most useful first: for each kind without computing above MUCH, else for the main work.
 
     `tried`: remedies that are left out.
     """

@@ -261,7 +261,7 @@ class Gcs:
         cancelled: threading.Event = NEVER,
         arrived: Callable[[], int] = lambda: 0,
     ) -> T:
-        """Returns what the request returns, and repeats it while that may help. `needed`: see `explained`."""
+        """Sends a request, repeats it while that may help, and returns its answer. `needed`: see `explained`."""
 
         def attempt() -> T:
             least = self.limits.least * self.limits.read / 60

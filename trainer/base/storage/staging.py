@@ -91,7 +91,7 @@ class Staged:
         if not single:
             _refuse_names(self.objects, self.local, self._setting)
 
-    def fetch(self, wanted: Callable[[str], bool] = lambda below: True) -> Path:
+    def fetch(self, wanted: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
         """Downloads the `wanted` objects, removes files without an object, and returns the local copy."""
         chosen = {below: remote for below, remote in self.objects.items() if wanted(below)}
         with explained(self._setting), self._alone():
@@ -100,13 +100,13 @@ class Staged:
                 same = list(pool.map(lambda item: _is_same(self.local / item[0], item[1]), chosen.items()))
             missing = {below: chosen[below] for below, whole in zip(chosen, same, strict=True) if not whole}
             if missing:
-                self._fetch(missing)
-            else:
+                self._fetch(missing, quiet)
+            elif not quiet:
                 size = sum(remote.size for remote in chosen.values())
                 log.info(f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
         return self.local
 
-    def _fetch(self, missing: dict[str, Remote]) -> None:
+    def _fetch(self, missing: dict[str, Remote], quiet: bool) -> None:
         size = sum(remote.size for remote in missing.values())
         free = shutil.disk_usage(self.home).free
         if size > free:
@@ -115,7 +115,7 @@ class Staged:
                 "use a larger disk with --cache_dir=FOLDER, or on Vertex AI read them through /gcs/BUCKET/…"
             )
         numbers = {below: number for number, below in enumerate(missing)}
-        with transfer_bar(self._setting, size, len(missing)) as advance:
+        with transfer_bar(self._setting, size, len(missing), quiet) as advance:
 
             def transfer(below: str, cancelled: threading.Event) -> None:
                 part, whole = self.home / "parts" / str(numbers[below]), self.local / below

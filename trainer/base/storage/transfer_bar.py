@@ -12,7 +12,7 @@ _LOG_SECONDS = 30
 
 
 @contextmanager
-def transfer_bar(label: str, size: int, files: int) -> Iterator[Callable[[int], None]]:
+def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Yields a thread-safe function that adds transferred bytes; logs their number and the speed at the end.
 
     A negative number subtracts bytes that must be fetched again.
@@ -25,15 +25,16 @@ def transfer_bar(label: str, size: int, files: int) -> Iterator[Callable[[int], 
         with lock:
             done += more
             now = time.monotonic()
-            log_now = not bar.shown and now - logged > _LOG_SECONDS
+            log_now = not (bar.shown or quiet) and now - logged > _LOG_SECONDS
             logged = now if log_now else logged
         if log_now:
             speed = done / 1e6 / (now - began)
             log.info(f"{label}: {done / 1e6:,.0f} of {size / 1e6:,.0f} MB, {speed:,.0f} MB/s")
         bar.update(advance=more)
 
-    with closing(ProgressBar("bar", "bytes", "speed", "left", total=size)) as bar:
+    with closing(ProgressBar("bar", "bytes", "speed", "left", total=size, hidden=quiet)) as bar:
         yield advance
-    seconds = max(time.monotonic() - began, 1e-9)
-    speed = done / 1e6 / seconds
-    log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s ({speed:,.0f} MB/s)")
+    if not quiet:
+        seconds = max(time.monotonic() - began, 1e-9)
+        speed = done / 1e6 / seconds
+        log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s ({speed:,.0f} MB/s)")

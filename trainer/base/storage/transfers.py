@@ -33,7 +33,7 @@ def in_time(
     arrived: Callable[[], int] = lambda: 0,
     least: float = 1,
 ) -> T:
-    """Returns what `work` returns. Raises TooSlow after `seconds`, Cancelled soon after the event.
+    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event.
 
     The time begins anew whenever `least` more bytes have arrived.
     """

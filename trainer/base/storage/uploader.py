@@ -32,10 +32,8 @@ class Uploader:
     always means a complete folder.
     """
 
-    def __init__(
-        self, addresses: Mapping[Path, Address], marker: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._marker, self._clock = marker, clock
+    def __init__(self, addresses: Mapping[Path, Address], marker: str) -> None:
+        self._marker = marker
         self._addresses = dict(sorted(addresses.items(), key=lambda item: -len(item[0].parts)))  # innermost first
         self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
         self._running: Path | None = None
@@ -182,7 +180,7 @@ class Uploader:
     def _outlast(self, error: RefusedToken | Conflict) -> None:
         """Waits before the next attempt; rejects with the error when the time is over."""
         refused = isinstance(error, RefusedToken)
-        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), self._clock()
+        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), time.monotonic()
         self._refused_since = now if self._refused_since is None else self._refused_since
         left, path = self._refused_since + limit - now, self._running
         if left <= 0:
@@ -212,8 +210,8 @@ class Uploader:
             self._send(file)
         if marked:
             with self._changed:
-                kept = {path: self._outdated.pop(path) for path in [folder] if path in self._outdated}
-                self._tasks, self._outdated = {**self._outdated, **self._tasks}, kept
+                again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
+                self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
 
     def _send_changed(self, path: Path) -> None:
         self._due[path] = time.monotonic() + self._intervals[path]
