@@ -67,8 +67,8 @@ def find(path: Path) -> tuple[Folder, Folder | None]:
         beside = [child for child in _children(path) if not child.is_dir()]
         folder.left_out.update(f"{_kind(child)} beside {train.name}" for child in beside)
     if not folder.files:
-        others = f", but {counted(folder.left_out)}" if folder.left_out else ""
-        raise UserError(f"data={path}: no image files found{others} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
+        why = f", but {counted(folder.left_out)}" if folder.left_out else ""
+        raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
     return folder, _folder(evaluation, folder.class_names) if evaluation else None
 
 

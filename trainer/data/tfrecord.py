@@ -54,10 +54,10 @@ def is_held(name: str) -> bool:
 def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
     """Decodes all records of `files`. Returns None if there is none."""
     records = [record for file in files for record in _records(file)]
-    contents, labels, names = ([record[part] for record in records] for part in range(3))
+    contents, labels = [content for content, _, _ in records], [label for _, label, _ in records]
     origin, items = f"data={config.data}", f"records ({' or '.join(_LABEL_KEYS)})"
     has_labels = labelled((label is not None for label in labels), origin, items)
-    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: names[i])
+    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: records[i][2])
     if not good:
         return None
     return Arrays(images, checked_labels(np.array(labels, np.int64)[good], origin) if has_labels else None)
