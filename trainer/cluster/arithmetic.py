@@ -24,7 +24,7 @@ _INSTRUCTIONS = re.compile(r"avx\w*|fma|amx_\w+|sve\w*|asimd\w*|bf16")
 
 
 def arithmetic(environment: Mapping[str, str] = os.environ, cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Returns what can change numbers, by name; names that end in "?" may differ between workers."""
+    """Returns settings that can change numbers, by name; those whose name ends in "?" may differ between workers."""
     switches = {
         name: value
         for name, value in sorted(environment.items())
@@ -47,5 +47,5 @@ def _processor(cpuinfo: Path) -> str:
     except OSError:
         text = ""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    found = sorted(flag for flag in (flags[1].split() if flags else []) if _INSTRUCTIONS.fullmatch(flag))
-    return " ".join([platform.machine(), *found])
+    instructions = sorted(flag for flag in (flags[1].split() if flags else []) if _INSTRUCTIONS.fullmatch(flag))
+    return " ".join([platform.machine(), *instructions])

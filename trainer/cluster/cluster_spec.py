@@ -7,13 +7,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.base.errors import UserError
 
-_POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
-_SUPPORTED = "supported are the chief (workerpool0) and workers (workerpool1)"
+_ROLES = {
+    "chief": "chief", "master": "chief", "workerpool0": "chief", "worker": "worker", "workerpool1": "worker",
+}  # fmt: skip
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 
 
@@ -50,32 +51,32 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
 
     TF_CONFIG has precedence over CLUSTER_SPEC, as TensorFlow reads it too. Raises UserError if one is malformed.
     """
-    found = {name: _read(name, environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC") if environment.get(name)}
-    clusters = [cluster for cluster in found.values() if cluster is not None]
+    texts = {name: environment.get(name) for name in ("TF_CONFIG", "CLUSTER_SPEC")}
+    clusters = [cluster for name, text in texts.items() if text and (cluster := _read(name, text))]
     if not clusters:
         return Cluster()
-    first = clusters[0]
-    if len(clusters) == 2 and clusters[1] != first:
+    if clusters[-1] != clusters[0]:
         note = "TF_CONFIG and CLUSTER_SPEC name different clusters: TF_CONFIG is used, as TensorFlow does"
-        return Cluster(first.addresses, first.index, note)
-    return first
+        return replace(clusters[0], note=note)
+    return clusters[0]
 
 
 def _read(name: str, text: str) -> Cluster | None:
     """Returns the cluster in the variable `name`; None if it has no tasks."""
     content = _object(name, _parse(name, text), "the variable")
-    tasks: dict[str, tuple[str, ...]] = {}
+    tasks: dict[str, tuple[str, ...]] = {"chief": (), "worker": ()}
     for role, addresses in _object(name, content.get("cluster", {}), "cluster").items():
         if addresses:
-            plain = _role(name, role)
-            tasks[plain] = (*tasks.get(plain, ()), *_addresses(name, role, addresses))
-    if not tasks:
+            tasks[_role(name, role)] += _addresses(name, role, addresses)
+    addresses = tasks["chief"] + tasks["worker"]
+    if not addresses:
         return None
-    for role in ("ps", "evaluator", "tpu"):
-        if role in tasks:
-            raise UserError(f"{name}: the cluster has {role} tasks, which this trainer does not use: {_SUPPORTED}")
-    addresses = (*tasks.get("chief", ()), *tasks.get("worker", ()))
-    _check(name, tasks, addresses)
+    if len(tasks["chief"]) > 1:
+        raise UserError(f"{name}: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
+    if repeated := sorted(address for address in set(addresses) if addresses.count(address) > 1):
+        raise UserError(
+            f"{name}: the address {repeated[0]} appears more than once: every task needs a separate address"
+        )
     return Cluster(addresses if len(addresses) > 1 else (), _index(name, content, tasks))
 
 
@@ -93,15 +94,17 @@ def _object(name: str, value: Any, what: str) -> dict[str, Any]:
 
 
 def _role(name: str, role: str) -> str:
-    """Returns the usual name of a role: `master` is an older one of the chief, and CLUSTER_SPEC uses pools."""
-    plain = _POOLS.get(role, "chief" if role == "master" else role)
-    if plain not in ("chief", "worker", "ps", "evaluator", "tpu"):
-        raise UserError(f"{name}: unknown role {role[:60]!r} in the cluster: {_SUPPORTED}")
-    return plain
+    """Returns "chief" or "worker": `master` is an older name of the chief, and CLUSTER_SPEC uses pools."""
+    if role not in _ROLES:
+        raise UserError(
+            f"{name}: this trainer has no tasks of role {role[:60]!r}: supported are the chief (workerpool0) and "
+            "workers (workerpool1)"
+        )
+    return _ROLES[role]
 
 
 def _addresses(name: str, role: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) and _is_address(one) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) and _is_address(item) for item in value):
         raise UserError(f"{name}: cluster.{role} must be a list of host:port addresses, not {str(value)[:60]!r}")
     return tuple(value)
 
@@ -110,22 +113,12 @@ def _is_address(text: str) -> bool:
     return bool(_ADDRESS.fullmatch(text)) and 0 < int(text.rpartition(":")[2]) < 65536
 
 
-def _check(name: str, tasks: Mapping[str, tuple[str, ...]], addresses: tuple[str, ...]) -> None:
-    if len(tasks.get("chief", ())) > 1:
-        raise UserError(f"{name}: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
-    twice = sorted({address for address in addresses if addresses.count(address) > 1})
-    if twice:
-        raise UserError(f"{name}: the address {twice[0]} appears more than once: every task needs a separate address")
-
-
 def _index(name: str, content: Mapping[str, Any], tasks: Mapping[str, tuple[str, ...]]) -> int:
     """Returns the index of this process among all workers, from the `task` entry."""
     task = _object(name, content.get("task"), "task")
     role, index = _role(name, str(task.get("type"))), task.get("index", 0)
-    if role in ("ps", "evaluator", "tpu"):
-        raise UserError(f"{name}: this task is a {role}: {_SUPPORTED}")
-    if role not in tasks:
-        raise UserError(f"{name}: task.type is {role}, but the cluster has {', '.join(tasks)}")
+    if not tasks[role]:
+        raise UserError(f"{name}: task.type is {role}, but the cluster has no {role}")
     if isinstance(index, str) and index.isdecimal():
         index = int(index[:9])
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
@@ -133,4 +126,4 @@ def _index(name: str, content: Mapping[str, Any], tasks: Mapping[str, tuple[str,
             f"{name}: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
             f"use 0 to {len(tasks[role]) - 1}"
         )
-    return index if role == "chief" else index + len(tasks.get("chief", ()))
+    return index if role == "chief" else index + len(tasks["chief"])

@@ -19,8 +19,8 @@ def gpu_software() -> str:
 
 
 def _driver() -> str:
-    found = re.search(r"Kernel Module.*?\s(\d[\d.]+)", _LOADED.read_text()) if _LOADED.is_file() else None
-    kernel = f"driver {found[1]}" if found else "no driver in /proc/driver/nvidia"
+    version_line = re.search(r"Kernel Module.*?\s(\d[\d.]+)", _LOADED.read_text()) if _LOADED.is_file() else None
+    kernel = f"driver {version_line[1]}" if version_line else "no driver in /proc/driver/nvidia"
     try:
         library = ctypes.CDLL(_DRIVER)
     except OSError:

@@ -115,7 +115,8 @@ def meet(
     _warn_of_open_ports(cluster)
     with _own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
-            links = _await_workers(cluster, server, runs, timeout_seconds)
+            with contextlib.closing(_Arrivals(cluster, server, runs)) as arrivals:
+                links = arrivals.await_all(timeout_seconds)
         else:
             links = [_call_chief(cluster, runs, timeout_seconds)]
     return Peers(cluster, links, timeout_seconds, on_loss)
@@ -163,41 +164,49 @@ def _own_port(cluster: Cluster) -> socket.socket:
         raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
 
 
-def _await_workers(
-    cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], timeout_seconds: float
-) -> list[_Link]:
-    began = logged = time.monotonic()
-    with contextlib.closing(_Arrivals(cluster, server, runs)) as arrivals:
-        while missing := sorted(set(range(1, cluster.workers)) - arrivals.workers.keys()):
-            names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
-            names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
-            now = time.monotonic()
-            if now > arrivals.refused_at + REFUSAL_SECONDS:
-                break
-            if now > began + timeout_seconds and not arrivals.refusal:
-                raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
-            if now > logged + _LOG_SECONDS:
-                log.info(f"waiting for {names}")
-                logged = now
-            arrivals.serve()
-        return arrivals.answer()
-
-
 class _Arrivals:
     """Accepts connections to the chief and compares what their workers run."""
 
     def __init__(self, cluster: Cluster, server: socket.socket, runs: Mapping[str, Any]) -> None:
         self._cluster, self._server, self._runs = cluster, server, runs
         self._links: list[_Link] = []  # the oldest first
-        self.refusal, self.refused_at = "", float("inf")
+        self._refusal, self._refused_at = "", float("inf")
         server.setblocking(False)
 
     @property
-    def workers(self) -> dict[int, _Link]:
+    def _workers(self) -> dict[int, _Link]:
         """Returns the connections of workers, by index."""
         return {link.index: link for link in self._links if link.index}
 
-    def serve(self) -> None:
+    def await_all(self, timeout_seconds: float) -> list[_Link]:
+        """Returns the connections of all workers, which were told to start. Raises UserError if one was refused."""
+        began = logged = time.monotonic()
+        while missing := sorted(set(range(1, self._cluster.workers)) - self._workers.keys()):
+            names = ", ".join(map(self._cluster.name, missing[:_MOST_NAMES]))
+            names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+            now = time.monotonic()
+            if now > self._refused_at + REFUSAL_SECONDS:
+                break
+            if now > began + timeout_seconds and not self._refusal:
+                raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
+            if now > logged + _LOG_SECONDS:
+                log.info(f"waiting for {names}")
+                logged = now
+            self._serve()
+        workers = list(self._workers.values())
+        for link in workers:
+            link.send({"refused": self._refusal} if self._refusal else {"start": True})
+        if self._refusal:
+            raise UserError(self._refusal)
+        self._links = [link for link in self._links if not link.index]
+        return workers
+
+    def close(self) -> None:
+        """Closes all connections but those that `await_all` has returned."""
+        for link in self._links:
+            link.close()
+
+    def _serve(self) -> None:
         """Handles what arrives within a second."""
         for ready in _ready([self._server, *self._links], 1.0):
             if ready is self._server:
@@ -205,21 +214,6 @@ class _Arrivals:
             elif not self._is_worker(ready):
                 ready.close()
         self._links = [link for link in self._links if not link.closed]
-
-    def answer(self) -> list[_Link]:
-        """Answers all workers; returns their connections, which stay open. Raises UserError if one was refused."""
-        links = list(self.workers.values())
-        for link in links:
-            link.send({"refused": self.refusal} if self.refusal else {"start": True})
-        if self.refusal:
-            raise UserError(self.refusal)
-        self._links = [link for link in self._links if not link.index]
-        return links
-
-    def close(self) -> None:
-        """Closes all connections but those that `answer` has returned."""
-        for link in self._links:
-            link.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it has hung up already
@@ -238,17 +232,17 @@ class _Arrivals:
                     return True  # perhaps: the line has not ended
                 case (0, {"hello": int(index), "runs": dict(runs)}) if 0 < index < self._cluster.workers:
                     self._compare(self._cluster.name(index), runs)
-                    if index in self.workers:
-                        self.workers[index].close()  # the worker was restarted
+                    if index in self._workers:
+                        self._workers[index].close()  # the worker was restarted
                     link.index = index
                     link.inbox.clear()
                     return True
         return False
 
     def _compare(self, name: str, runs: Mapping[str, Any]) -> None:
-        if (names := differing(self._runs, runs)) and not self.refusal:
-            self.refused_at = time.monotonic()
-            self.refusal = printable(f"{name} and the chief do not run the same job ({names}): start them alike")
+        if (names := differing(self._runs, runs)) and not self._refusal:
+            self._refused_at = time.monotonic()
+            self._refusal = printable(f"{name} and the chief do not run the same job ({names}): start them alike")
         if names := differing(self._runs, runs, advisory=True):
             log.warning(printable(f"{name} and the chief may round differently ({names})"))
 

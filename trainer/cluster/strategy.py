@@ -100,10 +100,11 @@ class Replicas:
         if not self.cluster.several:
             return
         chief = self.from_chief(value)
-        own = [index == self.cluster.index and bool(differing(chief, value)) for index in range(self.cluster.workers)]
-        wrong = np.flatnonzero(self.sum_over_workers(own))
-        if len(wrong):
-            index = int(wrong[0])
+        flags = np.zeros(self.cluster.workers)
+        flags[self.cluster.index] = bool(differing(chief, value))
+        workers = np.flatnonzero(self.sum_over_workers(flags))
+        if len(workers):
+            index = int(workers[0])
             names = differing(chief, self.from_worker(index, value))
             raise UserError(f"{self.cluster.name(index)} and the chief do not {what} ({names}): start them alike")
 
@@ -177,7 +178,7 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         super().__init__(spec, task_type="worker", task_id=cluster.index, rpc_layer="grpc")
         self._gpus = gpus
 
-    def num_accelerators(self, *given: Any, **named: Any) -> dict[str, int]:
+    def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
         return {"GPU": self._gpus} if self._gpus else {}
 
 

@@ -39,21 +39,17 @@ def arrays_dataset(
     return Dataset(config.data, train, evaluation, class_names)
 
 
-def largest_label(*parts: Arrays | None) -> int:
-    """Returns the largest label of all `parts`, -1 without labels."""
-    return max((int(part.labels.max()) for part in parts if part and part.labels is not None), default=-1)
-
-
-def numbered_classes(largest: int) -> tuple[str, ...]:
-    """Returns "0", "1" and so on up to the largest label, as names of unnamed classes; an empty tuple for -1."""
-    return tuple(str(label) for label in range(largest + 1))
+def numbered_classes(labels: Iterable[int]) -> tuple[str, ...]:
+    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes; () without labels."""
+    return tuple(map(str, range(max(labels, default=-1) + 1)))
 
 
 def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
     """Returns both parts, after `evaluation_fraction` was held back for a missing second. UserError if given both."""
-    if evaluation is None:
-        return _split(config, train) if config.evaluation_fraction else (train, None)
-    if config.evaluation_fraction:
+    if evaluation is None and config.evaluation_fraction:
+        rows = [part.located(np.arange(part.count)) for part in held_back(config, train)]
+        return train.take(np.sort(rows[0])), train.take(np.sort(rows[1]))
+    if evaluation is not None and config.evaluation_fraction:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} already has an evaluation part "
             f"({evaluation.count:,} examples): drop the flag"
@@ -61,19 +57,13 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
     return train, evaluation
 
 
-def _split(config: TrainConfig, examples: Arrays) -> tuple[Arrays, Arrays]:
-    """Splits `examples` into a training part and `evaluation_fraction` of them, drawn by the seed, for evaluation."""
-    train, held = (examples.take(np.sort(part.located(np.arange(part.count)))) for part in held_back(config, examples))
-    return train, held
-
-
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
     """Returns the examples to train on and the `evaluation_fraction` to evaluate, drawn by the seed."""
     count = examples.count
-    held = round(count * config.evaluation_fraction)
-    if not 0 < held < count:
+    holdout = round(count * config.evaluation_fraction)
+    if not 0 < holdout < count:
         raise UserError(f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side empty")
-    return Subset(examples, config.seed, held, count - held), Subset(examples, config.seed, 0, held)
+    return Subset(examples, config.seed, holdout, count - holdout), Subset(examples, config.seed, 0, holdout)
 
 
 def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
@@ -102,18 +92,11 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     if images.dtype != np.uint8:
         raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
     fitted = fit(images, config.image_size, config.channels)
-    return Arrays(fitted, None if labels is None else _labels(config, labels, len(images)))
-
-
-def _labels(config: TrainConfig, labels: Any, count: int) -> npt.NDArray[np.int32]:
+    if labels is None:
+        return Arrays(fitted)
     labels = np.asarray(labels)
-    if labels.shape == (count, 1):
-        labels = labels[:, 0]
-    if labels.shape != (count,):
-        raise UserError(
-            f"data={config.data}: labels of shape {labels.shape} for {count} images: one integer per image is required"
-        )
-    return checked_labels(labels, f"data={config.data}")
+    labels = labels[:, 0] if labels.shape == (len(images), 1) else labels
+    return Arrays(fitted, checked_labels(labels, f"data={config.data}"))
 
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:

@@ -65,19 +65,18 @@ def batches(examples: AnyExamples, schedule: Schedule, replicas: Replicas, first
         steps = _in_sequence(examples, schedule, first_step)
         return steps.map(shares, num_parallel_calls=2, deterministic=True).prefetch(4)
     assert isinstance(examples, Examples)
-    whole = examples.whole
 
     def gather(rows: Any) -> Any:
-        return whole.gather(share(rows))
+        return examples.gather(share(rows))
 
     def read(first: Any, end: Any) -> tf.data.Dataset:
         rows = row_order(examples, schedule, first, end)
-        return rows.map(gather, num_parallel_calls=whole.threads, deterministic=True)
+        return rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
 
     def read_epoch(epoch: Any) -> tf.data.Dataset:
         return read(tf.maximum(epoch * schedule.steps_per_epoch, first_step), (epoch + 1) * schedule.steps_per_epoch)
 
-    if not whole.ends_epochs:
+    if not examples.ends_epochs:
         return read(first_step, tf.int64.max).prefetch(4)
     epochs = tf.data.Dataset.range(first_step // schedule.steps_per_epoch, tf.int64.max)
     return epochs.flat_map(read_epoch).prefetch(4)

@@ -37,7 +37,7 @@ class Dataset:
 
     @property
     def unit(self) -> str:
-        """Returns what examples are called."""
+        """Returns the word for examples in messages."""
         return "images" if self.holds_images else "examples"
 
     @property
@@ -89,7 +89,7 @@ class Dataset:
         return tf.nest.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), self.spec[0])
 
     def as_fit(self, parts: tuple[Nest, ...]) -> Any:
-        """Returns what `fit` passes to train_step and test_step for these parts: x, (x, y) or (x, y, sample_weight)."""
+        """Returns the argument of train_step and test_step, as `fit` passes it: x, (x, y) or (x, y, sample_weight)."""
         x, *others = parts
         if self.holds_images:
             x = tf.cast(x, keras.config.floatx())
@@ -107,6 +107,6 @@ class Dataset:
             yield
         except tf.errors.UnknownError as error:
             for examples in filter(None, (self.train, self.evaluation)):
-                if examples.whole.failure:
-                    raise examples.whole.failure from error
+                if examples.failure:
+                    raise examples.failure from error
             raise

@@ -25,7 +25,7 @@ IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix 
 _FORMATS = (*_SUFFIXES,)
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
-_DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _ORIENTATION = 0x0112  # of EXIF
 _BITS_PER_SAMPLE, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # of TIFF 6.0
 
@@ -55,10 +55,11 @@ def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8
         rawmode = image.tile[0][3] if image.tile else None
         image.load()
         converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
-        has_key = rawmode == "RGB;16B" and "transparency" in image.info
-        upright = _with_exact_alpha(image, source) if has_key else image
+        if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
+            raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
+        upright: Image.Image = image
         if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
-            upright = ImageOps.exif_transpose(upright)
+            upright = ImageOps.exif_transpose(image)
             converted.append("orientation")
         plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
         mode = "RGB" if channels == 3 else "L"
@@ -70,41 +71,19 @@ def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8
         return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
 
 
-def _with_exact_alpha(image: Image.Image, source: Any) -> Image.Image:
-    """Returns an RGB image of 16 bits per channel as RGBA; its transparent colour is compared in all 16 bits.
-
-    Pillow reads the high bytes only, and compares nothing: https://www.w3.org/TR/png-3/#11tRNS
-    """
-    with Image.open(source, formats=["PNG"]) as low:
-        low.tile = [(*tile[:3], "RGB;16L") for tile in low.tile]  # reads the low bytes
-        low.load()
-        levels = np.asarray(image).astype(np.uint16) << 8 | np.asarray(low)
-    opaque = (levels != np.array(image.info.pop("transparency"))).any(axis=-1)
-    image.putalpha(Image.fromarray(opaque.astype(np.uint8) * 255))
-    return image
-
-
 def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.Image:
-    """Returns a grey image of more bits per pixel with 8, and with alpha if one of its levels is transparent.
+    """Returns a grey image of 16 bits per pixel with 8, and with alpha if one of its levels is transparent.
 
-    `tags`: those of a TIFF file. Files of 32 bits use different ranges: white is 255, 65535 or the largest number of
-    the type, whichever is the first that no pixel exceeds.
+    `tags`: those of a TIFF file.
     """
-    if image.mode == "F":
-        raise BadImage("its pixels are floating-point numbers of unknown range: convert it to 8 or 16 bits")
     if image.mode not in _DEEP_GREY:
         return image
     bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
-    signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED
     levels = np.asarray(image)
-    if bits == 32 and not signed:
-        levels = levels.view(np.uint32)
-    if levels.min() < 0:
-        raise BadImage("some of its pixels are negative numbers: convert it to 8 or 16 bits")
-    white = 2 ** (bits - signed) - 1
-    if bits > 16:
-        white = next(level for level in (255, 65535, white) if levels.max() <= level)
-    converted.append(f"{bits} bits to 8" if bits <= 16 else f"{bits} bits with white at {white} to 8")
+    if image.mode == "F" or bits > 16 or levels.min() < 0:
+        raise BadImage("its pixels are numbers below 0, or of 32 bits and unknown range: convert it to 8 or 16 bits")
+    white = 2 ** (bits - (tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED)) - 1
+    converted.append(f"{bits} bits to 8")
     grey = Image.fromarray(np.rint(levels * (255 / white)).astype(np.uint8))
     if "transparency" in image.info:
         grey.putalpha(Image.fromarray((levels != image.info["transparency"]).astype(np.uint8) * 255))

@@ -1,10 +1,8 @@
 """Writes prepared shards atomically to a local folder or an address in Cloud Storage."""
 
 from pathlib import Path
-from typing import Any
 
 from trainer.base.storage import Address, make_writable, write_whole
-from trainer.base.storage.checksum import crc32c_of, sha256_of
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.preflight import preflight
 
@@ -21,15 +19,14 @@ class LocalFolder:
         file = self._folder / name
         return file.read_bytes() if file.exists() else None
 
-    def write(self, name: str, content: bytes) -> dict[str, str]:
-        """Writes a file atomically. Returns the checksums that `holds` requires in addition to "sha256"."""
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file atomically."""
         write_whole(self._folder / name, content)
-        return {}
 
-    def holds(self, name: str, checksums: dict[str, Any]) -> bool:
-        """Returns whether the file exists with this content; `checksums`: "sha256", and what `write` returned."""
+    def size(self, name: str) -> int | None:
+        """Returns the size of a file, or None if it does not exist."""
         file = self._folder / name
-        return file.is_file() and sha256_of(file) == checksums["sha256"]
+        return file.stat().st_size if file.is_file() else None
 
     def remove(self, name: str) -> None:
         """Removes a file."""
@@ -48,14 +45,13 @@ class RemoteFolder:
         remote = self._gcs.get(self._address / name)
         return self._gcs.read(remote) if remote else None
 
-    def write(self, name: str, content: bytes) -> dict[str, str]:
+    def write(self, name: str, content: bytes) -> None:
         replaced = self._generations.get(name, 0)
         self._generations[name] = self._gcs.upload(content, self._address / name, replaced)
-        return {"crc32c": crc32c_of(content)}
 
-    def holds(self, name: str, checksums: dict[str, Any]) -> bool:
+    def size(self, name: str) -> int | None:
         remote = self._gcs.get(self._address / name)
-        return remote is not None and remote.crc32c == checksums.get("crc32c")
+        return remote.size if remote else None
 
     def remove(self, name: str) -> None:
         if remote := self._gcs.get(self._address / name):

@@ -29,17 +29,17 @@ class AnyExamples(ABC):
     image_shape: tuple[int, int, int] | None = None  # (height, width, channels), if x are grey levels of images
     arrays: tuple[Nest, ...] = ()  # the parts of all examples, if they are in memory
     has_length = True  # else `count` is what the run reads
-    failure: Exception | None = None  # what reading has raised: TensorFlow passes on no more than its text
+    _failure: Exception | None = None
+
+    @property
+    def failure(self) -> Exception | None:
+        """Returns the exception that reading has raised: TensorFlow passes on no more than its text."""
+        return self._failure
 
     @property
     @abstractmethod
     def spec(self) -> tuple[Nest, ...]:
         """Returns the tf.TensorSpec of one example, in the structure of its parts."""
-
-    @property
-    def whole(self) -> "AnyExamples":
-        """Returns the examples that these are rows of: themselves, but for a Subset."""
-        return self
 
     @property
     def targets(self) -> Array | None:
@@ -95,21 +95,15 @@ class Examples(AnyExamples):
         spec: tuple[Nest, ...] = specs_of(self.first(1))
         return spec
 
-    @property
-    def whole(self) -> "Examples":
-        return self
-
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        """Returns the rows, as `whole` numbers them, at these positions of passes, in each of which every row is once.
+        """Returns the rows at these positions of passes, in each of which every row is once.
 
         It is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), from 0 to below `count`.
         """
         return shuffled(positions, self.count, seed, "order", passes)
 
     def first(self, count: int) -> tuple[Nest, ...]:
-        parts = self.gather(tf.range(min(count, self.count), dtype=tf.int64))
-        arrays: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
-        return arrays
+        return as_numpy(self.gather(tf.range(min(count, self.count), dtype=tf.int64)))
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         def batch(number: Any) -> Any:
@@ -140,7 +134,7 @@ class Examples(AnyExamples):
             try:
                 return list(tf.nest.flatten(read(numbers)))
             except (UserError, PlatformFault) as error:
-                self.failure = error
+                self._failure = error
                 raise
 
         specs = tf.nest.flatten(self.spec)
@@ -158,10 +152,11 @@ class Subset(Examples):
 
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
         self._examples, self._seed, self._first, self.count = examples, seed, first_position, count
+        self.arrays, self.threads = examples.arrays, examples.threads
 
     @property
-    def whole(self) -> Examples:
-        return self._examples
+    def failure(self) -> Exception | None:
+        return self._examples.failure
 
     @property
     def spec(self) -> tuple[Nest, ...]:
@@ -173,17 +168,20 @@ class Subset(Examples):
         return None if targets is None else targets[self.located(np.arange(self.count))]
 
     def located(self, rows: RowNumbers) -> RowNumbers:
-        """Returns the rows of `whole`, in the shape of `rows`."""
+        """Returns the numbers that these rows have in the other examples, in the shape of `rows`."""
         positions = rows.ravel() + self._first
         return shuffled(positions, self._examples.count, self._seed, HELD_BACK).reshape(rows.shape)
-
-    def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        return self.located(super().order(seed, passes, positions))
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with on_host():
             located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
             return self._examples.gather(tf.ensure_shape(located, rows.shape))
+
+
+def as_numpy(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
+    """Returns tensors as arrays, in the same structure."""
+    arrays: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
+    return arrays
 
 
 def on_host() -> Any:

@@ -40,7 +40,7 @@ class DataFiles:
 
 
 def files_of(config: TrainConfig) -> DataFiles | None:
-    """Returns what is known of the files of `config.data` before they are read; None for a name or a function.
+    """Returns the number, sizes and digest of the files of `config.data`, unread; None for a name or a function.
 
     Raises UserError or PlatformFault if a bucket cannot be listed.
     """
@@ -113,7 +113,7 @@ def _key(name: str) -> int:
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
-    """Returns what is known of loaded data, valid in JSON: counts, classes, and with `rows` digests of their rows."""
+    """Returns a description of loaded data, valid in JSON: counts, classes, and with `rows` digests of their rows."""
     content: dict[str, Any] = {}
     for name, examples in (("training", dataset.train), ("evaluation", dataset.evaluation)):
         if examples and examples.has_length:

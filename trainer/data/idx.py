@@ -4,7 +4,7 @@ import gzip
 import math
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,35 +16,27 @@ from trainer.data.dataset import Dataset
 
 _UINT8 = 0x08
 
-# The four files, by the beginning of their names, because both `-` and `.` before `idx` are common.
-_FILES = {"train": ("train-images", "train-labels"), "evaluation": ("t10k-images", "t10k-labels")}
+# How the names of images and labels begin, because both `-` and `.` before `idx` are common.
+_IMAGES, _LABELS = ("train-images", "t10k-images"), ("train-labels", "t10k-labels")
 
 
 def is_idx(path: Path) -> bool:
     """Returns whether `path` is a folder of idx files, or one images file."""
-    names = [name for pair in _FILES.values() for name in pair]
-    return any(_find(path, name) for name in names) if path.is_dir() else "idx" in path.name
+    return any(_find(path, name) for name in _IMAGES + _LABELS) if path.is_dir() else "idx" in path.name
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
     """Returns train-images and train-labels, with t10k-* for evaluation; or one images file, without labels."""
-    return arrays_dataset(config, *read_parts(path))
-
-
-def read_parts(path: Path) -> list[Any]:
-    """Returns images and labels for training and for evaluation, in this order, None for each that is missing."""
     if not path.is_dir():
-        return [_images(path), None, None, None]
-    parts: list[Any] = []
-    for images_name, labels_name in _FILES.values():
-        images, labels = _find(path, images_name), _find(path, labels_name)
-        parts += [_images(images) if images else None, read(labels, 1) if labels else None]
-    if parts[0] is None:
+        return arrays_dataset(config, _read(path, 3), None)
+    images, test_images = (file and _read(file, 3) for file in (_find(path, name) for name in _IMAGES))
+    labels, test_labels = (file and _read(file, 1) for file in (_find(path, name) for name in _LABELS))
+    if images is None:
         raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
-    return parts
+    return arrays_dataset(config, images, labels, test_images, test_labels)
 
 
-def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is damaged or differs."""
     try:
         with _open(path) as file:
@@ -55,10 +47,8 @@ def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                 raise UserError(f"{path}: an idx file of {header[3]} dimensions, but {dimensions} are required")
             shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
             size = math.prod(shape)
-            if size > MOST_BYTES:
-                raise UserError(f"{path}: its header claims {shape}, more than {MOST_BYTES / 2**30:.0f} GiB")
-            if size > path.stat().st_size * (DEFLATE if path.suffix == ".gz" else 1):
-                raise UserError(f"{path}: its header claims {shape}, but fewer bytes follow")
+            if size > min(MOST_BYTES, path.stat().st_size * (DEFLATE if path.suffix == ".gz" else 1)):
+                raise UserError(f"{path}: its header claims {shape}, but fewer bytes follow, or more than 16 GiB")
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
@@ -67,10 +57,6 @@ def read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'} bytes follow"
         )
     return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def _images(path: Path) -> npt.NDArray[np.uint8]:
-    return read(path, 3)[..., np.newaxis]
 
 
 def _open(path: Path) -> IO[bytes]:

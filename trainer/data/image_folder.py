@@ -43,13 +43,13 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     bad = Bad(left_out=left_out(train, evaluation))
     parts = [decode_folder(config, part, bad) if part else None for part in (train, evaluation)]
     refuse_or_skip(config, bad)
-    examples, held = parts
+    examples, holdout = parts
     if examples is None:
         raise UserError(f"data={path}: none of its {len(train.files):,} image files could be decoded")
-    examples, held = with_evaluation(config, examples, held)
+    examples, holdout = with_evaluation(config, examples, holdout)
     if examples.labels is not None:
         refuse_empty_classes(config, train.class_names, set(np.unique(examples.labels).tolist()))
-    return Dataset(config.data, examples, held, train.class_names, bad.notes)
+    return Dataset(config.data, examples, holdout, train.class_names, bad.notes)
 
 
 def find(path: Path) -> tuple[Folder, Folder | None]:
@@ -67,8 +67,8 @@ def find(path: Path) -> tuple[Folder, Folder | None]:
         beside = [child for child in _children(path) if not child.is_dir()]
         folder.left_out.update(f"{_kind(child)} beside {train.name}" for child in beside)
     if not folder.files:
-        held = f", but {counted(folder.left_out)}" if folder.left_out else ""
-        raise UserError(f"data={path}: no image files found{held} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
+        why = f", but {counted(folder.left_out)}" if folder.left_out else ""
+        raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
     return folder, _folder(evaluation, folder.class_names) if evaluation else None
 
 
@@ -164,7 +164,7 @@ def _suffix(file: os.DirEntry[str]) -> str:
 
 
 def _kind(file: os.DirEntry[str]) -> str:
-    """Returns what a file that is left out is counted as."""
+    """Returns the suffix, or another reason, by which a file that is left out is counted."""
     if file.name.startswith("."):
         return "hidden"
     if not os.path.exists(file.path):

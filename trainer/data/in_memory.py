@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.data.examples import AnyExamples, Array, Examples, on_host
-from trainer.data.nests import PARTS, Nest, as_arrays, rows_in, specs_of
+from trainer.data.nests import PARTS, Nest, parts_of, rows_in, specs_of
 
 
 class NestedArrays(Examples):
@@ -20,8 +20,7 @@ class NestedArrays(Examples):
     def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
         if y is None and sample_weight is not None:
             raise UserError("sample_weight without y: what has no targets has no loss to weight")
-        parts = [part for part in (x, y, sample_weight) if part is not None]
-        self._hold(*(as_arrays(part, name) for name, part in zip(PARTS, parts, strict=False)))
+        self._hold(*parts_of([part for part in (x, y, sample_weight) if part is not None]))
         for name, part in zip(PARTS[1:], self.arrays[1:], strict=False):
             if (row := _first_not_finite(part)) is not None:
                 raise UserError(f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows")
@@ -79,8 +78,7 @@ class Arrays(NestedArrays):
 
 def first_unfit_input(examples: AnyExamples) -> int | None:
     """Returns the first row of x in memory with NaN or infinity, else None. A model may mask them: no refusal."""
-    arrays = examples.whole.arrays
-    return _first_not_finite(arrays[0]) if arrays else None
+    return _first_not_finite(examples.arrays[0]) if examples.arrays else None
 
 
 def _first_not_finite(part: Nest) -> int | None:

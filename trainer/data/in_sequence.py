@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.data.examples import AnyExamples
+from trainer.data.examples import AnyExamples, as_numpy
 from trainer.data.nests import PARTS, Nest
 from trainer.invariance.compat import makes_batches
 
@@ -75,9 +75,7 @@ class InSequence(AnyExamples):
 
     def read_head(self) -> tuple[Nest, ...]:
         """Reads the parts of the first rows once more."""
-        parts = next(iter(self.batches(HEAD_ROWS, drop_remainder=False)))
-        arrays: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
-        return arrays
+        return as_numpy(next(iter(self.batches(HEAD_ROWS, drop_remainder=False))))
 
     def _example(self, spec: Any) -> Any:
         if not isinstance(spec, tf.TensorSpec):

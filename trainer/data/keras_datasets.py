@@ -17,15 +17,12 @@ _CLASSES = {
 
 def load(config: TrainConfig) -> Dataset:
     """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
-    class_names = tuple(_CLASSES.get(config.data, "").split())
-    return arrays_dataset(config, *read_parts(config.data), class_names=class_names)
-
-
-def read_parts(name: str) -> tuple[Any, Any, Any, Any]:
-    """Returns images and labels for training and for evaluation, in this order."""
-    module: Any = getattr(keras.datasets, name)
+    module: Any = getattr(keras.datasets, config.data)
     try:
         (images, labels), (test_images, test_labels) = module.load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
-        raise UserError(f"data={name}: download failed ({reason(error)}): use --data=FOLDER with the files") from None
-    return images, labels, test_images, test_labels
+        raise UserError(
+            f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the files"
+        ) from None
+    class_names = tuple(_CLASSES.get(config.data, "").split())
+    return arrays_dataset(config, images, labels, test_images, test_labels, class_names)

@@ -21,6 +21,13 @@ def is_array(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
 
 
+def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
+    """Returns x, y and sample_weight, as many as there are, by `as_arrays`. Raises UserError for none, or for more."""
+    if not 1 <= len(parts) <= len(PARTS):
+        raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
+    return tuple(as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
+
+
 def as_arrays(value: Nest, name: str) -> Nest:
     """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises UserError, naming the leaf.
 
@@ -57,21 +64,11 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     if array.dtype.kind == "O":
         raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
     if array.dtype.kind in "SU":
-        raise UserError(f"{name} holds text, {_first(array)}, not numbers: {_numbers_from(array)}")
+        raise UserError(
+            f"{name} holds text, first {str(array.flat[0] if array.size else '')[:40]!r}, not numbers: number its "
+            'classes from 0, as with np.unique(…, return_inverse=True); for numbers in text use .astype("float32")'
+        )
     raise UserError(f"{name} holds {array.dtype}, not numbers")
-
-
-def _numbers_from(text: npt.NDArray[Any]) -> str:
-    """Returns how to turn an array of text into numbers: the first text shows whether it is a number."""
-    try:
-        float(text.flat[0])
-    except (IndexError, ValueError):
-        return "number its classes from 0, as with np.unique(…, return_inverse=True)"
-    return 'they are numbers in text: use .astype("float32")'
-
-
-def _first(array: npt.NDArray[Any]) -> str:
-    return f"first {str(array.flat[0])[:40]!r}" if array.size else "though empty"
 
 
 def _is_text(array: npt.NDArray[Any]) -> bool:

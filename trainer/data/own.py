@@ -50,9 +50,9 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
             return arrays_dataset(config, *parts)
     trains = trains or evaluation is not None  # then the first part is not what another command uses
     training = _examples(config, train, trains=trains)
-    held = None if evaluation is None else _examples(config, evaluation, trains=False)
-    if held is None and config.evaluation_fraction:
-        training, held = _split(config, training)
+    holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
+    if holdout is None and config.evaluation_fraction:
+        training, holdout = _split(config, training)
     if isinstance(training, InSequence):
         log.info(
             f"data={config.data}: a tf.data.Dataset is read in its own order, by every worker from its start: a run "
@@ -62,14 +62,14 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         _check_repeatable(config, training, training.anew())
     else:
         _check_repeatable(config, training, training)
-    if isinstance(held, InSequence):
-        _check_same_rows(config, held)
-    if held is not None and held.spec != training.spec:
+    if isinstance(holdout, InSequence):
+        _check_same_rows(config, holdout)
+    if holdout is not None and holdout.spec != training.spec:
         raise UserError(
-            f"data={config.data}: an example for evaluation is {described(held.spec)}, but one for training is "
+            f"data={config.data}: an example for evaluation is {described(holdout.spec)}, but one for training is "
             f"{described(training.spec)}: both must have the same parts, shapes and types"
         )
-    return Dataset(config.data, training, held)
+    return Dataset(config.data, training, holdout)
 
 
 def _check_same_rows(config: TrainConfig, evaluation: InSequence) -> None:
@@ -102,7 +102,7 @@ def _equal_rows(rows: Any, others: Any) -> bool:
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:
-    """Returns what is for training and what for evaluation, or None."""
+    """Returns the data for training, and those for evaluation or None."""
     if isinstance(returned, tuple) and len(returned) == 2:
         train, evaluation = returned
         if isinstance(train, tuple) and isinstance(evaluation, tuple):

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import numpy as np
 
 from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.storage import parse
-from trainer.base.storage.staging import Staged, naming
+from trainer.base.storage.staging import naming
 from trainer.data import image_folder, sources, tfrecord
 from trainer.data.bad_images import Bad
 from trainer.data.examples import Examples
 from trainer.data.fingerprint import content_of
 from trainer.data.in_memory import Arrays
-
-_Present = Callable[[Sequence[Path]], AbstractContextManager[Any]]  # provides these files within its block
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,46 @@ class Source:
 
 def source_of(config: TrainConfig, per_shard: int) -> Source:
     """Divides `config.data` into pieces of `per_shard` images; TFRecord files into one piece each."""
-    kind, path, present = _located(config)
-    with naming(path, parse(split_kind(config.data)[1], "SRC") if kind else None):
+    if sources.is_named(config.data):
+        return _loaded_source(config, per_shard, "", Path())
+    kind, path = sources.kind_and_path(config.data, config.cache_dir)
+    with naming(path, parse(split_kind(config.data)[1], "SRC")):
         if kind == "folder" and not config.evaluation_fraction:
-            return _folder_source(config, path, per_shard, present)
+            return _folder_source(config, path, per_shard)
         if kind == "tfrecord" and not config.evaluation_fraction:
-            return _tfrecord_source(config, path, present)
+            return _tfrecord_source(config, path)
+        return _loaded_source(config, per_shard, kind, path)
+
+
+def _folder_source(config: TrainConfig, path: Path, per_shard: int) -> Source:
+    train, evaluation = image_folder.find(path)
+    folders = {"train": train} | ({"evaluation": evaluation} if evaluation else {})
+
+    def piece(part: image_folder.Folder) -> Piece:
+        return Piece(len(part.files), lambda bad: image_folder.decode_folder(config, part, bad))
+
+    splits = {
+        name: [piece(folder.part(start, start + per_shard)) for start in range(0, len(folder.files), per_shard)]
+        for name, folder in folders.items()
+    }
+    files = [file for folder in folders.values() for file in folder.files]
+    left_out = image_folder.left_out(train, evaluation)
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files), left_out)
+
+
+def _tfrecord_source(config: TrainConfig, path: Path) -> Source:
+    """Makes one piece per file, because the number of records in a file is unknown until it is read."""
+
+    def piece(file: Path) -> Piece:
+        return Piece(1, lambda bad: tfrecord.read(config, [file], bad))
+
+    train, evaluation = tfrecord.find(path)
+    splits = {"train": [*map(piece, train)], "evaluation": [*map(piece, evaluation)]}
+    return Source(splits, (), _fingerprint(config, 0, path, [*train, *evaluation]))
+
+
+def _loaded_source(config: TrainConfig, per_shard: int, kind: str, path: Path) -> Source:
+    """Divides a dataset that is loaded as a whole. `kind`: empty for a name or a user's function."""
     # Before reading: files may change meanwhile.
     fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
     dataset = sources.load_dataset(config)
@@ -58,19 +89,6 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
     names = ["train", *(["evaluation"] if dataset.evaluation else [])]
     splits = {name: list(_slices(dataset.images(name), per_shard)) for name in names}
     return Source(splits, dataset.class_names, fingerprint)
-
-
-def _located(config: TrainConfig) -> tuple[str, Path, _Present]:
-    """Returns the kind of the data, their path and what provides their files, which downloads remote ones."""
-    if sources.is_named(config.data):
-        return "", Path(), nullcontext
-    given_kind, location = split_kind(config.data)
-    address = parse(location, "SRC")
-    if address is None:
-        return *sources.kind_and_path(config.data), nullcontext
-    staged = Staged(address, "SRC", config.cache_dir)
-    path = staged.outline()
-    return given_kind or sources.recognise(config.data, path), path, staged.present
 
 
 def _files(kind: str, path: Path) -> list[Path]:
@@ -84,41 +102,6 @@ def _files(kind: str, path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-
-
-def _folder_source(config: TrainConfig, path: Path, per_shard: int, present: _Present) -> Source:
-    train, evaluation = image_folder.find(path)
-    folders = {"train": train} | ({"evaluation": evaluation} if evaluation else {})
-
-    def piece(part: image_folder.Folder) -> Piece:
-        return _piece(part.files, present, lambda bad: image_folder.decode_folder(config, part, bad))
-
-    splits = {
-        name: [piece(folder.part(start, start + per_shard)) for start in range(0, len(folder.files), per_shard)]
-        for name, folder in folders.items()
-    }
-    files = [file for folder in folders.values() for file in folder.files]
-    left_out = image_folder.left_out(train, evaluation)
-    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files), left_out)
-
-
-def _tfrecord_source(config: TrainConfig, path: Path, present: _Present) -> Source:
-    """Makes one piece per file, because the number of records in a file is unknown until it is read."""
-
-    def piece(file: Path) -> Piece:
-        return _piece([file], present, lambda bad: tfrecord.read(config, [file], bad))
-
-    train, evaluation = tfrecord.find(path)
-    splits = {"train": [*map(piece, train)], "evaluation": [*map(piece, evaluation)]}
-    return Source(splits, (), _fingerprint(config, 0, path, [*train, *evaluation]))
-
-
-def _piece(files: Sequence[Path], present: _Present, read: Callable[[Bad], Arrays | None]) -> Piece:
-    def get(bad: Bad) -> Arrays | None:
-        with present(files):
-            return read(bad)
-
-    return Piece(len(files), get)
 
 
 def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:

@@ -93,9 +93,9 @@ class Journal:
             self._shards = {}
 
     def entry(self, name: str) -> dict[str, Any] | None:
-        """Returns the entry of a shard, or None if its file is missing or damaged."""
+        """Returns the entry of a shard, or None if its file is missing or of another size."""
         entry: dict[str, Any] | None = self._shards.get(name)
-        return None if entry and entry["examples"] and not self._folder.holds(name, entry) else entry
+        return None if entry and entry["examples"] and self._folder.size(name) != entry.get("bytes") else entry
 
     def write(self, name: str, piece: Piece) -> dict[str, Any]:
         """Writes one shard and records it; only records a shard without images."""
@@ -109,12 +109,13 @@ class Journal:
             "examples": 0 if arrays is None else arrays.count,
             "labelled": arrays is not None and arrays.labelled,
             "labels": [] if arrays is None or arrays.labels is None else np.unique(arrays.labels).tolist(),
+            "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
             "converted": dict(bad.converted),
             "skipped": [[str(file), why] for file, why in bad.files],
         }
         if content:
-            entry |= self._folder.write(name, content)
+            self._folder.write(name, content)
         self._shards[name] = entry
         self._folder.write(JOURNAL, json.dumps({"fingerprint": self._fingerprint, "shards": self._shards}).encode())
         return entry
@@ -137,7 +138,7 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "format": INDEX_FORMAT,
         "fingerprint": source.fingerprint,
         "image_shape": [config.image_size, config.image_size, config.channels],
-        "class_names": list(source.class_names or numbered_classes(max(set().union(*labels.values()), default=-1))),
+        "class_names": list(source.class_names or numbered_classes(set().union(*labels.values()))),
         "labelled": {
             split: labelled((entry["labelled"] for entry in some), origin, "files") for split, some in filled.items()
         },

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.data.examples import Array, Examples
-from trainer.data.nests import PARTS, Nest, as_arrays, described, rows_in, specs_of
+from trainer.data.nests import Nest, described, parts_of, rows_in, specs_of
 from trainer.data.order import RowNumbers, shuffled
 from trainer.user_code.mistakes import message_of, where_raised
 
 
 class _Items(Examples):
-    """Reads items of a user's object, each x, (x, y) or (x, y, sample_weight); `kind`: what an item is called."""
+    """Reads items of a user's object: x, (x, y) or (x, y, sample_weight). `kind` names an item in errors."""
 
     kind = ""
 
@@ -28,21 +28,16 @@ class _Items(Examples):
     def _read(self, rows: RowNumbers) -> Nest:
         raise NotImplementedError
 
-    def _item(self, number: int) -> Any:
+    def _example(self, number: int) -> tuple[Nest, ...]:
+        """Returns the parts of an item as arrays."""
         try:
-            return self._source[number]
+            item = self._source[number]
         except Exception as error:
             place = where_raised(error)
             cause = f"{place[0]}: {message_of(error)}" if place else reason(error)
             raise UserError(f"{self._origin}: {self.kind} {number:,} cannot be read: {cause}") from error
-
-    def _parts(self, number: int, item: Any) -> tuple[Nest, ...]:
-        """Returns the parts of an item as arrays."""
-        parts = tuple(item) if isinstance(item, (tuple, list)) else (item,)
         try:
-            if not 1 <= len(parts) <= len(PARTS):
-                raise UserError(f"it has {len(parts)} parts: it must be x, (x, y) or (x, y, sample_weight)")
-            return tuple(as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
+            return parts_of(item if isinstance(item, (tuple, list)) else (item,))
         except UserError as error:
             raise UserError(f"{self._origin}: {self.kind} {number:,}: {error}") from None
 
@@ -62,13 +57,9 @@ class RandomAccess(_Items):
         self.count = len(source)
         if not self.count:
             raise UserError(f"{origin}: it has no examples: its length is 0")
-        item = self._item(0)
-        first = self._parts(0, item)
+        first = self._example(0)
         self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
         self._leaf_kinds = _kinds(tf.nest.flatten(first))
-        # An example of arrays alone, as most are, needs no more than a comparison with the first one.
-        plain = isinstance(item, tuple) and not any(tf.nest.is_nested(part) for part in first)
-        self._plain_kinds = _kinds([np.asarray(part) for part in item]) if plain else None
 
     def _read(self, rows: RowNumbers) -> Nest:
         examples = [self._leaves(row) for row in rows.ravel().tolist()]
@@ -79,16 +70,8 @@ class RandomAccess(_Items):
         return tf.nest.pack_sequence_as(self.spec, stacked)
 
     def _leaves(self, row: int) -> list[Array]:
-        item = self._item(row)
-        if self._plain_kinds and type(item) is tuple:
-            try:
-                leaves = [np.asarray(part) for part in item]
-            except ValueError:  # rows of several lengths: the parts say so
-                leaves = []
-            if _kinds(leaves) == self._plain_kinds:
-                return leaves
-        example = self._parts(row, item)
-        leaves = tf.nest.flatten(example)
+        example = self._example(row)
+        leaves: list[Array] = tf.nest.flatten(example)
         if _kinds(leaves) != self._leaf_kinds:
             spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
             raise UserError(
@@ -99,7 +82,7 @@ class RandomAccess(_Items):
 
 
 def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns what a spec holds, in a form that is quick to make and to compare."""
+    """Returns shape and type of each leaf, as a spec has them, in a form that is quick to compare."""
     return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
@@ -120,7 +103,7 @@ class NumberedBatches(_Items):
         batches = len(source)
         if batches < 1:
             raise UserError(f"{origin}: it has no batches: its length is {batches}")
-        first, last = (self._parts(number, self._item(number)) for number in (0, batches - 1))
+        first, last = (self._example(number) for number in (0, batches - 1))
         self.batch_size, self.spec = rows_in(first), specs_of(first)
         self.left_out = rows_in(last) if whole_batches and rows_in(last) != self.batch_size else 0
         self.count = self.batch_size * (batches - 1) + rows_in(last) - self.left_out
@@ -140,13 +123,13 @@ class NumberedBatches(_Items):
         leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
         for batch in np.unique(batches).tolist():
             places = batches == batch
-            for leaf, held in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
-                leaf[places] = held[positions[places]]
+            for leaf, rows_of_batch in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
+                leaf[places] = rows_of_batch[positions[places]]
         shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
         return tf.nest.pack_sequence_as(self.spec, shaped)
 
     def _batch(self, batch: int) -> tuple[Nest, ...]:
-        parts = self._parts(batch, self._item(batch))
+        parts = self._example(batch)
         count, expected = rows_in(parts), min(self.batch_size, self.count - batch * self.batch_size)
         if specs_of(parts) != self.spec or count != expected:
             raise UserError(

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Dataset
@@ -42,6 +42,16 @@ class Shard:
     examples: int
     sha256: str
 
+    def check_size(self, example_bytes: int) -> None:
+        """Raises UserError unless the file holds exactly its examples."""
+        expected = self.examples * example_bytes
+        try:
+            size = self.path.stat().st_size
+        except OSError as error:
+            raise UserError(f"data: {self.path} cannot be read ({error.strerror}): prepare it again") from None
+        if size != expected:
+            raise UserError(f"data: {self.path} has {size:,} bytes, its index requires {expected:,}: prepare it again")
+
 
 class ShardRows(Examples):
     """Reads examples from their files on demand, so that memory holds only the labels and one batch.
@@ -52,7 +62,7 @@ class ShardRows(Examples):
     image_shape: tuple[int, int, int]
 
     def __init__(self, index: "ShardIndex", split: str) -> None:
-        self.shards, self._classes = index.splits[split], index.classes
+        self.shards, self._classes = index.splits[split], len(index.class_names) or MOST_CLASSES
         self.image_shape = index.image_shape
         specs = (tf.TensorSpec(index.image_shape, tf.uint8), tf.TensorSpec((), tf.int32))
         self.spec = specs[: 1 + index.labelled[split]]
@@ -81,8 +91,9 @@ class ShardRows(Examples):
         """Returns all labels, (examples,) int32. Raises UserError if one is not below the number of classes."""
         if not self.labelled:
             return None
-        labels = np.concatenate([_labels_of(shard, self.image_shape) for shard in self.shards])
-        return checked_labels(labels, f"data: {self.shards[0].path.parent}", self._classes)
+        pixels = math.prod(self.image_shape)
+        parts = [np.fromfile(shard.path, LABEL, offset=shard.examples * pixels) for shard in self.shards]
+        return checked_labels(np.concatenate(parts), f"data: {self.shards[0].path.parent}", self._classes)
 
 
 def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: Path) -> None:
@@ -109,11 +120,6 @@ class ShardIndex:
     splits: dict[str, tuple[Shard, ...]]
 
     @property
-    def classes(self) -> int:
-        """Returns the number of classes, or the upper limit for unnamed ones."""
-        return len(self.class_names) or MOST_CLASSES
-
-    @property
     def file_names(self) -> set[str]:
         """Returns the names of the index and all shards."""
         return {INDEX, *(shard.path.name for shards in self.splits.values() for shard in shards)}
@@ -132,7 +138,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 def _open_split(contents: ShardIndex, split: str, in_memory: bool) -> Examples:
     """Returns the examples of one split, with their labels checked. Raises UserError if a file has the wrong size."""
     for shard in contents.splits[split]:
-        _check_size(shard, contents.image_shape, contents.labelled[split])
+        shard.check_size(math.prod(contents.image_shape) + LABEL.itemsize * contents.labelled[split])
     rows = ShardRows(contents, split)
     if in_memory:
         return _in_memory(rows)
@@ -144,17 +150,15 @@ def read_contents(path: Path) -> ShardIndex:
     """Reads the index of `path`, not the shards. Raises UserError if it is damaged."""
     try:
         index = parse_index((path / INDEX).read_bytes(), path)
-    except OSError as error:
-        raise UserError(f"data={path}: its {INDEX} cannot be read ({error}): prepare it again") from None
-    try:
-        shape, names = tuple(int(n) for n in index["image_shape"]), tuple(str(n) for n in index["class_names"])
+        height, width, channels = (int(side) for side in index["image_shape"])
         splits = {name: _shards(path, entries) for name, entries in index["splits"].items()}
         labelled = {name: bool(index["labelled"][name]) for name in splits}
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise UserError(f"data={path}: its {INDEX} is damaged ({error!r}): prepare it again") from None
-    if len(shape) != 3 or not all(1 <= side <= _LONGEST_SIDE for side in shape) or not splits.get("train"):
-        raise UserError(f"data={path}: its {INDEX} is damaged (shape {shape}, splits {list(splits)}): prepare it again")
-    return ShardIndex(shape, names, labelled, splits)
+        class_names = tuple(map(str, index["class_names"]))
+        if not (1 <= min(height, width, channels) <= max(height, width, channels) <= _LONGEST_SIDE and splits["train"]):
+            raise ValueError(f"image_shape {index['image_shape']}, splits {list(splits)}")
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise UserError(f"data={path}: its {INDEX} is damaged ({reason(error)}): prepare it again") from None
+    return ShardIndex((height, width, channels), class_names, labelled, splits)
 
 
 def parse_index(content: bytes, path: object) -> dict[str, Any]:
@@ -176,22 +180,6 @@ def _shards(folder: Path, entries: list[dict[str, Any]]) -> tuple[Shard, ...]:
             raise ValueError(f"shard {name!r} of {examples} examples")
         shards.append(Shard(folder / name, examples, str(entry["sha256"])))
     return tuple(shards)
-
-
-def _check_size(shard: Shard, shape: tuple[int, ...], labelled: bool) -> None:
-    expected = shard.examples * (math.prod(shape) + (LABEL.itemsize if labelled else 0))
-    try:
-        size = shard.path.stat().st_size
-    except OSError as error:
-        raise UserError(f"data: {shard.path} cannot be read ({error.strerror}): prepare it again") from None
-    if size != expected:
-        raise UserError(f"data: {shard.path} has {size:,} bytes, its index requires {expected:,}: prepare it again")
-
-
-def _labels_of(shard: Shard, shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    with open(shard.path, "rb") as file:
-        file.seek(shard.examples * math.prod(shape))
-        return np.frombuffer(file.read(), LABEL).astype(np.int32)
 
 
 def _in_memory(rows: ShardRows) -> Arrays:

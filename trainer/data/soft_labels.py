@@ -25,7 +25,7 @@ Soften = Callable[[Any, StepContext], Any]
 
 
 def softening(config: TrainConfig, classes: int) -> Soften | None:
-    """Returns what makes (x, y) or (x, y, sample_weight) of a step soft; None without label smoothing and mixup.
+    """Returns a function that softens (x, y) or (x, y, sample_weight); None without label smoothing and mixup.
 
     It takes x of floating-point numbers, (rows, …), and integer labels, and returns y as (rows, classes) in floatx. The
     weight of a row stays its own.

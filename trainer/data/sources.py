@@ -12,7 +12,7 @@ from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainCo
 from trainer.base.storage import Address, is_remote, local_path, parse
 from trainer.base.storage.staging import Staged, naming
 from trainer.data import idx, image_folder, npz, shards, tfrecord
-from trainer.data.arrays import MOST_CLASSES, checked_labels, largest_label, numbered_classes
+from trainer.data.arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.dataset import Dataset
 from trainer.data.in_memory import Arrays
 from trainer.data.own import own_dataset
@@ -72,15 +72,17 @@ def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
 def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
     """Returns `dataset` with its labels in memory checked and as int32, and with numbers for missing class names."""
 
+    largest = []
+
     def checked(part: Any) -> Any:
         if not isinstance(part, Arrays) or part.labels is None:
             return part
         labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
+        largest.append(int(labels.max()))
         return part if labels is part.labels else Arrays(part.images, labels)
 
     train, evaluation = checked(dataset.train), checked(dataset.evaluation)
-    in_memory = [part for part in (train, evaluation) if isinstance(part, Arrays)]
-    names = dataset.class_names or numbered_classes(largest_label(*in_memory))
+    names = dataset.class_names or numbered_classes(largest)
     return dataclasses.replace(dataset, train=train, evaluation=evaluation, class_names=names)
 
 
@@ -97,16 +99,17 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
 
     An address in Cloud Storage is downloaded to `cache_dir` first, but only the files that its kind needs.
     """
-    given_kind, location = split_kind(data)
+    kind, location = split_kind(data)
     address = parse(location, "data")
     path = _fetched(address, cache_dir) if address else local_path(location, "data")
     if not os.path.exists(path):
-        kind, colon, _ = location.partition(":")
-        if colon and not os.path.exists(kind):
-            raise UserError(f"data={data}: unknown kind '{kind}'{nearest(kind, LOADERS)} Known: {', '.join(LOADERS)}")
+        prefix, colon, _ = location.partition(":")
+        if colon and not os.path.exists(prefix):
+            names = ", ".join(LOADERS)
+            raise UserError(f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known: {names}")
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: path not found{hint} Known names: {', '.join(DATA_SOURCES)}")
-    return given_kind or recognise(data, path), path
+    return kind or recognise(data, path), path
 
 
 def beside_data(data: str, otherwise: Path) -> Path:

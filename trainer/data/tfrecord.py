@@ -28,22 +28,22 @@ def is_tfrecord(path: Path) -> bool:
 
 def load(config: TrainConfig, path: Path) -> Dataset:
     """Decodes all records. In a folder, files named val* or test* are used for evaluation."""
-    train_files, held_files = find(path)
+    train_files, holdout_files = find(path)
     bad = Bad()
     train = read(config, train_files, bad)
-    held = read(config, held_files, bad) if held_files else None
+    holdout = read(config, holdout_files, bad) if holdout_files else None
     refuse_or_skip(config, bad)
     if train is None:
         raise UserError(f"data={path}: no image found in its TFRecord files")
-    train, held = with_evaluation(config, train, held)
-    return Dataset(config.data, train, held, notes=bad.notes)
+    train, holdout = with_evaluation(config, train, holdout)
+    return Dataset(config.data, train, holdout, notes=bad.notes)
 
 
 def find(path: Path) -> tuple[list[Path], list[Path]]:
     """Returns the files for training and those for evaluation."""
     files = _files(path) if path.is_dir() else [path]
-    held = [file for file in files if is_held(file.name)]
-    return [file for file in files if file not in held], held
+    holdout = [file for file in files if is_held(file.name)]
+    return [file for file in files if file not in holdout], holdout
 
 
 def is_held(name: str) -> bool:
@@ -53,33 +53,26 @@ def is_held(name: str) -> bool:
 
 def read(config: TrainConfig, files: list[Path], bad: Bad) -> Arrays | None:
     """Decodes all records of `files`. Returns None if there is none."""
-    contents: list[bytes] = []
-    labels: list[int | None] = []
-    names: list[Path] = []
-    for file in files:
-        for number, (content, label) in enumerate(_records(file)):
-            contents.append(content)
-            labels.append(label)
-            names.append(Path(f"{file}#{number}"))
-    if not contents:
-        return None
+    records = [record for file in files for record in _records(file)]
+    contents, labels = [content for content, _, _ in records], [label for _, label, _ in records]
     origin, items = f"data={config.data}", f"records ({' or '.join(_LABEL_KEYS)})"
     has_labels = labelled((label is not None for label in labels), origin, items)
-    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: names[i])
+    images, good = decode_many(contents, config.image_size, config.channels, bad, lambda i: records[i][2])
     if not good:
         return None
     return Arrays(images, checked_labels(np.array(labels, np.int64)[good], origin) if has_labels else None)
 
 
-def _records(file: Path) -> Iterator[tuple[bytes, int | None]]:
+def _records(file: Path) -> Iterator[tuple[bytes, int | None, Path]]:
+    """Yields the image bytes, the label and the name of each record."""
     compression = "GZIP" if file.suffix == ".gz" else ""
     try:
         _check_lengths(file)
-        for record in tf.data.TFRecordDataset(str(file), compression_type=compression):
-            yield _parse(record.numpy(), file)
+        for number, record in enumerate(tf.data.TFRecordDataset(str(file), compression_type=compression)):
+            yield *_parse(record.numpy(), file), Path(f"{file}#{number}")
     except UserError:
         raise
-    except Exception as error:  # TensorFlow's DataLossError, for a damaged record
+    except Exception as error:  # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
         raise _damaged(file, reason(error)) from None
 
 
@@ -100,10 +93,7 @@ def _damaged(file: Path, why: str) -> UserError:
 
 def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
     """Returns the image bytes and the label of a tf.train.Example. Raises UserError, naming `file`, without image."""
-    try:
-        feature = tf.train.Example.FromString(record).features.feature
-    except Exception as error:  # protobuf's DecodeError
-        raise _damaged(file, reason(error)) from None
+    feature = tf.train.Example.FromString(record).features.feature
     content = _first(feature, _IMAGE_KEYS, "bytes_list")
     if content is None:
         raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")

@@ -132,4 +132,4 @@ def _work(small: _Measured, large: _Measured) -> list[StepWork]:
 
 def _bytes_of(examples: AnyExamples | None) -> int:
     """Returns the bytes of examples that lie in the host's memory; 0 for those that are read as they are needed."""
-    return sum(array.nbytes for array in tf.nest.flatten(examples.whole.arrays)) if examples else 0
+    return sum(array.nbytes for array in tf.nest.flatten(examples.arrays)) if examples else 0

@@ -80,11 +80,11 @@ def test_where_both_disagree_tf_config_is_used_and_logged() -> None:
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "use 0 to 0"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", -1), "use 0 to 0"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "use 0 to 0"),
-    (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has worker"),
-    (tf_config({"chief": [CHIEF], "ps": [ONE]}), "has ps tasks, which this trainer does not use"),
-    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "this task is a evaluator"),
-    (tf_config({"chief": [CHIEF], "gardener": [ONE]}), "unknown role 'gardener'"),
-    (cluster_spec({"workerpool0": [CHIEF], "workerpool2": [ONE]}), "CLUSTER_SPEC: the cluster has ps tasks"),
+    (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has no chief"),
+    (tf_config({"chief": [CHIEF], "ps": [ONE]}), "this trainer has no tasks of role 'ps': supported are"),
+    (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "no tasks of role 'evaluator'"),
+    (tf_config({"chief": [CHIEF], "gardener": [ONE]}), "no tasks of role 'gardener'"),
+    (cluster_spec({"workerpool0": [CHIEF], "workerpool2": [ONE]}), "CLUSTER_SPEC: this trainer has no tasks"),
 ])  # fmt: skip
 def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
     with refused(message):

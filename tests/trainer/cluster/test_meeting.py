@@ -90,7 +90,9 @@ def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> N
             dead.sendall(hello)  # it leaves before the verdict
         killed.enter_context(call(addresses[0])).sendall(hello)  # its machine is gone, and closes nothing
         with ThreadPoolExecutor() as pool:
-            workers = [pool.submit(meet, Cluster(tuple(addresses), index), RUNS, 60.0) for index in (1, 2)]
+            workers = [pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 60.0)]
+            time.sleep(0.5)  # with worker 2 before worker 1, the chief would begin with the dead connection
+            workers.append(pool.submit(meet, Cluster(tuple(addresses), 2), RUNS, 60.0))
             met = [waiting.result(60) for waiting in (chief, *workers)]
         ended(*met)
 

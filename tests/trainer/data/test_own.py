@@ -88,7 +88,6 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("ragged_list", "x holds Python objects, or rows of several lengths"),
     ("nan_targets", "y holds NaN or infinity, first in row 5"),
     ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
-    ("numbers_in_text", "y holds text, first '0.5', not numbers: they are numbers in text: use .astype("),
     ("generator", "it returned a generator, which can be read only once"),
     ("moody_rows", "two readings of its first examples differ"),
     ("unseeded", "two readings of its first examples differ"),

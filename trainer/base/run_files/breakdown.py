@@ -6,10 +6,6 @@ from typing import Any
 
 MATRIX, MEMORY, ALL_REDUCE, INPUT, DISPATCH = TIME_SHARES = ("matrix", "memory", "all_reduce", "input", "dispatch")
 CALL = "call"  # the time of a call to the device, which is divided
-AWAITED, STARTING = (
-    "awaited",
-    "starting",
-)  # on a CPU the host waits for what XLA compiled; a thread runs operations of it
 
 WORDS = {
     MATRIX: "matrix work",
@@ -47,8 +43,8 @@ def divide(spans: Iterable[Span]) -> dict[str, float]:
         if running[CALL] and at > before:
             total += at - before
             doing = _doing(running)
-            for each, count in doing.items():
-                parts[each] += count * (at - before) / sum(doing.values())
+            for work, count in doing.items():
+                parts[work] += count * (at - before) / sum(doing.values())
         running[kind] += change
         before = at
     return {kind: part / total for kind, part in parts.items()} if total else {}
@@ -68,7 +64,7 @@ def in_words(shares: Mapping[str, float]) -> str:
 
 
 def advice(shares: Mapping[str, float], tried: Collection[str] = ()) -> list[str]:
-    """Returns what to do, the most useful first: for each kind without computing above MUCH, else for the main work.
+    """Returns advice, the most useful first: for each kind without computing above MUCH, else for the main work.
 
     `tried`: remedies that are left out.
     """

@@ -65,8 +65,7 @@ class JobDir:
 
     def add_to_run_info(self, **content: Any) -> None:
         """Adds entries to run.json, or replaces them."""
-        about, _ = read_run_info(self.root)
-        self.write(RUN_INFO, {**about, **content})
+        self.write(RUN_INFO, {**read_run_info(self.root)[0], **content})
 
     def write_result(self, result: Result) -> None:
         """Replaces result.json."""

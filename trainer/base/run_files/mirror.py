@@ -37,7 +37,7 @@ class Mirror:
 
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
         self._addresses = addresses or {}
-        self._uploader = Uploader(self._addresses)
+        self._uploader = Uploader(self._addresses, MANIFEST)
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._lease: Lease | None = None
@@ -109,24 +109,16 @@ class Mirror:
         """Starts to upload the files in `logs` as they grow."""
         for folder in self._incomplete:
             self.remove(folder)
-        if self._uploader.address_of(logs):
-            self._uploader.every(logs, _LOGS_SECONDS)
+        self._uploader.every(logs, _LOGS_SECONDS)
 
     def put(self, path: Path) -> None:
         """Uploads a file, or a folder with all its files. Raises UserError if an earlier upload was rejected."""
-        if self._uploader.address_of(path):
-            if path.is_dir():
-                self._uploader.put_folder(path, last=MANIFEST if (path / MANIFEST).exists() else None)
-            else:
-                self._uploader.put(path)
+        self._uploader.put(path)
 
     def remove(self, folder: Path) -> None:
         """Removes a local folder and its copy."""
         self._outlined.pop(folder, None)
-        if self._uploader.address_of(folder):
-            self._uploader.remove(folder, first=MANIFEST)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._uploader.remove(folder)
 
     def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
         """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""

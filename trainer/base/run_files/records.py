@@ -126,36 +126,35 @@ def append_stats(folder: Path, entry: StatsEntry) -> None:
 def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
     """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with other lines."""
     try:
-        entries, damaged = _read_lines(folder / STATS)
+        text = _stats_text(folder)
     except FileNotFoundError:
         return [], f"{folder / STATS} is missing"
     except OSError as error:
         return [], f"{folder / STATS} cannot be read ({error})"
+    entries = parse_stats(text)
+    damaged = len(text.splitlines()) - len(entries)  # a kill may have cut the last one short
     lines = f"1 damaged line of {STATS} was" if damaged == 1 else f"{damaged} damaged lines of {STATS} were"
     return entries, f"{folder}: {lines} left out" if damaged else ""
 
 
 def drop_stats_after(folder: Path, step: int) -> None:
     """Removes lines after `step`, and damaged ones, from stats.jsonl in `folder`: the run resumes at `step`."""
-    kept = [entry for entry in _own_entries(folder) if entry["step"] <= step]
-    write_whole(folder / STATS, "".join(json.dumps(entry) + "\n" for entry in kept))
+    entries = [entry for entry in _valid_entries(folder) if entry["step"] <= step]
+    write_whole(folder / STATS, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def last_reported_step(folder: Path) -> int:
     """Returns the largest step in stats.jsonl in `folder`; 0 if there is none."""
-    return max((entry["step"] for entry in _own_entries(folder)), default=0)
+    return max((entry["step"] for entry in _valid_entries(folder)), default=0)
 
 
-def _own_entries(folder: Path) -> list[StatsEntry]:
+def _valid_entries(folder: Path) -> list[StatsEntry]:
     """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not overwritten."""
-    return _read_lines(folder / STATS)[0] if (folder / STATS).is_file() else []
+    return parse_stats(_stats_text(folder)) if (folder / STATS).is_file() else []
 
 
-def _read_lines(path: Path) -> tuple[list[StatsEntry], int]:
-    """Returns the valid lines and the number of damaged ones; a kill may have cut the last one short."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    entries = parse_stats(text)
-    return entries, len(text.splitlines()) - len(entries)
+def _stats_text(folder: Path) -> str:
+    return (folder / STATS).read_text(encoding="utf-8", errors="replace")
 
 
 def parse_stats(text: str) -> list[StatsEntry]:

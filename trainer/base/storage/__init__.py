@@ -1,10 +1,9 @@
 """Resolves paths (local, gs:// and /gcs/) and writes files atomically.
 
-address.py parses paths; run_layout.py names the files of a run; local_files.py writes local files atomically; gcs.py
-alone uses google-cloud-storage, which is imported only for gs:// paths, and holds the limits on retries and times of
-requests, which transfers.py enforces; login.py finds the credentials; staging.py and rolling.py download data;
-mirror.py and uploader.py upload a run's results and restore them; initial.py downloads what a run starts from;
-preflight.py checks beforehand that reading and writing will work.
+address.py parses paths; local_files.py writes local files atomically; gcs.py alone uses google-cloud-storage, which is
+imported only for gs:// paths, and holds the limits on retries and times of requests, which transfers.py enforces;
+login.py finds the credentials; staging.py downloads data; uploader.py uploads a run's results; lease.py keeps other
+runs out; preflight.py checks beforehand that reading and writing will work.
 """
 
 from trainer.base.storage.address import Address, expanded, is_remote, local_path, output_address, parse

@@ -1,10 +1,10 @@
 """Wraps google-cloud-storage and holds the limits on retries and times; gcs_errors.py explains its errors.
 
-Requests are repeated by the client's own policy with a deadline, those with a refused token by a second, shorter one.
-This module adds what the client leaves to its caller: it reads a long object in pieces, so that a late connection reset
-costs one piece only; it verifies the checksum of every object read and reads it again if it is wrong; an upload names
-the generation that it replaces, so that a lost response does not write twice; each request has a limit on its whole
-time. https://cloud.google.com/storage/docs/retry-strategy
+Requests are repeated by the client's own policy with a deadline, those with a refused token too. This module adds what
+the client leaves to its caller: it reads a long object in pieces, so that a late connection reset costs one piece only;
+it verifies the checksum of every object read and reads it again if it is wrong; an upload names the generation that it
+replaces, so that a lost response does not write twice; each request has a limit on its whole time.
+https://cloud.google.com/storage/docs/retry-strategy
 """
 
 import functools
@@ -38,7 +38,6 @@ class Limits:
     read: float = 20  # wait for the next byte, and the whole time of a request; a piece's begins anew with its share of
     least: int = 100_000  # bytes a minute, which a piece must bring
     sent: int = 3_000_000  # bytes of an upload that add a minute to its time
-    refused: float = 15  # how long a request is retried after a refused token, which google-auth has refreshed twice
     tries: int = 3  # of an upload that conflicts with another one
     downloads: int = 10  # of an object whose bytes differ each time
     workers: int = 16  # concurrent transfers
@@ -90,7 +89,7 @@ class Gcs:
 
         delays = {"initial": min(1.0, limits.pause), "maximum": limits.pause}
         self._temporary = DEFAULT_RETRY.with_delay(**delays).with_timeout(limits.retry)
-        self._refused = Retry(predicate=is_refused_token, timeout=limits.refused, **delays)
+        self._refused = Retry(is_refused_token, timeout=limits.retry, **delays)
         self._once = {"retry": None, "timeout": (limits.connect, limits.read)}
 
     def log_in(self) -> None:
@@ -154,10 +153,6 @@ class Gcs:
         content = io.BytesIO()
         self._read(remote, content, lambda size: None, NEVER)
         return content.getvalue()
-
-    def cut(self, cancelled: threading.Event) -> None:
-        """Ends the transfers that were started with this event."""
-        cancelled.set()
 
     def _read(
         self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: threading.Event
@@ -266,7 +261,7 @@ class Gcs:
         cancelled: threading.Event = NEVER,
         arrived: Callable[[], int] = lambda: 0,
     ) -> T:
-        """Returns what the request returns, and repeats it while that may help. `needed`: see `explained`."""
+        """Sends a request, repeats it while that may help, and returns its answer. `needed`: see `explained`."""
 
         def attempt() -> T:
             least = self.limits.least * self.limits.read / 60

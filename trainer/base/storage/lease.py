@@ -36,30 +36,30 @@ class Lease:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    def acquire(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def acquire(self) -> None:
         """Takes the lease and keeps renewing it; raises UserError if another run renews it meanwhile."""
         for _ in range(_TRIES):
-            held = self._wait_for_end(clock, sleep)
+            current = self._wait_for_end()
             with suppress(Conflict):  # another run was faster, or the last renewal of one that has ended came late
-                self._write(held.generation if held else 0)
+                self._write(current.generation if current else 0)
                 self._thread.start()
                 return
         raise self._refusal(self._gcs.get(self._address))
 
-    def _wait_for_end(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> Remote | None:
+    def _wait_for_end(self) -> Remote | None:
         """Waits until the lease may be replaced and returns it, None if there is none. Raises UserError if renewed."""
-        held, began = self._gcs.get(self._address), clock()
-        first = held.generation if held else 0
-        if held and not self._may_replace(held):
-            log.info(f"{self._setting}: waits to see if another run ({held.writer}) still writes to it")
-        while held and not self._may_replace(held):
-            if held.generation != first:
-                raise self._refusal(held)
-            if clock() - began >= STALE_SECONDS:
+        current, began = self._gcs.get(self._address), time.monotonic()
+        first = current.generation if current else 0
+        if current and not self._may_replace(current):
+            log.info(f"{self._setting}: waits to see if another run ({current.writer}) still writes to it")
+        while current and not self._may_replace(current):
+            if current.generation != first:
+                raise self._refusal(current)
+            if time.monotonic() - began >= STALE_SECONDS:
                 break
-            sleep(_POLL_SECONDS)
-            held = self._gcs.get(self._address)
-        return held
+            time.sleep(_POLL_SECONDS)
+            current = self._gcs.get(self._address)
+        return current
 
     def release(self) -> None:
         """Deletes the lease, unless another run has taken it over. Raises nothing: it would also become stale."""
@@ -70,12 +70,12 @@ class Lease:
             with suppress(UserError, PlatformFault):
                 self._gcs.delete(Remote(self._address, 0, "", self._generation))
 
-    def _may_replace(self, held: Remote) -> bool:
+    def _may_replace(self, current: Remote) -> bool:
         """Returns whether the holder of the lease has certainly ended."""
-        if held.updated and time.time() - held.updated > _LONG_AGO:
+        if current.updated and time.time() - current.updated > _LONG_AGO:
             return True
         try:
-            holder = json.loads(self._gcs.read(held))
+            holder = json.loads(self._gcs.read(current))
             machine, process, job = (str(holder[name]) for name in ("machine", "process", "job"))
         except PlatformFault:  # deleted or renewed meanwhile
             return False
@@ -105,8 +105,8 @@ class Lease:
         content = json.dumps({**_holder(), "renewals": self._renewals}).encode()
         self._generation = self._gcs.upload(content, self._address, replaced, strict=True)
 
-    def _refusal(self, held: Remote | None) -> UserError:
-        who = held.writer if held else "it has just ended"
+    def _refusal(self, current: Remote | None) -> UserError:
+        who = current.writer if current else "it has just ended"
         return UserError(
             f"{self._setting}: another run is writing to it ({who}): wait, or use another --job_dir; nothing of it was "
             "overwritten"
@@ -114,7 +114,7 @@ class Lease:
 
 
 def _holder() -> dict[str, Any]:
-    """Returns what identifies this process, also on another machine of the same name."""
+    """Returns machine, process and job, which differ also on another machine of the same name."""
     try:
         with open(_MACHINE, encoding="ascii") as file:
             machine = file.read().strip()

@@ -9,7 +9,7 @@ from trainer.base.storage.gcs import LIMITS, connect
 from trainer.base.storage.transfers import TooSlow, in_time
 
 SECONDS = 15  # for all checks together
-_LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3, refused=3)
+_LIMITS = replace(LIMITS, retry=6, pause=2, connect=3, read=3)
 
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:

@@ -9,11 +9,10 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from trainer.base.errors import PlatformFault, UserError
@@ -79,7 +78,7 @@ class Staged:
     """Holds the listed objects of an address by their names below it ("" for a single object), and downloads them."""
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
-        self._gcs, self._setting, self._cleared = connect(), f"{name}={address}", False
+        self._gcs, self._setting = connect(), f"{name}={address}"
         listed = _listed.pop(address, None) or listing(address)
         _listed.pop(address, None)
         single = len(listed) == 1 and listed[0].address == address
@@ -95,58 +94,17 @@ class Staged:
     def fetch(self, wanted: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
         """Downloads the `wanted` objects, removes files without an object, and returns the local copy."""
         chosen = {below: remote for below, remote in self.objects.items() if wanted(below)}
-        with self._alone():
-            fetched = self._complete(chosen, quiet=quiet)
-        if not (fetched or quiet):
-            size = sum(remote.size for remote in chosen.values())
-            log.info(f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
-        return self.local
-
-    def outline(self) -> Path:
-        """Returns the local copy, in which new or changed objects are sparse files with the right size and time.
-
-        Files downloaded earlier keep their content.
-        """
-        with self._alone(), explained(self._setting):
+        with explained(self._setting), self._alone():
             _clear(self.local, self.objects.keys())
-            for below, remote in self.objects.items():
-                if not _looks_the_same(self.local / below, remote):
-                    self._empty(below, remote)
-        return self.local
-
-    @contextmanager
-    def present(self, files: Iterable[Path]) -> Iterator[None]:
-        """Completes these files of the outline within the block, and empties those it downloaded afterwards.
-
-        The lock is held meanwhile, so that no other process relies on files that will be emptied.
-        """
-        names = {"" if file == self.local else file.relative_to(self.local).as_posix() for file in files}
-        with self._alone():
-            fetched = self._complete({below: self.objects[below] for below in names}, quiet=True)
-            yield
-            for below in fetched:
-                self._empty(below, self.objects[below])
-
-    def _complete(self, chosen: dict[str, Remote], *, quiet: bool) -> list[str]:
-        """Downloads the objects of `chosen` without a valid local file, and returns their names."""
-        with explained(self._setting):
-            if not self._cleared:
-                _clear(self.local, self.objects.keys())
-                self._cleared = True
             with ThreadPoolExecutor(self._gcs.limits.workers) as pool:
                 same = list(pool.map(lambda item: _is_same(self.local / item[0], item[1]), chosen.items()))
             missing = {below: chosen[below] for below, whole in zip(chosen, same, strict=True) if not whole}
             if missing:
                 self._fetch(missing, quiet)
-            return list(missing)
-
-    def _empty(self, below: str, remote: Remote) -> None:
-        file = self.local / below
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        with open(file, "wb") as sparse:
-            sparse.truncate(remote.size)
-        _set_time(file, remote)
+            elif not quiet:
+                size = sum(remote.size for remote in chosen.values())
+                log.info(f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
+        return self.local
 
     def _fetch(self, missing: dict[str, Remote], quiet: bool) -> None:
         size = sum(remote.size for remote in missing.values())
@@ -163,7 +121,8 @@ class Staged:
                 part, whole = self.home / "parts" / str(numbers[below]), self.local / below
                 self._gcs.download(missing[below], part, advance, cancelled)
                 whole.parent.mkdir(parents=True, exist_ok=True)
-                _set_time(part, missing[below])
+                # Generations are in µs: the same time on every machine, which prepared shards compare.
+                os.utime(part, ns=(missing[below].generation * 1000,) * 2)
                 os.replace(part, whole)
 
             in_parallel(transfer, missing, self._gcs.limits.workers)
@@ -171,14 +130,13 @@ class Staged:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Locks this address against other processes within the block, and removes stale parts."""
-        with ExitStack() as stack:
-            with explained(self._setting):
-                self.home.mkdir(parents=True, exist_ok=True)
-                fcntl.flock(stack.enter_context(open(self.home / "lock", "w")), fcntl.LOCK_EX)
-                parts = self.home / "parts"
-                shutil.rmtree(parts, ignore_errors=True)
-                parts.mkdir()
-                self.local.parent.mkdir(exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            parts = self.home / "parts"
+            shutil.rmtree(parts, ignore_errors=True)
+            parts.mkdir()
+            self.local.parent.mkdir(exist_ok=True)
             yield
 
 
@@ -210,20 +168,6 @@ def _is_same(file: Path, remote: Remote) -> bool:
         return not file.is_symlink() and file.stat().st_size == remote.size and crc32c_of(file) == remote.crc32c
     except OSError:
         return False
-
-
-def _looks_the_same(file: Path, remote: Remote) -> bool:
-    """Compares size and time only, so that a sparse file matches too."""
-    try:
-        local = file.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(local.st_mode) and (local.st_size, local.st_mtime_ns) == (remote.size, remote.generation * 1000)
-
-
-def _set_time(file: Path, remote: Remote) -> None:
-    """Sets the modification time, in ns, to the generation, in µs, so that it is the same on every machine."""
-    os.utime(file, ns=(remote.generation * 1000, remote.generation * 1000))
 
 
 def _clear(local: Path, names: Iterable[str]) -> None:

@@ -8,9 +8,7 @@ with its socket or with the process, and whose result nobody takes.
 import threading
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -35,7 +33,7 @@ def in_time(
     arrived: Callable[[], int] = lambda: 0,
     least: float = 1,
 ) -> T:
-    """Returns what `work` returns. Raises TooSlow after `seconds`, Cancelled soon after the event.
+    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event.
 
     The time begins anew whenever `least` more bytes have arrived.
     """
@@ -66,26 +64,22 @@ def in_time(
 
 def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
     """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and ends the others."""
-    cancelled, finished = threading.Event(), SimpleQueue[BaseException | None]()
+    cancelled, errors = threading.Event(), list[BaseException]()
 
     def run(item: Item) -> None:
         try:
             if not cancelled.is_set():
                 work(item, cancelled)
-            finished.put(None)
         except BaseException as error:
-            finished.put(error)
+            errors.append(error)  # the first is the cause, the others are Cancelled
+            cancelled.set()
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for item in items:
-                pool.submit(run, item)
-            left = len(items)
-            while left:
-                with suppress(Empty):  # in turns: Python notices a Ctrl-C just before a wait only after it
-                    error = finished.get(timeout=1)
-                    left -= 1
-                    if error:
-                        raise error
+            for transfer in [pool.submit(run, item) for item in items]:
+                while not transfer.done():  # in turns: Python notices a Ctrl-C just before a wait only after it
+                    wait([transfer], timeout=1)
         finally:
             cancelled.set()
+    if errors:
+        raise errors[0]

@@ -25,14 +25,15 @@ _CONFLICT_SECONDS = 120.0  # how long an upload is retried while others keep wri
 
 
 class Uploader:
-    """Uploads local folders to Cloud Storage. `addresses`: the address of each local folder.
+    """Uploads local folders to Cloud Storage. `addresses`: the address of each local folder; other paths stay local.
 
     Tasks run one after another; a file is read when its task runs. All methods but `join` return at once; they may be
-    called from any thread. They raise ValueError for a path outside the folders.
+    called from any thread. The file `marker` of a folder is uploaded last and deleted first, so that its presence
+    always means a complete folder.
     """
 
-    def __init__(self, addresses: Mapping[Path, Address], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, addresses: Mapping[Path, Address], marker: str) -> None:
+        self._marker = marker
         self._addresses = dict(sorted(addresses.items(), key=lambda item: -len(item[0].parts)))  # innermost first
         self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
         self._running: Path | None = None
@@ -52,38 +53,38 @@ class Uploader:
         return connect()
 
     def put(self, path: Path) -> None:
-        """Queues a file. Raises the error of an earlier upload that was rejected."""
+        """Queues a file, or all files of a folder. Raises the error of an earlier upload that was rejected."""
+        if self.address_of(path) is None:
+            return
         with self._changed:
-            self._add(path, partial(self._send, path))
-
-    def put_folder(self, folder: Path, last: str | None = None) -> None:
-        """Queues all files of a folder, `last` after the others.
-
-        An older `last` at the address is deleted first, so that its presence always means a complete folder.
-        """
-        with self._changed:
-            self._drop(folder)
-            self._add(folder, partial(self._send_folder, folder, last))
+            if self.rejection:
+                raise self.rejection
+            is_folder = path.is_dir()
+            if is_folder:
+                self._drop(path)
+            # A queued task will send the newest content.
+            self._tasks.setdefault(path, partial(self._send_folder if is_folder else self._send, path))
+            self._wake()
 
     def every(self, path: Path, seconds: float) -> None:
         """Uploads changed files of a file or folder at this interval and at each `join`."""
-        with self._changed:
-            self._remote(path)
-            self._intervals[path], self._due[path] = seconds, time.monotonic() + seconds
-            self._wake()
+        if self.address_of(path):
+            with self._changed:
+                self._intervals[path], self._due[path] = seconds, time.monotonic() + seconds
+                self._wake()
 
-    def remove(self, folder: Path, first: str | None = None) -> None:
-        """Removes a folder and its queued tasks locally, and later its objects, `first` before the others.
+    def remove(self, folder: Path) -> None:
+        """Removes a folder and its queued tasks locally, and later its objects.
 
-        The objects are deleted after the next `put_folder` with a `last`, or when the queue is empty: even if
+        The objects are deleted after the next upload of a folder with a marker, or when the queue is empty: even if
         checkpoints are written faster than they are uploaded, the bucket always has a complete one. A running upload
         is finished.
         """
         with self._changed:
-            self._remote(folder)
             self._drop(folder)
-            self._outdated[folder] = partial(self._remove, folder, first)
-            self._wake()
+            if self.address_of(folder):
+                self._outdated[folder] = partial(self._remove, folder)
+                self._wake()
             running = self._running == folder
         if not running:
             shutil.rmtree(folder, ignore_errors=True)
@@ -123,18 +124,6 @@ class Uploader:
             if path.is_relative_to(local):
                 return address if path == local else address / path.relative_to(local).as_posix()
         return None
-
-    def _remote(self, path: Path) -> Address:
-        if address := self.address_of(path):
-            return address
-        raise ValueError(f"{path} is in none of {', '.join(map(str, self._addresses))}")
-
-    def _add(self, path: Path, work: Callable[[], None]) -> None:
-        if self.rejection:
-            raise self.rejection
-        self._remote(path)
-        self._tasks.setdefault(path, work)  # a queued task will send the newest content
-        self._wake()
 
     def _drop(self, folder: Path) -> None:
         """Removes the queued tasks of a folder."""
@@ -191,7 +180,7 @@ class Uploader:
     def _outlast(self, error: RefusedToken | Conflict) -> None:
         """Waits before the next attempt; rejects with the error when the time is over."""
         refused = isinstance(error, RefusedToken)
-        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), self._clock()
+        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), time.monotonic()
         self._refused_since = now if self._refused_since is None else self._refused_since
         left, path = self._refused_since + limit - now, self._running
         if left <= 0:
@@ -208,19 +197,21 @@ class Uploader:
             self._changed.wait(_RETRY_SECONDS)
 
     def _send(self, path: Path) -> None:
-        address = self._remote(path)
-        self._generations[address] = self._gcs.upload(path, address, self._generations.get(address, 0))
+        if address := self.address_of(path):
+            self._generations[address] = self._gcs.upload(path, address, self._generations.get(address, 0))
 
-    def _send_folder(self, folder: Path, last: str | None) -> None:
-        if last and (old := self._gcs.get(self._remote(folder / last))):
-            self._delete(old)
-        files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != folder / (last or "")]
-        for file in [*files, *([folder / last] if last else [])]:
+    def _send_folder(self, folder: Path) -> None:
+        marker, address = folder / self._marker, self.address_of(folder / self._marker)
+        marked = marker.is_file()
+        if marked and address and (older := self._gcs.get(address)):
+            self._delete(older)
+        files = sorted(file for file in folder.rglob("*") if file.is_file() and file != marker)
+        for file in [*files, *[marker] * marked]:
             self._send(file)
-        if last:
+        if marked:
             with self._changed:
-                kept = {path: self._outdated.pop(path) for path in [folder] if path in self._outdated}
-                self._tasks, self._outdated = {**self._outdated, **self._tasks}, kept
+                again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
+                self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
 
     def _send_changed(self, path: Path) -> None:
         self._due[path] = time.monotonic() + self._intervals[path]
@@ -234,11 +225,12 @@ class Uploader:
         states = {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}
         return {file: state for file, state in states.items() if self._uploaded.get(file) != state}
 
-    def _remove(self, folder: Path, first: str | None) -> None:
+    def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        address = self._remote(folder)
-        for remote in sorted(self._gcs.list(address), key=lambda remote: remote.address != address / (first or "")):
-            self._delete(remote)
+        if address := self.address_of(folder):
+            marker = address / self._marker
+            for remote in sorted(self._gcs.list(address), key=lambda remote: remote.address != marker):
+                self._delete(remote)
 
     def _delete(self, remote: Remote) -> None:
         self._gcs.delete(remote)

@@ -32,8 +32,11 @@ class Clock:
     def __init__(self, meanwhile: Any = lambda: None) -> None:
         self.now, self.meanwhile = 0.0, meanwhile
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return time.time()
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -69,8 +72,9 @@ def test_a_dead_run_yields_at_once_or_when_its_lease_is_stale(
     held_by(bucket, **holder)
     clock, lost = Clock(), list[Exception]()
     taken = lease_of(bucket, lost)
+    monkeypatch.setattr(lease, "time", clock)
     monkeypatch.setattr(lease, "_POLL_SECONDS", 5.0)
-    taken.acquire(clock, clock.sleep)
+    taken.acquire()
     assert clock.now == seconds
     assert json.loads(bucket.content("runs/7/lease.json"))["process"] == str(os.getpid())
     taken.release()
@@ -87,6 +91,7 @@ def test_a_late_renewal_of_a_dead_process_of_this_machine_is_replaced(
     lost: list[Any] = []
     taken = lease_of(bucket, lost)
     clock: Clock = Clock(lambda: held_by(bucket, **dead) if clock.now == lease._POLL_SECONDS else None)
+    monkeypatch.setattr(lease, "time", clock)
     if when == "while it waits":
         held_by(bucket)  # of another machine
     else:
@@ -98,18 +103,19 @@ def test_a_late_renewal_of_a_dead_process_of_this_machine_is_replaced(
             return held
 
         monkeypatch.setattr(Lease, "_wait_for_end", freed)
-    taken.acquire(clock, clock.sleep)
+    taken.acquire()
     assert json.loads(bucket.content("runs/7/lease.json"))["process"] == str(os.getpid())
     taken.release()
     assert lost == []
 
 
-def test_a_run_that_renews_its_lease_refuses_another(bucket: Bucket) -> None:
+def test_a_run_that_renews_its_lease_refuses_another(bucket: Bucket, monkeypatch: Patch) -> None:
     held_by(bucket)
     clock: Clock = Clock(lambda: held_by(bucket, process=str(clock.now)))
+    monkeypatch.setattr(lease, "time", clock)
     host = socket.gethostname()
     with pytest.raises(UserError, match=rf"{SETTING}: another run is writing to it \(host {host} process \d+, 2"):
-        lease_of(bucket, []).acquire(clock, clock.sleep)
+        lease_of(bucket, []).acquire()
 
 
 def test_damaged_leases_and_races_end_in_one_holder(bucket: Bucket, proxy: Proxy) -> None:
@@ -168,9 +174,10 @@ def test_a_second_start_of_another_machine_is_refused(bucket: Bucket, tmp_path: 
 @pytest.fixture
 def sender(bucket: Bucket, tmp_path: Path, monkeypatch: Patch) -> Any:
     """Returns an uploader of tmp_path, and the seconds of its clock."""
-    now = [0.0]
-    with closing(Uploader({tmp_path: bucket.address("runs/7")}, clock=lambda: now[0])) as sender:
-        yield sender, now
+    clock = Clock()
+    monkeypatch.setattr(uploader, "time", clock)
+    with closing(Uploader({tmp_path: bucket.address("runs/7")}, "manifest.json")) as sender:
+        yield sender, clock
 
 
 @pytest.mark.parametrize(("kind", "limit", "line"), [
@@ -182,7 +189,7 @@ def test_what_is_refused_is_kept_and_tried_again_for_a_stated_time(
     kind: int, limit: float, line: str, monkeypatch: Patch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    (uploads, now), file = sender, tmp_path / "result.json"
+    (uploads, clock), file = sender, tmp_path / "result.json"
     connect().upload(b"old", bucket.address("runs/7/result.json"))
     file.write_text("{}")
     fault = Fault(kind, "POST", "/upload/", times=FOREVER)
@@ -191,14 +198,14 @@ def test_what_is_refused_is_kept_and_tried_again_for_a_stated_time(
     until(lambda: "until then kept in" in caplog.text)
     proxy.heal()
     assert uploads.join(20) == []  # it was survived
-    now[0] += 5 * limit
+    clock.now += 5 * limit
     fault.times = FOREVER
     file.write_text("{ }")
     told = caplog.text.count("until then kept in")
     uploads.put(file)
     until(lambda: caplog.text.count("until then kept in") > told)
     assert uploads.rejection is None
-    now[0] += limit
+    clock.now += limit
     until(lambda: uploads.rejection is not None)
     with pytest.raises(UserError, match=line):
         uploads.put(file)

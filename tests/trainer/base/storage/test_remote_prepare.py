@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
-from tests.trainer.base.storage.test_remote_sources import KINDS, config, content, filled, image_folder
-from trainer.data import image_folder as image_folder_module
+from tests.trainer.base.storage.test_remote_sources import KINDS, config, content, filled
 from trainer.data import prepare as prepare_module
 from trainer.data.pieces import source_of
 from trainer.data.prepare import JOURNAL, main
@@ -19,11 +17,6 @@ from trainer.data.sources import load_dataset
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "source_of", lambda config, per_shard: source_of(config, 4))
-
-
-def allocated(folder: Path) -> int:
-    """Returns the bytes used on the disk: none for a sparse file."""
-    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -40,30 +33,6 @@ def test_the_same_shards(bucket: Bucket, tmp_path: Path, kind: str) -> None:
     found = [load_dataset(config(path, tmp_path / "cache")) for path in (bucket.url("there"), tmp_path / "here")]
     assert content(found[0].train) == content(found[1].train)
     assert main([remote, bucket.url("there"), *flags]) == 0  # finished already
-
-
-def test_the_disk_holds_one_piece_of_the_source(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Uses 20 files of 40 kB, 800 kB in all."""
-    folder = tmp_path / "d"
-    folder.mkdir()
-    image_folder(folder)
-    for file in folder.rglob("*.png"):
-        file.write_bytes(file.read_bytes() + b"x" * 40_000)  # after the image's end
-    bucket.put_folder(folder, "d")
-    most = []
-    decode = image_folder_module.decode_folder
-
-    def watched(*given: Any) -> Any:
-        most.append(allocated(tmp_path / "cache"))
-        return decode(*given)
-
-    monkeypatch.setattr(image_folder_module, "decode_folder", watched)
-    assert main([bucket.url("d"), bucket.url("there"), "--image_size=16", f"--cache_dir={tmp_path}/cache"]) == 0
-    assert len(most) == 5
-    assert 4 * 40_000 <= max(most) < 6 * 40_000
-    assert allocated(tmp_path / "cache") < 40_000
 
 
 def test_an_interrupted_prepare_goes_on_elsewhere(
@@ -84,7 +53,7 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
 
 
 @pytest.mark.parametrize(("source", "destination", "line"), [
-    ("gs:/x", "D", "SRC=gs:/x: not an address: did you mean gs://x?"),
+    ("gs:/x", "D", "data=gs:/x: not an address: did you mean gs://x?"),
     ("S/none", "D", "no objects found"),
     ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
     ("digits", "gs:///x", "DST=gs:///x: not an address"),

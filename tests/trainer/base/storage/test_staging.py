@@ -1,6 +1,5 @@
 """Tests that data of a bucket are downloaded once, with the same bytes, never outside the cache."""
 
-import fcntl
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,29 +67,6 @@ def test_one_object_and_a_whole_bucket(bucket: Bucket, tmp_path: Path) -> None:
     bucket.bucket.delete_blob("sub/x.npz")
     bucket.put("sub/x.npz/y", b"a folder now")
     assert contents(staged(bucket, "sub/x.npz", tmp_path)) == {"y": b"a folder now"}
-
-
-def test_an_outline_takes_nothing_from_who_fetched_before(bucket: Bucket, tmp_path: Path) -> None:
-    for name in "12":
-        bucket.put(f"d/{name}", b"content " + name.encode())
-    folder = Staged(bucket.address("d"), "data", str(tmp_path)).fetch(lambda name: name == "1")
-    source = Staged(bucket.address("d"), "SRC", str(tmp_path))
-    assert contents(source.outline()) == {"1": b"content 1", "2": bytes(9)}
-    with source.present([folder / "1", folder / "2"]):
-        assert contents(folder) == {"1": b"content 1", "2": b"content 2"}
-        with open(source.home / "lock") as lock, pytest.raises(BlockingIOError):  # another process would wait
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert contents(folder) == {"1": b"content 1", "2": bytes(9)}
-    assert contents(staged(bucket, "d", tmp_path)) == {"1": b"content 1", "2": b"content 2"}
-
-
-def test_an_outline_shows_what_the_bucket_holds_now(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("d/1", b"first")
-    staged(bucket, "d", tmp_path)
-    bucket.put("d/1", b"other")
-    file = Staged(bucket.address("d"), "SRC", str(tmp_path)).outline() / "1"
-    generation = bucket.bucket.get_blob("d/1").generation
-    assert (file.read_bytes(), file.stat().st_mtime_ns) == (bytes(5), generation * 1000)
 
 
 def test_only_what_is_wanted_is_fetched(bucket: Bucket, tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def test_model_checkpoint_and_events(bucket: Bucket, server: str, tmp_path: Path
     events = EventFiles(root / "logs")
     events.scalars(1, {"loss": 0.5})
     events.close()
-    sender = Uploader({root: bucket.address("runs/7")})
+    sender = Uploader({root: bucket.address("runs/7")}, "manifest.json")
     for folder in ("model", "checkpoints/step-5"):
-        sender.put_folder(root / folder)
+        sender.put(root / folder)
     sender.every(root / "logs", 3600)
     assert sender.join(20) == []
     assert bucket.content("runs/7/model/model.h5") == (root / "model" / "model.h5").read_bytes()

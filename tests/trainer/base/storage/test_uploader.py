@@ -27,7 +27,7 @@ def write_one(root: Path, name: str) -> Path:
 
 @pytest.fixture
 def sender(bucket: Bucket, root: Path) -> Iterator[Uploader]:
-    with closing(Uploader({root: bucket.address("runs/7")})) as sender:
+    with closing(Uploader({root: bucket.address("runs/7")}, "manifest.json")) as sender:
         yield sender
 
 
@@ -43,7 +43,7 @@ def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
 
 def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
     (root / "result.json").write_text("{}")
-    sender.put_folder(checkpoint(root, 5), last="manifest.json")
+    sender.put(checkpoint(root, 5))
     sender.put(root / "result.json")
     assert sender.join(10) == []
     at = "runs/7/checkpoints/step-00000005"
@@ -55,20 +55,20 @@ def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Uploader
 
 def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
     folder = checkpoint(root, 5)
-    sender.put_folder(folder, last="manifest.json")
+    sender.put(folder)
     assert sender.join(10) == []
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER, after=1))
     checkpoint(root, 5, b"other weights")
-    sender.put_folder(folder, last="manifest.json")
+    sender.put(folder)
     assert str(folder) in sender.join(10)
     assert not any(name.endswith("manifest.json") for name in bucket.names())
 
 
 def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
     for step in (5, 6):
-        sender.put_folder(checkpoint(root, step), last="manifest.json")
+        sender.put(checkpoint(root, step))
     assert sender.join(10) == []
-    sender.remove(root / "checkpoints" / "step-00000005", first="manifest.json")
+    sender.remove(root / "checkpoints" / "step-00000005")
     assert sender.join(10) == []
     deleted = [request for request in proxy.requests if request.startswith("DELETE")]
     assert "manifest.json" in deleted[0]
@@ -81,8 +81,8 @@ def test_what_was_deleted_before_its_turn_is_not_sent(
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
     sender.put(write_one(root, "first"))
     folder = checkpoint(root, 5)
-    sender.put_folder(folder, last="manifest.json")
-    sender.remove(folder, first="manifest.json")
+    sender.put(folder)
+    sender.remove(folder)
     assert sender.join(10) == []
     assert bucket.names() == ["runs/7/first"]
 
@@ -160,16 +160,18 @@ def test_a_fault_of_ours_reaches_the_next_put_too(
 
 
 def test_several_places(bucket: Bucket, root: Path) -> None:
-    sender = Uploader({root: bucket.address("base"), root / "model": bucket.address("elsewhere/model")})
+    sender = Uploader(
+        {root: bucket.address("base"), root / "model": bucket.address("elsewhere/model")}, "manifest.json"
+    )
     (root / "model").mkdir()
     (root / "model" / "m.keras").write_bytes(b"1")
     (root / "run.json").write_bytes(b"{}")
-    sender.put_folder(root / "model")
+    sender.put(root / "model")
     sender.put(root / "run.json")
     assert sender.join(10) == []
     assert bucket.names() == ["base/run.json", "elsewhere/model/m.keras"]
-    with pytest.raises(ValueError, match="is in none of"):
-        sender.put(Path("/elsewhere"))
+    sender.put(Path("/elsewhere"))
+    assert not sender.unsent
 
 
 def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
@@ -177,9 +179,9 @@ def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy
     made, seen = [], 0
     for step in range(1, 31):
         made.append(checkpoint(root, step))
-        sender.put_folder(made[-1], last="manifest.json")
+        sender.put(made[-1])
         for old in made[:-2]:
-            sender.remove(old, first="manifest.json")
+            sender.remove(old)
         whole = [name for name in bucket.names() if name.endswith("manifest.json")]
         assert whole or not seen
         seen += bool(whole)
@@ -194,9 +196,9 @@ def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: U
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
     sender.put(write_one(root, "first"))
     folder = checkpoint(root, 5)
-    sender.remove(folder, first="manifest.json")
+    sender.remove(folder)
     assert not folder.exists()
-    sender.put_folder(checkpoint(root, 5, b"anew"), last="manifest.json")
+    sender.put(checkpoint(root, 5, b"anew"))
     assert sender.join(10) == []
     assert bucket.content("runs/7/checkpoints/step-00000005/model/data") == b"anew"
     assert folder.exists()
