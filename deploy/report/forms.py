@@ -7,10 +7,10 @@ from typing import Any
 
 from deploy.report import measures
 from deploy.report.collection import Collection
-from deploy.report.measures import NO_IMAGES, Measure
+from deploy.report.measures import NO_IMAGES
 from deploy.report.repeats import spread
 from deploy.report.table import csv_text, markdown_table, terminal_table
-from deploy.report.tier_summary import TierSummary, in_units
+from deploy.report.tier_summary import Measure, TierSummary, in_units
 from deploy.tiers.machine_table import load_machines
 
 

@@ -71,8 +71,6 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     if any(times(run)[1] for run in runs):
         caption = f"training time after the warm-up{note}"
         yield f"Time of each {noun}", caption, lambda axes: _lines(axes, shown, looks, times, unit)
-        caption = f"number of {noun}s by time{note}"
-        yield f"Distribution of {noun} times", caption, lambda axes: _histogram(axes, shown, looks, times, unit)
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
         devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
@@ -211,26 +209,6 @@ def _lines(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Time
     axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
     axes.locator_params("x", integer=True)
     scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
-    _legend(axes)
-
-
-def _histogram(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
-    import numpy as np
-    from matplotlib.colors import to_rgba
-
-    values = {group.name: [value for run in group.runs for value in times(run)[1]] for group in groups}
-    low = min(map(min, filter(None, values.values())))
-    high = max(1.01 * low, *(value for found in values.values() for value in found))
-    wide = high > _WIDE * low
-    bins = list((np.geomspace if wide else np.linspace)(low, high, 31))
-    for name, found in values.items():
-        colour = looks[name]["color"]
-        axes.hist(found, bins, histtype="stepfilled", label=tier_label(name), facecolor=to_rgba(colour, 0.25),
-                  edgecolor=colour, linewidth=1.5, linestyle=looks[name]["linestyle"])  # fmt: skip
-    axes.set(xlabel=unit, ylabel="epochs" if unit == "s" else "reports")
-    axes.locator_params("y", integer=True)
-    if wide:
-        scale(axes, "x", [low, high])
     _legend(axes)
 
 
