@@ -77,12 +77,15 @@ def _subject(collection: Collection) -> str:
 
 def _about(collection: Collection) -> str:
     runs = collection.runs
-    tensorflow = sorted({str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""})
+    tensorflow = {str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""}
     started = min((str(run.info.get("started", "")) for run in runs), default="")
-    parts = [f"{len(collection.tiers)} tiers, {len(runs)} runs", started[:10]]
-    parts += [f"TensorFlow {', '.join(tensorflow)}"] if tensorflow else []
-    parts += [f"{collection.scaling} scaling"] if collection.scaling else []
-    return " · ".join(part for part in parts if part)
+    about = (
+        f"{len(collection.tiers)} tiers, {len(runs)} runs",
+        started[:10],
+        f"TensorFlow {', '.join(sorted(tensorflow))}" if tensorflow else "",
+        f"{collection.scaling} scaling" if collection.scaling else "",
+    )
+    return " · ".join(filter(None, about))
 
 
 def page(template: Path, **parts: str) -> str:

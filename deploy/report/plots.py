@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.measures import LOSSES
-from deploy.report.run_reader import RunRecord, after_warm_up
+from deploy.report.run_reader import RunRecord
 from deploy.report.tier_summary import TierSummary, in_units
 from trainer.base.errors import UserError
 
@@ -46,7 +46,6 @@ class Figure(NamedTuple):
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
 Point = tuple[float, float]
 _Looks = dict[str, dict[str, Any]]  # colour and line style by tier
-_Times = Callable[[RunRecord], tuple[list[float], list[float]]]
 
 
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
@@ -61,23 +60,17 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     fastest = sorted(groups, key=lambda group: -_speed(rows, group.name))[:_MOST_TIERS]
     note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
     shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
-    runs = collection.runs
-    by_epoch = any(_epoch_times(run)[1] for run in runs)
-    unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
-    if any(times(run)[1] for run in runs):
-        caption = f"training time after the warm-up{note}"
-        yield f"Time of each {noun}", caption, lambda axes: _lines(axes, shown, looks, times, unit)
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
         devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
         marks = "; vertical lines mark the ideal for devices of one kind" if _ideals(scaled) else ""
         caption = f"images/s relative to the baseline{marks}"
         yield f"Speed-up{devices}", caption, lambda axes: _speed_up(axes, scaled, looks)
-    if any(_losses(run)[1] for run in runs):
+    if any(_losses(run)[1] for run in collection.runs):
         caption = f"by step, for the first repeat of each tier{note}"
         yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
     if len(priced) > 1:
@@ -161,17 +154,6 @@ def _inline(svg: str, title: str) -> str:
     return re.sub(r"#0102([0-9a-f]{2})", r"var(--c\1)", svg)
 
 
-def _epoch_times(run: RunRecord) -> tuple[list[float], list[float]]:
-    if not run.steps_per_epoch:
-        return [], []
-    return [line.step / run.steps_per_epoch for line in after_warm_up(run.epochs)], run.epoch_seconds
-
-
-def _step_times(run: RunRecord) -> tuple[list[float], list[float]]:
-    lines = after_warm_up(run.reports)
-    return [line.step for line in lines], [1e3 * line.step_seconds for line in lines if line.step_seconds is not None]
-
-
 def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
     """Returns steps and values of the first of LOSSES that the run reports."""
     lines = run.reports or run.epochs
@@ -185,11 +167,6 @@ def tier_label(name: str) -> str:
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def _legend(axes: "Axes") -> None:
-    """Places the legend above the axes, where it hides nothing."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
-
-
 def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
     """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
@@ -199,17 +176,6 @@ def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axis.set_minor_formatter("")
     else:
         axes.set(**{f"{which}lim": (0, None)})
-
-
-def _lines(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
-    for group in groups:
-        for number, run in enumerate(group.runs):
-            label = tier_label(group.name) if number == 0 else None
-            axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **looks[group.name])
-    axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
-    axes.locator_params("x", integer=True)
-    scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
-    _legend(axes)
 
 
 def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
@@ -240,7 +206,7 @@ def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> Non
         axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), linewidth=width, **looks[group.name])
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
-    _legend(axes)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
 def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:

@@ -9,7 +9,7 @@ from deploy.report.collection import Collection
 from deploy.report.measures import best
 from deploy.report.repeats import Spread, largest
 from deploy.report.table import counted_devices, figures, money, percent, with_spread
-from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, TierSummary, in_units
+from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
 from trainer.base.run_files.breakdown import INPUT, MUCH, WORDS, advice, tried_by
 from trainer.base.run_files.records import items, mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
@@ -70,26 +70,16 @@ def _ranking(done: Sequence[TierSummary], baseline: str) -> Iterator[str]:
 
 
 def _costs(done: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields the cheapest and the best tier of those with a cost, and why the others have none."""
+    """Yields the cheapest and the best tier of those with a cost; the notes say why others have none."""
     priced = [row for row in done if row.cost_per_million_images is not None]
-    left_out: dict[str, list[str]] = {}
-    for row in done:
-        if row not in priced:
-            left_out.setdefault(_no_cost(row), []).append(row.tier)
-    note = f" ({'; '.join(f'{_and(tiers)}: {why}' for why, tiers in left_out.items())})" if left_out else ""
     if len(priced) < 2:
-        yield f"Cheapest and best buy are not known{note}."
+        yield "Cheapest and best buy are not known: fewer than two of these tiers have a cost."
         return
+    among = f" of {_and([row.tier for row in priced])}" if len(priced) < len(done) else ""
     cheapest = best(priced, "cost_per_million_images")
-    yield f"Cheapest: {cheapest.tier}, {money(cheapest.cost_per_million_images)} per million images{note}."
+    yield f"Cheapest{among}: {cheapest.tier}, {money(cheapest.cost_per_million_images)} per million images."
     buy = min(priced, key=lambda row: row.cost_per_million_images / _speed(row))
-    yield f"Best buy: {buy.tier}, the lowest product of time and cost{note}."
-
-
-def _no_cost(row: TierSummary) -> str:
-    if row.price_per_hour is None:
-        return "no price"
-    return UNKNOWN_MACHINE if row.kind == UNKNOWN else "ran on this machine"
+    yield f"Best buy{among}: {buy.tier}, the lowest product of time and cost."
 
 
 def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
@@ -98,18 +88,15 @@ def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
     for row in sorted(done, key=lambda row: (row.devices, -_speed(row))):
         if row.kind != UNKNOWN:
             by_kind.setdefault(row.kind, []).append(row)
-    for first, *others in by_kind.values():
-        faster, exceptions = [], []
-        for row in others:
-            fewer = [other for other in (first, *others) if other.devices < row.devices]
-            exception = _no_gain(row, best(fewer, "images_per_second")) if fewer else ""
-            if exception:
-                exceptions.append(exception)
-            elif fewer:
-                faster.append(f"{_devices(row)} {_gain(row, first)}")
-        if faster:
-            yield f"Against {_devices(first)}: {', '.join(faster)}."
-        yield from exceptions
+    for alike in by_kind.values():
+        first, more = alike[0], [row for row in alike if row.devices > alike[0].devices]
+        reasons = [_no_gain(row, [other for other in alike if other.devices < row.devices]) for row in more]
+        gains = [
+            f"{_devices(row)} {_gain(row, first)}" for row, reason in zip(more, reasons, strict=True) if not reason
+        ]
+        if gains:
+            yield f"Against {_devices(first)}: {', '.join(gains)}."
+        yield from filter(None, reasons)
 
 
 def _devices(row: TierSummary) -> str:
@@ -124,8 +111,9 @@ def _gain(row: TierSummary, first: TierSummary) -> str:
     return f"{faster} for {dearer:.2f} x the cost per million images"
 
 
-def _no_gain(row: TierSummary, other: TierSummary) -> str:
-    """Returns that a tier is not faster than another one with fewer devices; "" if it is."""
+def _no_gain(row: TierSummary, fewer: Sequence[TierSummary]) -> str:
+    """Returns that a tier is not faster than the fastest one with fewer devices; "" if it is."""
+    other = best(fewer, "images_per_second")
     if _equally_fast(row, other):
         return f"{_devices(row)} and {_devices(other)} are equally fast, within the spread; {_MORE_WORK}"
     ratio, slower = _speed(row) / _speed(other), f"{row.devices} devices are slower than {other.devices}"
@@ -133,7 +121,7 @@ def _no_gain(row: TierSummary, other: TierSummary) -> str:
 
 
 def _causes(done: Sequence[TierSummary]) -> Iterator[str]:
-    """Says what the time of a step goes to, by its profile or else by much waiting for input, and what to do about it."""
+    """Says what the time of a step goes to, by its profile or its waiting for input, and what to do about it."""
     for row in done:
         runs = row.group.runs
         tried = [remedy for run in runs for remedy in tried_by(run.config, mapping(run.info, "compilation"))]
@@ -227,21 +215,20 @@ def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[
 
 def _estimates(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     for row in rows:
-        estimate = collection.estimates.get(row.tier, {})
-        seconds = estimate.get("seconds")
-        if not seconds or not row.total_seconds:
+        estimate = collection.estimates.get(row.tier)
+        if not estimate or not row.total_seconds:
             continue
-        different = _different_job(estimate, row)
+        seconds, different = estimate["seconds"], _different_job(estimate, row)
         if different:
             yield f"The estimate for {row.tier} is for another job ({different})."
-        else:
-            off = 100 * (seconds["middle"] / row.total_seconds - 1)
-            inside = seconds["low"] <= row.total_seconds <= seconds["high"]
-            yield (
-                f"The estimate for {row.tier} was {figures(seconds['middle'])} s, the run took "
-                f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
-                f"{'inside' if inside else 'outside'} its interval."
-            )
+            continue
+        off = 100 * (seconds["middle"] / row.total_seconds - 1)
+        inside = seconds["low"] <= row.total_seconds <= seconds["high"]
+        yield (
+            f"The estimate for {row.tier} was {figures(seconds['middle'])} s, the run took "
+            f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
+            f"{'inside' if inside else 'outside'} its interval."
+        )
 
 
 def _predictions(rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -281,7 +268,11 @@ def _different_job(estimate: Mapping[str, Any], row: TierSummary) -> str:
     planned, ran = {**estimate["config"], "steps": estimate.get("steps")}, {**config, "steps": row.steps}
     names = ["steps", *sorted((planned.keys() & ran.keys()) - {"steps", *_NOT_WORK})]
     different = [name for name in names if planned[name] is None or planned[name] != ran[name]]
-    return "; ".join(f"{name}: {planned[name]!r} in the estimate, {ran[name]!r} in the run" for name in different[:3])
+    return "; ".join(
+        f"{name}: {'not known' if planned[name] is None else repr(planned[name])} in the estimate, "
+        f"{'not known' if ran[name] is None else repr(ran[name])} in the run"
+        for name in different[:3]
+    )
 
 
 def _and(names: Sequence[str]) -> str:
