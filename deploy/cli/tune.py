@@ -16,10 +16,8 @@ from deploy.cli.arguments import command_line, parse, parser
 from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.study.local_study import LocalStudy
 from deploy.study.outcome import StudyOutcome
-from deploy.study.page import write_outcome
 from deploy.study.space import check_space, configurations, read_space
-from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of, is_old
-from deploy.study.trials import read_old_trials
+from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of
 from deploy.study.vertex_study import VertexStudy
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import training
@@ -46,9 +44,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if found.dry_run:
         return DONE
     start = shlex.join(["python", "-m", "trainer.task", *overrides.arguments(), "--job_dir=runs/best"])
-    if is_old(out):
-        print(f"{out} holds a study of the older form (trial.json): it is reported, not continued: use another --out")
-        return _report(StudyOutcome(list(read_old_trials(out, plan)), plan, start), out)
     try:
         code, trials = LocalStudy(plan, out).run()
     except KeyboardInterrupt:
@@ -132,7 +127,5 @@ def _on_vertex(plan: StudyRequest, out: Path, found: Namespace, overrides: Overr
 
 
 def _report(outcome: StudyOutcome, out: Path) -> int:
-    values = outcome.plan.overrides.values
-    subject = Path(str(values.get("recipe") or values.get("model") or "Training")).stem
-    write_outcome(outcome, out, f"{subject}: {', '.join(parameter.name for parameter in outcome.plan.space)}")
+    outcome.write(out)
     return DONE if outcome.complete else FAULT
