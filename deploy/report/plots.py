@@ -6,7 +6,7 @@ Colours become CSS variables of the page (`--c00` …), so that one figure suits
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.measures import LOSSES
@@ -35,23 +35,18 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-class Figure(NamedTuple):
-    """Holds a drawing with its texts. `svg`: an <svg> element without fixed size."""
-
-    title: str
-    caption: str
-    svg: str
-
-
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
 Point = tuple[float, float]
 _Looks = dict[str, dict[str, Any]]  # colour and line style by tier
 
 
-def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
-    """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
+def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str, str, str]]:
+    """Returns title, caption and <svg> element of every figure for which the runs have values.
+
+    Raises UserError if matplotlib is not installed.
+    """
     drawn = drawings(collection, rows)
-    return [Figure(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
+    return [(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:

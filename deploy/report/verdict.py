@@ -42,10 +42,10 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
     return [in_units(sentence, rows) for sentence in sentences]
 
 
-def equal(one: Spread, other: Spread) -> bool:
+def equal(first: Spread, second: Spread) -> bool:
     """Returns whether two medians differ by no more than the larger interquartile range, or than 1 %."""
-    tolerance = max(one.width, other.width, _RESOLUTION * max(one.median, other.median))
-    return abs(one.median - other.median) <= tolerance
+    tolerance = max(first.width, second.width, _RESOLUTION * max(first.median, second.median))
+    return abs(first.median - second.median) <= tolerance
 
 
 def _equally_fast(row: TierSummary, other: TierSummary) -> bool:

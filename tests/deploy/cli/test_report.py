@@ -15,7 +15,7 @@ from deploy.__main__ import main
 from deploy.cli.arguments import read_prices
 from deploy.report.collection import collect
 from deploy.report.forms import to_terminal
-from deploy.report.plots import Figure, draw, name_points, pareto_front
+from deploy.report.plots import draw, name_points, pareto_front
 from deploy.report.summary import summarize
 from docs.pictures import comparison
 from tests.deploy.conftest import Capture, Command, put
@@ -133,21 +133,23 @@ def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.
     assert f"too large for this page: {tmp_path}/a/samples/step-00000500.png" in text
 
 
-def drawn(folder: Path, **prices: float) -> list[Figure]:
+def drawn(folder: Path, **prices: float) -> dict[str, str]:
+    """Returns the figures by title."""
     collection = collect([str(folder)])
-    return draw(collection, summarize(collection, usd_by_tier=prices))
+    return {title: svg for title, _, svg in draw(collection, summarize(collection, usd_by_tier=prices))}
 
 
 def test_figures_leave_out_what_is_not_known(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.1))
-    (loss,) = drawn(tmp_path)
-    words = [(text or "").strip() for text in ElementTree.fromstring(loss.svg).itertext()]
+    figures = drawn(tmp_path)
+    assert [*figures] == ["Loss"]
+    words = [(text or "").strip() for text in ElementTree.fromstring(figures["Loss"]).itertext()]
     steps = [word for word in words[: words.index("step")] if re.fullmatch(r"[\d.]+", word)]
     assert len(steps) > 1
     assert all(step.isdecimal() for step in steps), "steps are whole numbers"
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "run.json").write_text("{}")
-    assert drawn(tmp_path / "b") == []
+    assert drawn(tmp_path / "b") == {}
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -160,7 +162,7 @@ def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> No
 def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
     for number in range(10):
         plant(tmp_path / f"tier{number}", noisy(0.1, 4))
-    svg = drawn(tmp_path)[-1].svg
+    svg = drawn(tmp_path)["Loss"]
     lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
     tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
     assert len(set(tiers)) == 10
@@ -170,9 +172,9 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     names = ["_old", r"a$\x$b", "$5"]
     for name in names:
         plant(tmp_path / name, noisy(0.1))
-    for figure in drawn(tmp_path, **dict.fromkeys(names, 1.0)):
-        words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
-        assert [name for name in names if name not in words] == [], figure.title
+    for title, svg in drawn(tmp_path, **dict.fromkeys(names, 1.0)).items():
+        words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
+        assert [name for name in names if name not in words] == [], title
 
 
 def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:
