@@ -60,10 +60,10 @@ def _flags() -> Parser:
     flags.add_argument("--metric", default="", metavar="NAME", help="what the trials are judged by, as val_accuracy")
     flags.add_argument("--goal", choices=GOALS, default="", help="default: minimize a loss, maximize an accuracy")
     flags.add_argument("--trials", type=whole(1, 1000), default=20, metavar="COUNT", help="default: %(default)s")
-    flags.add_argument("--parallel", type=whole(1, 100), default=1, metavar="COUNT", help="trials at a time (default: 1);"
-                     " on this machine each has its own cores")  # fmt: skip
-    flags.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each trial, with other"
-                     " seeds; only on this machine (default: 1)")  # fmt: skip
+    at_a_time = "trials at a time (default: 1); on this machine each has its own cores"
+    flags.add_argument("--parallel", type=whole(1, 100), default=1, metavar="COUNT", help=at_a_time)
+    seeds = "runs of each trial, with other seeds; only on this machine (default: 1)"
+    flags.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help=seeds)
     flags.add_boolean(
         "pruning", "end a trial that is worse than the median of the others (default: true)", default=True
     )
