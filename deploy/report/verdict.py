@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from deploy.report.collection import Collection
@@ -149,11 +149,9 @@ def _losses(done: Sequence[TierSummary]) -> Iterator[str]:
 
     They differ if it is by more than 5 %, and by more than the loss changes between reports.
     """
-    first, *others = [row for row in done if row.final_loss is not None] or [None]
-    if first is None or not others:
-        return
-    alike, most = True, 0.0
-    for row in others:
+    rows = [row for row in done if row.final_loss is not None]
+    alike, most = len(rows) > 1, 0.0
+    for first, row in product(rows[:1], rows[1:]):
         share = abs(row.final_loss - first.final_loss) / (max(abs(row.final_loss), abs(first.final_loss)) or 1.0)
         most = max(most, share)
         if row.loss_name != first.loss_name:
@@ -168,8 +166,8 @@ def _losses(done: Sequence[TierSummary]) -> Iterator[str]:
                 "tells, the speeds are not comparable."
             )
     if alike:
-        losses = sorted(row.final_loss for row in (first, *others))
-        values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
+        losses = sorted(row.final_loss for row in rows)
+        values = f"{rows[0].loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
         agree = f"agree within {figures(100 * most, 2)} %{noise}" if most else "are equal"
         yield f"The final losses {agree}: {values}."
