@@ -15,7 +15,7 @@ from deploy.tiers.machine_table import accelerator_of
 from trainer.base.run_files.breakdown import WORDS
 from trainer.base.run_files.records import items, mapping, number, positive, whole
 from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
-from trainer.base.settings.metric_names import FALLING, OF_IMAGES
+from trainer.base.settings.metric_names import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
@@ -258,7 +258,6 @@ MEASURES = (
     Measure("unit", "", _unit),
     Measure("quality", "", _quality),
 )
-QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)  # the measures of images
 
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from deploy.report.collection import TierRuns
@@ -70,12 +71,12 @@ class TierSummary:
         value = vars(self)[key] = measure.value(self)
         return value
 
-    @property
+    @cached_property
     def values(self) -> dict[str, Any]:
         """Returns the value of every measure by its key."""
         return {key: getattr(self, key) for key in self.measures}
 
-    @property
+    @cached_property
     def missing(self) -> dict[str, str]:
         """Returns why a value is None, by key."""
         reasons = {key: self.measures[key].reason(self) for key, value in self.values.items() if value is None}

@@ -15,7 +15,7 @@ from deploy.__main__ import main
 from deploy.report import measures
 from deploy.report.collection import collect
 from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
-from deploy.report.measures import LOWER, MEASURES, QUALITY, best
+from deploy.report.measures import LOWER, MEASURES, best
 from deploy.report.repeats import Spread, spread
 from deploy.report.summary import summarize
 from deploy.report.table import figures, money, with_spread
@@ -25,6 +25,9 @@ from tests.deploy.conftest import Capture
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import number
+from trainer.base.settings.metric_names import OF_IMAGES
+
+QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)
 
 
 def rows_of(folder: Path, baseline: str = "", **prices: float) -> dict[str, TierSummary]:
