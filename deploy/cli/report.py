@@ -10,14 +10,14 @@ from trainer.base.storage import is_remote
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `python -m deploy report DIR… [--baseline= --price_per_hour=TIER=USD --out=]`."""
-    own = parser("report", __doc__, "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]")
-    own.add_argument(
+    flags = parser("report", __doc__, "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]")
+    flags.add_argument(
         "folders", nargs="+", metavar="DIR", help="a job directory, a folder of them, or a comparison's; local or gs://"
     )
-    own.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
+    flags.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
                      "runs/report if that is in a bucket)")  # fmt: skip
-    add_table_flags(own)
-    found = own.parse_args(arguments)
-    beside = "runs/report" if is_remote(found.folders[0]) else found.folders[0]
-    write_report(found.folders, found.out or beside, found.baseline, read_prices(found.price_per_hour))
+    add_table_flags(flags)
+    args = flags.parse_args(arguments)
+    beside = "runs/report" if is_remote(args.folders[0]) else args.folders[0]
+    write_report(args.folders, args.out or beside, args.baseline, read_prices(args.price_per_hour))
     return DONE

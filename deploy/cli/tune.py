@@ -16,10 +16,8 @@ from deploy.cli.arguments import command_line, parse, parser
 from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.study.local_study import LocalStudy
 from deploy.study.outcome import StudyOutcome
-from deploy.study.page import write_outcome
 from deploy.study.space import check_space, configurations, read_space
-from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of, is_old
-from deploy.study.trials import read_old_trials
+from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of
 from deploy.study.vertex_study import VertexStudy
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import training
@@ -33,22 +31,19 @@ from trainer.base.storage import local_path
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the study and writes its results; returns 0 if a trial is complete and none is left to resume."""
-    found, overrides = parse(_flags(), arguments)
-    plan = _plan(found, overrides, command_line("tune", arguments))
-    out = local_path(found.out, "out")
-    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
+    args, overrides = parse(_flags(), arguments)
+    plan = _plan(args, overrides, command_line("tune", arguments))
+    out = local_path(args.out, "out")
+    with sent_to_the_cloud() if args.on == "vertex" else nullcontext():
         check_space(plan.space, plan.request)
-    check_study_folder(out, plan.asked(found.on))
+    check_study_folder(out, plan.asked(args.on))
     _announce(plan)
-    if found.on == "vertex":
-        return _on_vertex(plan, out, found, overrides, session)
-    refuse_flags_of_vertex(found)
-    if found.dry_run:
+    if args.on == "vertex":
+        return _on_vertex(plan, out, args, overrides, session)
+    refuse_flags_of_vertex(args)
+    if args.dry_run:
         return DONE
     start = shlex.join(["python", "-m", "trainer.task", *overrides.arguments(), "--job_dir=runs/best"])
-    if is_old(out):
-        print(f"{out} holds a study of the older form (trial.json): it is reported, not continued: use another --out")
-        return _report(StudyOutcome(list(read_old_trials(out, plan)), plan, start), out)
     try:
         code, trials = LocalStudy(plan, out).run()
     except KeyboardInterrupt:
@@ -58,38 +53,40 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def _flags() -> Parser:
-    own = parser("tune", __doc__ or "", "TIER --recipe=NAME --tune=NAME=VALUES … --metric=NAME [any trainer flag]")
-    own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
-    own.add_argument("--tune", action="append", default=[], metavar="NAME=VALUES", help="a setting and its values: "
+    flags = parser("tune", __doc__ or "", "TIER --recipe=NAME --tune=NAME=VALUES … --metric=NAME [any trainer flag]")
+    flags.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
+    flags.add_argument("--tune", action="append", default=[], metavar="NAME=VALUES", help="a setting and its values: "
                      "LOW..HIGH, LOW..HIGH:log (equal ratios), or a list, A,B,C; several --tune")  # fmt: skip
-    own.add_argument("--metric", default="", metavar="NAME", help="what the trials are judged by, as val_accuracy")
-    own.add_argument("--goal", choices=GOALS, default="", help="default: minimize a loss, maximize an accuracy")
-    own.add_argument("--trials", type=whole(1, 1000), default=20, metavar="COUNT", help="default: %(default)s")
-    own.add_argument("--parallel", type=whole(1, 100), default=1, metavar="COUNT", help="trials at a time (default: 1);"
-                     " on this machine each has its own cores")  # fmt: skip
-    own.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each trial, with other"
-                     " seeds; only on this machine (default: 1)")  # fmt: skip
-    own.add_boolean("pruning", "end a trial that is worse than the median of the others (default: true)", default=True)
-    own.add_argument(
+    flags.add_argument("--metric", default="", metavar="NAME", help="what the trials are judged by, as val_accuracy")
+    flags.add_argument("--goal", choices=GOALS, default="", help="default: minimize a loss, maximize an accuracy")
+    flags.add_argument("--trials", type=whole(1, 1000), default=20, metavar="COUNT", help="default: %(default)s")
+    at_a_time = "trials at a time (default: 1); on this machine each has its own cores"
+    flags.add_argument("--parallel", type=whole(1, 100), default=1, metavar="COUNT", help=at_a_time)
+    seeds = "runs of each trial, with other seeds; only on this machine (default: 1)"
+    flags.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help=seeds)
+    flags.add_boolean(
+        "pruning", "end a trial that is worse than the median of the others (default: true)", default=True
+    )
+    flags.add_argument(
         "--out", default="runs/tuning", metavar="FOLDER", help="folder of the study (default: %(default)s)"
     )
     dry_run = "check, print what would run and may cost, and stop"
-    add_place_flags(own, "a HyperparameterTuningJob of Vertex AI", dry_run, disable_retries=False)
-    return own
+    add_place_flags(flags, "a HyperparameterTuningJob of Vertex AI", dry_run, disable_retries=False)
+    return flags
 
 
-def _plan(found: Namespace, overrides: Overrides, command: str) -> StudyRequest:
-    if not found.metric:
+def _plan(args: Namespace, overrides: Overrides, command: str) -> StudyRequest:
+    if not args.metric:
         raise UserError("metric is missing: name what the trials are judged by, as --metric=val_accuracy")
     for name, advice in {"job_dir": "--out names the folder", "tuning_metric": "--metric names it"}.items():
         if name in overrides.values:
             raise UserError(f"--{name} is not for a study: {advice}: leave it out")
-    space = tuple(read_space(found.tune, overrides))
-    _check_metric(found.metric, overrides.replace(**{one.name: one.samples()[0] for one in space}))
-    tier = load_tier(found.tier, found.prices, read_changes(found))
-    goal = goal_of(found.metric, found.goal)
+    space = tuple(read_space(args.tune, overrides))
+    _check_metric(args.metric, overrides.replace(**{parameter.name: parameter.samples()[0] for parameter in space}))
+    tier = load_tier(args.tier, args.prices, read_changes(args))
+    goal = goal_of(args.metric, args.goal)
     return StudyRequest(
-        tier, overrides, space, found.metric, goal, found.trials, found.parallel, found.repeats, found.pruning, command
+        tier, overrides, space, args.metric, goal, args.trials, args.parallel, args.repeats, args.pruning, command
     )
 
 
@@ -115,24 +112,22 @@ def _announce(plan: StudyRequest) -> None:
     )
 
 
-def _on_vertex(plan: StudyRequest, out: Path, found: Namespace, overrides: Overrides, session: Session) -> int:
-    study = VertexStudy(plan, out, found, read_options(found, overrides), session)
+def _on_vertex(plan: StudyRequest, out: Path, args: Namespace, overrides: Overrides, session: Session) -> int:
+    study = VertexStudy(plan, out, args, read_options(args, overrides), session)
     for line in study.describe():
         print(line, flush=True)
-    if found.dry_run:
+    if args.dry_run:
         print(study.paste())
         return DONE
     code, trials = study.run()
     if not trials:
         return code
     flags = ("project", "region", "bucket", "package", "image", "service_account", "network", "labels", "kms_key")
-    where = [f"--{name}={value}" for name in flags if (value := getattr(found, name))]
-    start = ["python", "-m", "deploy", "submit", found.tier, *overrides.arguments(), *where]
+    where = [f"--{name}={value}" for name in flags if (value := getattr(args, name))]
+    start = ["python", "-m", "deploy", "submit", args.tier, *overrides.arguments(), *where]
     return _report(StudyOutcome(trials, plan, shlex.join(start), plan.tier.price_per_hour), out) or code
 
 
 def _report(outcome: StudyOutcome, out: Path) -> int:
-    values = outcome.plan.overrides.values
-    subject = Path(str(values.get("recipe") or values.get("model") or "Training")).stem
-    write_outcome(outcome, out, f"{subject}: {', '.join(parameter.name for parameter in outcome.plan.space)}")
+    outcome.write(out)
     return DONE if outcome.complete else FAULT

@@ -7,17 +7,20 @@ from typing import Any
 
 from deploy.report import measures
 from deploy.report.collection import Collection
-from deploy.report.measures import NO_IMAGES, Measure
+from deploy.report.measures import NO_IMAGES
 from deploy.report.repeats import spread
 from deploy.report.table import csv_text, markdown_table, terminal_table
-from deploy.report.tier_summary import TierSummary, in_units
+from deploy.report.tier_summary import Measure, TierSummary, in_units
 from deploy.tiers.machine_table import load_machines
 
 
 def shown(rows: Sequence[TierSummary]) -> tuple[list[str], list[list[str]]]:
     """Returns titles and cells of the measures of which any tier has a value; a missing value is an empty cell."""
-    some = [each for each in measures.MEASURES if each.title and any(row.values[each.key] is not None for row in rows)]
-    cells = [[_cell(row, measure, row.values[measure.key]) for measure in some] for row in rows]
+    values = [row.values for row in rows]
+    some = [
+        measure for measure in measures.MEASURES if measure.title and any(of[measure.key] is not None for of in values)
+    ]
+    cells = [[_cell(row, measure) for measure in some] for row in rows]
     return [in_units(measure.title, rows) for measure in some], cells
 
 
@@ -28,15 +31,16 @@ def transposed(rows: Sequence[TierSummary]) -> tuple[Sequence[str], list[Sequenc
     return names, [*lines]
 
 
-def _cell(row: TierSummary, measure: Measure, value: Any) -> str:
+def _cell(row: TierSummary, measure: Measure) -> str:
+    value = getattr(row, measure.key)
     text = "" if value is None else measure.show(value)
     return f"{text} (simulated)" if measure.key == "devices" and row.simulated else text
 
 
-def to_terminal(rows: Sequence[TierSummary], width: int | None = None) -> str:
+def to_terminal(rows: Sequence[TierSummary]) -> str:
     """Returns a table with a column for each tier: it stays narrow with any number of values."""
     names, lines = transposed(rows)
-    return terminal_table(["", *names], lines, width or max(80, 26 + 26 * len(rows)))
+    return terminal_table(["", *names], lines)
 
 
 def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:

@@ -49,14 +49,11 @@ def to_html(
     collection: Collection, rows: Sequence[TierSummary], sentences: Sequence[str], remarks: Sequence[str]
 ) -> str:
     """Returns one HTML page that needs no other file."""
-    simulated = [row.tier for row in rows if row.simulated]
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
-    mark = f'<p class="simulated">Simulated devices: {html.escape(", ".join(simulated))}</p>' if simulated else ""
     return page(
         TEMPLATE,
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(_about(collection)),
-        simulated=mark,
         verdict=items(sentences),
         table=html_table(*transposed(rows), "<td></td>"),  # a narrow screen scrolls, the names of the values stay
         notes=items(remarks),
@@ -77,12 +74,15 @@ def _subject(collection: Collection) -> str:
 
 def _about(collection: Collection) -> str:
     runs = collection.runs
-    tensorflow = sorted({str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""})
+    tensorflow = {str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""}
     started = min((str(run.info.get("started", "")) for run in runs), default="")
-    parts = [f"{len(collection.tiers)} tiers, {len(runs)} runs", started[:10]]
-    parts += [f"TensorFlow {', '.join(tensorflow)}"] if tensorflow else []
-    parts += [f"{collection.scaling} scaling"] if collection.scaling else []
-    return " · ".join(part for part in parts if part)
+    about = (
+        f"{len(collection.tiers)} tiers, {len(runs)} runs",
+        started[:10],
+        f"TensorFlow {', '.join(sorted(tensorflow))}" if tensorflow else "",
+        f"{collection.scaling} scaling" if collection.scaling else "",
+    )
+    return " · ".join(filter(None, about))
 
 
 def page(template: Path, **parts: str) -> str:

@@ -5,25 +5,17 @@ A new measure is one entry.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.report.repeats import common, largest, median, spread
 from deploy.report.run_reader import RunRecord
 from deploy.report.table import figures, milliseconds, money, percent, with_spread
-from deploy.report.tier_summary import (
-    UNKNOWN,
-    UNKNOWN_MACHINE,
-    TierSummary,
-    count_of_devices,
-    count_of_workers,
-    kind_of_devices,
-    simulated_devices,
-)
+from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSummary
+from deploy.tiers.machine_table import accelerator_of
 from trainer.base.run_files.breakdown import WORDS
 from trainer.base.run_files.records import items, mapping, number, positive, whole
 from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
-from trainer.base.settings.metric_names import FALLING, OF_IMAGES
+from trainer.base.settings.metric_names import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
@@ -37,40 +29,6 @@ _NO_PROFILE = "the run was not profiled: use --profile_steps=100..110"
 _NO_ACCURACY = "the model reports no accuracy"
 _NO_GPU_MEMORY = f"{STATS} contains no GPU memory"
 LOWER, HIGHER = "lower", "higher"
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Describes a measure of a tier.
-
-    `key`: its name in CSV and JSON; `title`: with the unit, "" for what tables do not show; `read`: its value in a run,
-    or a list of values; `combine`: makes one value of those of all repeats; `show`: formats it; `missing`: why a tier
-    that is done has none, or a function of the tier that says it; `better`: lower or higher values. Without `combine`,
-    `read` takes the tier instead of a run. `compared`: with another tier or at a price, and therefore after the others;
-    `planned`: a tier has it before a run is done.
-    """
-
-    key: str
-    title: str
-    read: Callable[[Any], Any]
-    combine: Callable[[Iterable[Any]], Any] | None = None
-    show: Callable[[Any], str] = str
-    missing: str | Callable[[TierSummary], str] = ""
-    better: str = ""
-    compared: bool = False
-    planned: bool = False
-
-    def value(self, row: TierSummary) -> Any:
-        """Returns the value over the repeats of a tier."""
-        if self.combine is None:
-            return self.read(row)
-        values = [self.read(run) for run in row.runs]
-        return self.combine(part for value in values for part in (value if isinstance(value, list) else [value]))
-
-    def reason(self, row: TierSummary) -> str:
-        """Returns why the tier has no value; "" if that needs no words."""
-        text = self.missing(row) if callable(self.missing) else self.missing
-        return text if self.planned or not text else row.not_done or text
 
 
 def _result(key: str) -> Callable[[RunRecord], float | None]:
@@ -88,9 +46,8 @@ def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
     return lambda run: [positive(line.entry.get(key)) for line in run.timed]
 
 
-def _if_done(read: Callable[[RunRecord], Any]) -> Callable[[RunRecord], Any]:
-    """Returns the function that reads the value of a run that is done."""
-    return lambda run: read(run) if run.state == "done" else None
+def _total(run: RunRecord) -> float | None:
+    return run.wall_seconds if run.state == "done" else None
 
 
 def _warm_up(row: TierSummary) -> int | None:
@@ -125,24 +82,60 @@ def _name(names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> Calla
     return lambda row: next((name for name in names if row.done and have(name in run.final for run in row.done)), None)
 
 
-_loss, _accuracy = _name(LOSSES, all), _name(ACCURACIES, any)
-
-
-def _last(name: Callable[[TierSummary], str | None]) -> Callable[[TierSummary], float | None]:
-    """Returns the function that reads the last value of what a tier's runs call so."""
-    return lambda row: median(run.final.get(name(row) or "") for run in row.done)
+def _last(key: str) -> Callable[[TierSummary], float | None]:
+    """Returns the function that reads the last value of what the measure `key` names."""
+    return lambda row: median(run.final.get(getattr(row, key) or "") for run in row.done)
 
 
 def _of_images(name: str, title: str) -> Measure:
-    """Returns a measure of generated images, which the trainer computes."""
-    read, better = _if_done(lambda run: run.final.get(name)), LOWER if name in FALLING else HIGHER
-    return Measure(name, title, read, median, figures, _no_quality, better)
+    """Returns a measure of generated images, which the trainer computes, of those that compare with other tiers'."""
+
+    def read(row: TierSummary) -> float | None:
+        return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
+
+    return Measure(name, title, read, None, figures, _no_quality, LOWER if name in FALLING else HIGHER)
 
 
 def _quality(row: TierSummary) -> str:
     """Returns what the measures of images of all its runs were computed with."""
     about = {run.quality for run in row.done}
     return MIXED if len(about) > 1 else "".join(about)
+
+
+def _kind(row: TierSummary) -> str:
+    """Returns the accelerator or the machine; CPU or GPU if the run has no tier, or was local, and names no GPU."""
+    runs = row.group.runs
+    gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
+    if gpu:
+        return accelerator_of(gpu)
+    if row.facts is None or row.local:
+        return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
+    return row.facts.kind
+
+
+def _workers(row: TierSummary) -> int:
+    """Returns the largest number of workers of a run; that of the tier if nothing was run."""
+    counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in row.group.runs)
+    return max(counts, default=row.facts.workers if row.facts else 1)
+
+
+def _devices(row: TierSummary) -> int:
+    """Returns the largest number of replicas of a run; that of the tier if it is not known."""
+    planned = row.facts.devices if row.facts else 1
+    counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in row.group.runs)
+    return max((count or planned for count in counts), default=planned)
+
+
+def _simulated(row: TierSummary) -> str:
+    """Describes which machines or devices were not real; "" if all were."""
+    runs, facts = row.group.runs, row.facts
+    devices = [device for run in runs for device in run.devices]
+    on_cpu = devices and all(device.startswith("CPU") for device in devices)
+    if on_cpu and (any(run.info.get("simulated") is True for run in runs) or (facts and facts.accelerators)):
+        return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
+    if on_cpu and row.devices > row.workers:
+        return "logical devices of one CPU"
+    return "all workers on one machine" if row.local and row.workers > 1 else ""
 
 
 def _images(run: RunRecord) -> int | None:
@@ -165,10 +158,6 @@ def _efficiency(row: TierSummary) -> float | None:
     """Returns the speed-up of a device, if the devices are real and of one kind."""
     comparable = row.kind == row.base.kind != UNKNOWN and not (row.simulated or row.base.simulated)
     return row.speed_up * row.base.devices / row.devices if comparable and row.speed_up is not None else None
-
-
-def _price(row: TierSummary) -> float | None:
-    return row.price
 
 
 def _cost(row: TierSummary) -> float | None:
@@ -236,10 +225,10 @@ MEASURES = (
     Measure("tier", "tier", lambda row: row.group.name),
     Measure("state", "state", lambda row: row.runs[0].state if row.runs else "missing"),
     Measure("machine", "machine", lambda row: row.facts and row.facts.machine, missing=_NO_MACHINE, planned=True),
-    Measure("kind", "", kind_of_devices),
-    Measure("workers", "", count_of_workers),
-    Measure("devices", "devices", count_of_devices),
-    Measure("simulated", "", simulated_devices),
+    Measure("kind", "", _kind),
+    Measure("workers", "", _workers),
+    Measure("devices", "devices", _devices),
+    Measure("simulated", "", _simulated),
     Measure("repeats", "repeats", lambda row: len(row.done)),
     Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
     Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),
@@ -248,28 +237,27 @@ MEASURES = (
     Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed, LOWER),
     Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread, _NO_EPOCH, LOWER),
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
-    Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER, compared=True),
-    Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER, compared=True),
+    Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER),
+    Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
     Measure("input_wait", "waits for input", _input_wait, median, percent, _no_wait, LOWER),
     *map(_of_profile, WORDS),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
-    Measure("total_seconds", "total s", _if_done(lambda run: run.wall_seconds), median, figures, _no_total, LOWER),
-    Measure("price_per_hour", "price an hour", _price, None, money, _no_price, LOWER, compared=True, planned=True),
-    Measure("cost", "cost of the run", _cost, None, money, _no_cost, LOWER, compared=True),
-    Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER, compared=True),
-    Measure("final_loss", "final loss", _last(_loss), None, figures, _NO_RESULT, LOWER),
-    Measure("final_accuracy", "final accuracy", _last(_accuracy), None, "{:.4f}".format, _NO_ACCURACY, HIGHER),
+    Measure("total_seconds", "total s", _total, median, figures, _no_total, LOWER),
+    Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _no_price, LOWER, planned=True),
+    Measure("cost", "cost of the run", _cost, None, money, _no_cost, LOWER),
+    Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER),
+    Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
+    Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format, _NO_ACCURACY, HIGHER),
     _of_images("fid", "FID"),
     _of_images("coverage", "coverage"),
     Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT, LOWER),
     Measure("peak_gpu_memory_gib", "peak GPU memory GiB", _gpu_memory, largest, figures, _NO_GPU_MEMORY, LOWER),
-    Measure("loss_name", "", _loss),
-    Measure("accuracy_name", "", _accuracy),
+    Measure("loss_name", "", _name(LOSSES, all)),
+    Measure("accuracy_name", "", _name(ACCURACIES, any)),
     Measure("images", "", _images, common),
     Measure("unit", "", _unit),
     Measure("quality", "", _quality),
 )
-QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)  # the measures of images
 
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:

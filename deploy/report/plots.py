@@ -6,11 +6,11 @@ Colours become CSS variables of the page (`--c00` …), so that one figure suits
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.measures import LOSSES
-from deploy.report.run_reader import RunRecord, after_warm_up
+from deploy.report.run_reader import RunRecord
 from deploy.report.tier_summary import TierSummary, in_units
 from trainer.base.errors import UserError
 
@@ -35,24 +35,18 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-class Figure(NamedTuple):
-    """Holds a drawing with its texts. `svg`: an <svg> element without fixed size."""
-
-    title: str
-    caption: str
-    svg: str
-
-
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
 Point = tuple[float, float]
 _Looks = dict[str, dict[str, Any]]  # colour and line style by tier
-_Times = Callable[[RunRecord], tuple[list[float], list[float]]]
 
 
-def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[Figure]:
-    """Draws every figure for which the runs have values. Raises UserError if matplotlib is not installed."""
+def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str, str, str]]:
+    """Returns title, caption and <svg> element of every figure for which the runs have values.
+
+    Raises UserError if matplotlib is not installed.
+    """
     drawn = drawings(collection, rows)
-    return [Figure(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
+    return [(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
@@ -61,25 +55,17 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     fastest = sorted(groups, key=lambda group: -_speed(rows, group.name))[:_MOST_TIERS]
     note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
     shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
-    runs = collection.runs
-    by_epoch = any(_epoch_times(run)[1] for run in runs)
-    unit, noun, times = ("s", "epoch", _epoch_times) if by_epoch else ("ms", "step", _step_times)
     scaled = [row for row in rows if row.speed_up is not None]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
-    if any(times(run)[1] for run in runs):
-        caption = f"training time after the warm-up{note}"
-        yield f"Time of each {noun}", caption, lambda axes: _lines(axes, shown, looks, times, unit)
-        caption = f"number of {noun}s by time{note}"
-        yield f"Distribution of {noun} times", caption, lambda axes: _histogram(axes, shown, looks, times, unit)
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
         devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
         marks = "; vertical lines mark the ideal for devices of one kind" if _ideals(scaled) else ""
         caption = f"images/s relative to the baseline{marks}"
         yield f"Speed-up{devices}", caption, lambda axes: _speed_up(axes, scaled, looks)
-    if any(_losses(run)[1] for run in runs):
+    if any(_losses(run)[1] for run in collection.runs):
         caption = f"by step, for the first repeat of each tier{note}"
         yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
     if len(priced) > 1:
@@ -163,17 +149,6 @@ def _inline(svg: str, title: str) -> str:
     return re.sub(r"#0102([0-9a-f]{2})", r"var(--c\1)", svg)
 
 
-def _epoch_times(run: RunRecord) -> tuple[list[float], list[float]]:
-    if not run.steps_per_epoch:
-        return [], []
-    return [line.step / run.steps_per_epoch for line in after_warm_up(run.epochs)], run.epoch_seconds
-
-
-def _step_times(run: RunRecord) -> tuple[list[float], list[float]]:
-    lines = after_warm_up(run.reports)
-    return [line.step for line in lines], [1e3 * line.step_seconds for line in lines if line.step_seconds is not None]
-
-
 def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
     """Returns steps and values of the first of LOSSES that the run reports."""
     lines = run.reports or run.epochs
@@ -187,11 +162,6 @@ def tier_label(name: str) -> str:
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def _legend(axes: "Axes") -> None:
-    """Places the legend above the axes, where it hides nothing."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
-
-
 def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
     """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
@@ -201,37 +171,6 @@ def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axis.set_minor_formatter("")
     else:
         axes.set(**{f"{which}lim": (0, None)})
-
-
-def _lines(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
-    for group in groups:
-        for number, run in enumerate(group.runs):
-            label = tier_label(group.name) if number == 0 else None
-            axes.plot(*times(run), label=label, alpha=1 if number == 0 else 0.5, **looks[group.name])
-    axes.set(xlabel="epoch" if unit == "s" else "step", ylabel=unit)
-    axes.locator_params("x", integer=True)
-    scale(axes, "y", [value for group in groups for run in group.runs for value in times(run)[1]])
-    _legend(axes)
-
-
-def _histogram(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks, times: _Times, unit: str) -> None:
-    import numpy as np
-    from matplotlib.colors import to_rgba
-
-    values = {group.name: [value for run in group.runs for value in times(run)[1]] for group in groups}
-    low = min(map(min, filter(None, values.values())))
-    high = max(1.01 * low, *(value for found in values.values() for value in found))
-    wide = high > _WIDE * low
-    bins = list((np.geomspace if wide else np.linspace)(low, high, 31))
-    for name, found in values.items():
-        colour = looks[name]["color"]
-        axes.hist(found, bins, histtype="stepfilled", label=tier_label(name), facecolor=to_rgba(colour, 0.25),
-                  edgecolor=colour, linewidth=1.5, linestyle=looks[name]["linestyle"])  # fmt: skip
-    axes.set(xlabel=unit, ylabel="epochs" if unit == "s" else "reports")
-    axes.locator_params("y", integer=True)
-    if wide:
-        scale(axes, "x", [low, high])
-    _legend(axes)
 
 
 def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
@@ -262,7 +201,7 @@ def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> Non
         axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), linewidth=width, **looks[group.name])
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
-    _legend(axes)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
 def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:

@@ -47,6 +47,7 @@ class RunRecord:
         entries, stats_problem = read_stats(folder)
         self.problems = tuple(filter(None, (info_problem, result_problem, stats_problem)))
         self.reports, self.epochs = _lines(entries, "report"), _lines(entries, "epoch")
+        self._timing = self.reports if after_warm_up(self.reports) else self.epochs
         lines, no_report = [*self.reports, *self.epochs], "is damaged" if (folder / STATS).is_file() else "is missing"
         self.no_stats = "" if lines else f"{STATS} {no_report if stats_problem else 'contains no report'}"
         self.last_step = max((line.step for line in lines), default=None)
@@ -68,14 +69,13 @@ class RunRecord:
     @property
     def timed(self) -> list[StatsLine]:
         """Returns the lines that time the steps, without the warm-up: reports or, if none is left, epochs."""
-        return after_warm_up(self.reports) or after_warm_up(self.epochs)
+        return after_warm_up(self._timing)
 
     @property
     def warm_up_steps(self) -> int:
         """Returns the number of steps that are left out."""
-        lines = self.reports if after_warm_up(self.reports) else self.epochs
-        starts = [0, *(line.step for line in lines)]
-        return sum(line.step - start for line, start in zip(lines, starts, strict=False) if line.warm_up)
+        starts = [0, *(line.step for line in self._timing)]
+        return sum(line.step - start for line, start in zip(self._timing, starts, strict=False) if line.warm_up)
 
     @property
     def epoch_seconds(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deploy.report.repeats import Spread
@@ -60,18 +60,12 @@ def csv_text(records: Sequence[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
-def terminal_table(titles: Iterable[str], lines: Iterable[Sequence[str]], width: int) -> str:
-    """Returns a table as plain text; each line begins with its name, and so do the titles."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left")
-    for line in lines:
-        table.add_row(*line)
-    # Texts come from folders and files: what looks like markup in them is text.
-    console = Console(width=width, markup=False, emoji=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+def terminal_table(
+    titles: Sequence[str], lines: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.rjust
+) -> str:
+    """Returns a table as plain text; each line begins with its name, and so do the titles. `align`: of other cells."""
+    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    names, others = widths[0], widths[1:]
+    return "".join(
+        "  ".join([name.ljust(names), *map(align, cells, others)]).rstrip() + "\n" for name, *cells in (titles, *lines)
+    )

@@ -1,12 +1,12 @@
 """Holds what a report says of one tier: its repeats, the values of their measures, and why a value is missing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from deploy.report.collection import TierRuns
 from deploy.report.run_reader import RunRecord
-from deploy.tiers.machine_table import accelerator_of
-from trainer.base.run_files.records import items, mapping, whole
 from trainer.base.run_files.run_layout import RUN_INFO
 
 UNKNOWN = "unknown"  # the kind of devices that no run names
@@ -14,28 +14,73 @@ UNKNOWN_MACHINE = f"{RUN_INFO} does not state where it ran"
 SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
 
 
-class TierSummary:
-    """Holds one tier's repeats and the values of `deploy.report.measures`, by key: `row.step_seconds`, or None.
+@dataclass(frozen=True)
+class Measure:
+    """Describes a measure of a tier.
 
-    `price`: USD an hour of all machines; `on_this_machine`: whether it ran here, so that this price is not that of
-    its seconds; `base`: the tier of the speed-ups; `missing`: why a value is None, by key.
+    `key`: its name in CSV and JSON; `title`: with the unit, "" for what tables do not show; `read`: its value in a run,
+    or a list of values; `combine`: makes one value of those of all repeats; `show`: formats it; `missing`: why a tier
+    that is done has none, or a function of the tier that says it; `better`: lower or higher values. Without `combine`,
+    `read` takes the tier instead of a run. `planned`: a tier has it before a run is done.
     """
 
-    def __init__(self, group: TierRuns, local: bool, price: float | None, on_this_machine: bool) -> None:
+    key: str
+    title: str
+    read: Callable[[Any], Any]
+    combine: Callable[[Iterable[Any]], Any] | None = None
+    show: Callable[[Any], str] = str
+    missing: "str | Callable[[TierSummary], str]" = ""
+    better: str = ""
+    planned: bool = False
+
+    def value(self, row: "TierSummary") -> Any:
+        """Returns the value over the repeats of a tier."""
+        if self.combine is None:
+            return self.read(row)
+        values = [self.read(run) for run in row.runs]
+        return self.combine(part for value in values for part in (value if isinstance(value, list) else [value]))
+
+    def reason(self, row: "TierSummary") -> str:
+        """Returns why the tier has no value; "" if that needs no words."""
+        text = self.missing(row) if callable(self.missing) else self.missing
+        return text if self.planned or not text else row.not_done or text
+
+
+class TierSummary:
+    """Holds one tier's repeats and the values of their measures, by key: `row.step_seconds`, or None.
+
+    `price`: USD an hour of all machines; `on_this_machine`: whether it ran here, so that this price is not that of
+    its seconds; `base`: the tier of the speed-ups; `wanted_quality`: what measures of images are compared with.
+    """
+
+    def __init__(
+        self, group: TierRuns, measures: Iterable[Measure], local: bool, price: float | None, on_this_machine: bool
+    ) -> None:
+        self.measures = {measure.key: measure for measure in measures}
         self.group, self.facts, self.local = group, group.tier, local
         self.price, self.on_this_machine = price, on_this_machine
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # those that are measured
-        self.base = self
-        self.values: dict[str, Any] = {}
-        self.missing: dict[str, str] = {}
+        self.base, self.wanted_quality = self, ""
 
     def __getattr__(self, key: str) -> Any:
-        """Returns the value of a measure."""
-        try:
-            return vars(self)["values"][key]
-        except KeyError:
-            raise AttributeError(f"no measure is called {key}") from None
+        """Returns the value of a measure, and keeps it."""
+        measure = vars(self).get("measures", {}).get(key)
+        if measure is None:
+            raise AttributeError(f"no measure is called {key}")
+        value = vars(self)[key] = measure.value(self)
+        return value
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Returns the value of every measure by its key."""
+        return {key: getattr(self, key) for key in self.measures}
+
+    @cached_property
+    def missing(self) -> dict[str, str]:
+        """Returns why a value is None, by key."""
+        reasons = {key: self.measures[key].reason(self) for key, value in self.values.items() if value is None}
+        return {key: reason for key, reason in reasons.items() if reason}
 
     @property
     def not_done(self) -> str:
@@ -64,39 +109,3 @@ def in_units(text: str, rows: Sequence[TierSummary]) -> str:
     """Returns a title or sentence about images with the word for what the runs read, if that is another."""
     units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
     return text if "images" in units or not units else text.replace("images", units[0])
-
-
-def kind_of_devices(row: TierSummary) -> str:
-    """Returns the accelerator or the machine; CPU or GPU if the run has no tier, or was local, and names no GPU."""
-    runs = row.group.runs
-    gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
-    if gpu:
-        return accelerator_of(gpu)
-    if row.facts is None or row.local:
-        return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
-    return row.facts.kind
-
-
-def count_of_workers(row: TierSummary) -> int:
-    """Returns the largest number of workers of a run; that of the tier if nothing was run."""
-    counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in row.group.runs)
-    return max(counts, default=row.facts.workers if row.facts else 1)
-
-
-def count_of_devices(row: TierSummary) -> int:
-    """Returns the largest number of replicas of a run; that of the tier if it is not known."""
-    planned = row.facts.devices if row.facts else 1
-    counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in row.group.runs)
-    return max((count or planned for count in counts), default=planned)
-
-
-def simulated_devices(row: TierSummary) -> str:
-    """Describes which machines or devices were not real; "" if all were."""
-    runs, facts = row.group.runs, row.facts
-    devices = [device for run in runs for device in run.devices]
-    on_cpu = devices and all(device.startswith("CPU") for device in devices)
-    if on_cpu and (any(run.info.get("simulated") is True for run in runs) or (facts and facts.accelerators)):
-        return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
-    if on_cpu and count_of_devices(row) > count_of_workers(row):
-        return "logical devices of one CPU"
-    return "all workers on one machine" if row.local and count_of_workers(row) > 1 else ""

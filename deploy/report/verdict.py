@@ -2,14 +2,14 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from deploy.report.collection import Collection
 from deploy.report.measures import best
 from deploy.report.repeats import Spread, largest
-from deploy.report.table import counted_devices, figures, money, percent
-from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, TierSummary, in_units
+from deploy.report.table import counted_devices, figures, money, percent, with_spread
+from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
 from trainer.base.run_files.breakdown import INPUT, MUCH, WORDS, advice, tried_by
 from trainer.base.run_files.records import items, mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
@@ -17,7 +17,6 @@ from trainer.base.settings.train_config import MAY_CHANGE
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
 _LOSS_TOLERANCE = 0.05  # of the larger loss
 _MUCH_STARTUP = 0.2  # of the total time
-_MANY = 4  # tiers that are named one by one
 _MORE_WORK = "use a larger batch per replica or a larger model."
 
 
@@ -32,10 +31,9 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_simulated(collection, rows),
         *(_ranking(real, baseline or rows[0].tier) if real or not done else ()),
         *_scaling(real),
-        *_communication(real),
         *_causes(real),
         *_different_work(collection, rows),
-        *([] if collection.scaling == "weak" else _losses(done)),  # another global batch has other losses
+        *(() if collection.scaling == "weak" else _losses(done)),  # another global batch has other losses
         *_ends(rows),
         *_startup(done),
         *_estimates(collection, rows),
@@ -44,10 +42,10 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
     return [in_units(sentence, rows) for sentence in sentences]
 
 
-def equal(one: Spread, other: Spread) -> bool:
+def equal(first: Spread, second: Spread) -> bool:
     """Returns whether two medians differ by no more than the larger interquartile range, or than 1 %."""
-    tolerance = max(one.width, other.width, _RESOLUTION * max(one.median, other.median))
-    return abs(one.median - other.median) <= tolerance
+    tolerance = max(first.width, second.width, _RESOLUTION * max(first.median, second.median))
+    return abs(first.median - second.median) <= tolerance
 
 
 def _equally_fast(row: TierSummary, other: TierSummary) -> bool:
@@ -72,26 +70,16 @@ def _ranking(done: Sequence[TierSummary], baseline: str) -> Iterator[str]:
 
 
 def _costs(done: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields the cheapest and the best tier of those with a cost, and why the others have none."""
+    """Yields the cheapest and the best tier of those with a cost; the notes say why others have none."""
     priced = [row for row in done if row.cost_per_million_images is not None]
-    left_out: dict[str, list[str]] = {}
-    for row in done:
-        if row not in priced:
-            left_out.setdefault(_no_cost(row), []).append(row.tier)
-    note = f" ({'; '.join(f'{_and(tiers)}: {why}' for why, tiers in left_out.items())})" if left_out else ""
     if len(priced) < 2:
-        yield f"Cheapest and best buy are not known{note}."
+        yield "Cheapest and best buy are not known: fewer than two of these tiers have a cost."
         return
+    among = f" of {_and([row.tier for row in priced])}" if len(priced) < len(done) else ""
     cheapest = best(priced, "cost_per_million_images")
-    yield f"Cheapest: {cheapest.tier}, {money(cheapest.cost_per_million_images)} per million images{note}."
+    yield f"Cheapest{among}: {cheapest.tier}, {money(cheapest.cost_per_million_images)} per million images."
     buy = min(priced, key=lambda row: row.cost_per_million_images / _speed(row))
-    yield f"Best buy: {buy.tier}, the lowest product of time and cost{note}."
-
-
-def _no_cost(row: TierSummary) -> str:
-    if row.price_per_hour is None:
-        return "no price"
-    return UNKNOWN_MACHINE if row.kind == UNKNOWN else "ran on this machine"
+    yield f"Best buy{among}: {buy.tier}, the lowest product of time and cost."
 
 
 def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
@@ -100,18 +88,15 @@ def _scaling(done: Sequence[TierSummary]) -> Iterator[str]:
     for row in sorted(done, key=lambda row: (row.devices, -_speed(row))):
         if row.kind != UNKNOWN:
             by_kind.setdefault(row.kind, []).append(row)
-    for first, *others in by_kind.values():
-        faster, exceptions = [], []
-        for row in others:
-            fewer = [other for other in (first, *others) if other.devices < row.devices]
-            exception = _no_gain(row, best(fewer, "images_per_second")) if fewer else ""
-            if exception:
-                exceptions.append(exception)
-            elif fewer:
-                faster.append(f"{_devices(row)} {_gain(row, first)}")
-        if faster:
-            yield f"Against {_devices(first)}: {', '.join(faster)}."
-        yield from exceptions
+    for alike in by_kind.values():
+        first, more = alike[0], [row for row in alike if row.devices > alike[0].devices]
+        reasons = [_no_gain(row, [other for other in alike if other.devices < row.devices]) for row in more]
+        gains = [
+            f"{_devices(row)} {_gain(row, first)}" for row, reason in zip(more, reasons, strict=True) if not reason
+        ]
+        if gains:
+            yield f"Against {_devices(first)}: {', '.join(gains)}."
+        yield from filter(None, reasons)
 
 
 def _devices(row: TierSummary) -> str:
@@ -126,55 +111,24 @@ def _gain(row: TierSummary, first: TierSummary) -> str:
     return f"{faster} for {dearer:.2f} x the cost per million images"
 
 
-def _no_gain(row: TierSummary, other: TierSummary) -> str:
-    """Returns that a tier is not faster than another one with fewer devices; "" if it is."""
+def _no_gain(row: TierSummary, fewer: Sequence[TierSummary]) -> str:
+    """Returns that a tier is not faster than the fastest one with fewer devices; "" if it is."""
+    other = best(fewer, "images_per_second")
     if _equally_fast(row, other):
         return f"{_devices(row)} and {_devices(other)} are equally fast, within the spread; {_MORE_WORK}"
     ratio, slower = _speed(row) / _speed(other), f"{row.devices} devices are slower than {other.devices}"
     return f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}" if ratio < 1 else ""
 
 
-def _communication(done: Sequence[TierSummary]) -> Iterator[str]:
-    """Measures communication: the time of a step beyond that of one such device with the same batch per replica."""
-    for row in done:
-        single = next((other for other in done if _is_single(other, row)), None)
-        if single is None or not single.step_seconds or not row.step_seconds:
-            continue
-        if equal(single.step_seconds, row.step_seconds) or row.step_seconds.median < single.step_seconds.median:
-            yield f"{row.tier}: communication takes less of a step than the spread (compared with {single.tier})."
-        else:
-            share = 1 - single.step_seconds.median / row.step_seconds.median
-            yield (
-                f"{row.tier}: {100 * share:.0f} % of a step is communication and waiting, measured as the time beyond "
-                f"a step of {single.tier}, which is one device with the same batch per replica."
-            )
-
-
 def _causes(done: Sequence[TierSummary]) -> Iterator[str]:
-    """Says what the time of a step goes to, what to do about it, and how that shifts between the tiers."""
+    """Says what the time of a step goes to, by its profile or its waiting for input, and what to do about it."""
     for row in done:
         runs = row.group.runs
         tried = [remedy for run in runs for remedy in tried_by(run.config, mapping(run.info, "compilation"))]
-        yield from (f"{row.tier}: {line}." for line in advice(_shares(row), tried))
-    for kind in WORDS:
-        shares = {row.tier: row.values[f"profile_{kind}"] for row in done if row.profile_matrix is not None}
-        least, most = (choose(shares, key=lambda tier: shares[tier], default="") for choose in (min, max))
-        if shares and shares[most] - shares[least] >= MUCH:
-            words = f"{percent(shares[least])} of a step on {least}, {percent(shares[most])} on {most}"
-            yield f"{WORDS[kind].capitalize()} is {words}."
-
-
-def _shares(row: TierSummary) -> dict[str, float]:
-    """Returns the shares of the tier's profile; without one, that of waiting for input if it is much."""
-    if row.profile_matrix is not None:
-        return {kind: row.values[f"profile_{kind}"] for kind in WORDS}
-    return {INPUT: row.input_wait} if row.input_wait is not None and row.input_wait >= MUCH else {}
-
-
-def _is_single(single: TierSummary, row: TierSummary) -> bool:
-    named = bool(single.machine and row.machine)
-    same = single.kind == row.kind and single.batch_per_replica == row.batch_per_replica is not None
-    return named and same and single.devices == 1 < row.devices
+        shares = {kind: row.values[f"profile_{kind}"] for kind in WORDS}
+        if row.profile_matrix is None:
+            shares = {INPUT: row.input_wait} if (row.input_wait or 0.0) >= MUCH else {}
+        yield from (f"{row.tier}: {line}." for line in advice(shares, tried))
 
 
 def _different_work(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -190,40 +144,33 @@ def _different_work(collection: Collection, rows: Sequence[TierSummary]) -> Iter
             yield f"Different work: {name} is {', '.join(f'{value} ({tier})' for tier, value in values.items())}."
 
 
-def _losses(done: Sequence[TierSummary]) -> list[str]:
-    """Says how close the final losses are, and names those that differ too much from the first tier's."""
+def _losses(done: Sequence[TierSummary]) -> Iterator[str]:
+    """Says how close the final losses are, or which differ from the first tier's.
+
+    They differ if it is by more than 5 %, and by more than the loss changes between reports.
+    """
     rows = [row for row in done if row.final_loss is not None]
-    differences = [line for row in rows[1:] if (line := _different_loss(row, rows[0]))]
-    return differences or ([_agreement(rows)] if len(rows) > 1 else [])
-
-
-def _different_loss(row: TierSummary, first: TierSummary) -> str:
-    """Returns that two losses differ by more than 5 %, and by more than the loss changes between reports; "" if not."""
-    if row.loss_name != first.loss_name:
-        return f"Final losses cannot be compared: {row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}."
-    noise = max(map(_noise, (row, first)))
-    if abs(row.final_loss - first.final_loss) <= max(
-        _LOSS_TOLERANCE * max(abs(row.final_loss), abs(first.final_loss)), noise
-    ):
-        return ""
-    return (
-        f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier}, "
-        f"{figures(first.final_loss)} on {first.tier}: "
-        "rounding alone can do that in a short run; if the training differs, which `python -m trainer.check` tells, "
-        "the speeds are not comparable."
-    )
-
-
-def _agreement(rows: Sequence[TierSummary]) -> str:
-    """Returns within what the losses of tiers that do not differ too much agree."""
-    losses = [row.final_loss for row in rows]
-    shown = list(dict.fromkeys(map(figures, sorted(losses))))
-    values = f"{rows[0].loss_name} {' to '.join([shown[0], shown[-1]][: len(shown)])}"
-    share = max(abs(loss - losses[0]) / (max(abs(loss), abs(losses[0])) or 1.0) for loss in losses)
-    if share == 0:
-        return f"The final losses are equal: {values}."
-    noise = ", which is less than the loss changes between reports" if share > _LOSS_TOLERANCE else ""
-    return f"The final losses agree within {figures(100 * share, 2)} %{noise}: {values}."
+    alike, most = len(rows) > 1, 0.0
+    for first, row in product(rows[:1], rows[1:]):
+        share = abs(row.final_loss - first.final_loss) / (max(abs(row.final_loss), abs(first.final_loss)) or 1.0)
+        most = max(most, share)
+        if row.loss_name != first.loss_name:
+            alike = False
+            yield f"Final losses cannot be compared: {row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}."
+        elif share > _LOSS_TOLERANCE and abs(row.final_loss - first.final_loss) > max(_noise(row), _noise(first)):
+            alike = False
+            yield (
+                f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier}, "
+                f"{figures(first.final_loss)} on {first.tier}: "
+                "rounding alone can do that in a short run; if the training differs, which `python -m trainer.check` "
+                "tells, the speeds are not comparable."
+            )
+    if alike:
+        losses = sorted(row.final_loss for row in rows)
+        values = f"{rows[0].loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
+        noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
+        agree = f"agree within {figures(100 * most, 2)} %{noise}" if most else "are equal"
+        yield f"The final losses {agree}: {values}."
 
 
 def _noise(row: TierSummary) -> float:
@@ -231,7 +178,7 @@ def _noise(row: TierSummary) -> float:
     last = [[line.scalars.get(row.loss_name) for line in (run.reports or run.epochs)[-10:]] for run in row.group.runs]
     known = [[value for value in values if value is not None] for values in last]
     changes = [[abs(after - before) for before, after in pairwise(values)] for values in known]
-    return max((statistics.median(each) for each in changes if each), default=0.0)
+    return max((statistics.median(of_run) for of_run in changes if of_run), default=0.0)
 
 
 def _ends(rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -245,14 +192,12 @@ def _ends(rows: Sequence[TierSummary]) -> Iterator[str]:
 
 
 def _startup(done: Sequence[TierSummary]) -> Iterator[str]:
-    shares = {r.tier: r.startup_seconds / r.total_seconds for r in done if r.startup_seconds and r.total_seconds}
-    much = {tier: share for tier, share in shares.items() if share > _MUCH_STARTUP}
-    each = ", ".join(f"{tier} {100 * share:.0f} %" for tier, share in much.items())
-    if len(much) > _MANY:
-        most = max(much, key=lambda tier: much[tier])
-        each = f"{len(much)} tiers, {100 * min(much.values()):.0f} to {100 * much[most]:.0f} %, the most on {most}"
-    if much:
-        yield f"Start-up is a large part of the total ({each}): it matters less in a longer run."
+    shares = [(row.startup_seconds / row.total_seconds, row.tier)
+              for row in done if row.startup_seconds and row.total_seconds]  # fmt: skip
+    most, tier = max(shares, default=(0.0, ""))
+    if most > _MUCH_STARTUP:
+        on = f"on {tier}" if len(done) == 1 else f"at most, on {tier}"
+        yield f"Start-up is a large part of the total ({percent(most)} {on}): it matters less in a longer run."
 
 
 def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -268,48 +213,47 @@ def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[
 
 def _estimates(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     for row in rows:
-        estimate = collection.estimates.get(row.tier, {})
-        seconds = estimate.get("seconds")
-        if not seconds or not row.total_seconds:
+        estimate = collection.estimates.get(row.tier)
+        if not estimate or not row.total_seconds:
             continue
-        different = _different_job(estimate, row)
+        seconds, different = estimate["seconds"], _different_job(estimate, row)
         if different:
             yield f"The estimate for {row.tier} is for another job ({different})."
-        else:
-            off = 100 * (seconds["middle"] / row.total_seconds - 1)
-            inside = seconds["low"] <= row.total_seconds <= seconds["high"]
-            yield (
-                f"The estimate for {row.tier} was {figures(seconds['middle'])} s, the run took "
-                f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
-                f"{'inside' if inside else 'outside'} its interval."
-            )
+            continue
+        off = 100 * (seconds["middle"] / row.total_seconds - 1)
+        inside = seconds["low"] <= row.total_seconds <= seconds["high"]
+        yield (
+            f"The estimate for {row.tier} was {figures(seconds['middle'])} s, the run took "
+            f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
+            f"{'inside' if inside else 'outside'} its interval."
+        )
 
 
 def _predictions(rows: Sequence[TierSummary]) -> Iterator[str]:
     """Yields what the plans of jobs said when they were submitted, beside what was measured."""
     for row in rows:
-        said = next((said for run in row.group.runs if (said := _numbers(mapping(run.result, "predicted")))), {})
+        said = next(filter(None, (mapping(run.result, "predicted") for run in row.group.runs)), {})
         peaks = [number(peak) for run in row.group.runs for peak in items(run.result, "peak_device_memory_gib")]
-        measured = {
-            "step_seconds": (1e3, "ms/step", row.step_seconds.median if row.step_seconds else None),
-            "device_gib": (1.0, "GiB of a device with what CUDA takes", largest(filter(None, peaks))),
-        }
+        step, device = row.step_seconds and row.step_seconds.median, largest(filter(None, peaks))
         parts = [
-            f"{_range(said, name, factor)} {unit}, measured {figures(factor * value)}"
-            for name, (factor, unit, value) in measured.items()
-            if name in said and value is not None
+            f"{interval} {unit}, measured {figures(factor * measured)}"
+            for key, factor, unit, measured in (
+                ("step_seconds", 1e3, "ms/step", step),
+                ("device_gib", 1.0, "GiB of a device with what CUDA takes", device),
+            )
+            if measured is not None and (interval := _predicted(said, key, factor))
         ]
         if parts:
             yield f"Predicted for {row.tier}: {'; '.join(parts)}."
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {key: valid for key, value in values.items() if (valid := number(value)) is not None}
-
-
-def _range(said: Mapping[str, float], name: str, factor: float) -> str:
-    low, middle, high = (figures(factor * said.get(key, said[name])) for key in (f"{name}_low", name, f"{name}_high"))
-    return f"{middle} ({low} - {high})"
+def _predicted(said: Mapping[str, Any], key: str, factor: float) -> str:
+    """Returns the middle with the ends of its interval; "" if it is not known."""
+    middle, *ends = (number(said.get(name)) for name in (key, f"{key}_low", f"{key}_high"))
+    if middle is None:
+        return ""
+    low, high = (middle if end is None else end for end in ends)
+    return with_spread(Spread(middle, low, high, count=2), factor)
 
 
 # Settings that do not change the work, or that the number of steps replaces.
@@ -319,15 +263,14 @@ _NOT_WORK = {"cache_dir", "epochs", "expect_devices", "job_dir", "profile_steps"
 def _different_job(estimate: Mapping[str, Any], row: TierSummary) -> str:
     """Returns in what the estimated job differs from the one that ran; "" if it does not."""
     config = next((run.config for run in row.group.runs if run.config), {})
-    estimated, ran = {**estimate["config"], "steps": estimate.get("steps")}, {**config, "steps": row.steps}
-    names = ["steps", *sorted((estimated.keys() & ran.keys()) - {"steps", *_NOT_WORK})]
-    shown = [f"{name}: {_known(estimated[name])} in the estimate, {_known(ran[name])} in the run" for name in names
-             if estimated[name] is None or estimated[name] != ran[name]]  # fmt: skip
-    return "; ".join(shown[:3])
-
-
-def _known(value: Any) -> str:
-    return "not known" if value is None else repr(value)
+    planned, ran = {**estimate["config"], "steps": estimate.get("steps")}, {**config, "steps": row.steps}
+    names = ["steps", *sorted((planned.keys() & ran.keys()) - {"steps", *_NOT_WORK})]
+    different = [name for name in names if planned[name] is None or planned[name] != ran[name]]
+    return "; ".join(
+        f"{name}: {'not known' if planned[name] is None else repr(planned[name])} in the estimate, "
+        f"{'not known' if ran[name] is None else repr(ran[name])} in the run"
+        for name in different[:3]
+    )
 
 
 def _and(names: Sequence[str]) -> str:

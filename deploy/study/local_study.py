@@ -1,8 +1,6 @@
 """Runs a study on this machine: each trial is a job of its own processes, `parallel` of them at a time.
 
-A trial does not share a process with another. TensorFlow fixes its devices and threads once per process, keeps the
-memory that it took, and Keras and a user's modules have state of their own; a crash would end all, and a signal, which
-ends a hopeless trial with its state saved, is for a whole process. The price is TensorFlow's start for each trial.
+Trials share no process: docs/tune.md says why.
 """
 
 import dataclasses
@@ -16,18 +14,18 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.comparison.directory import error_of, is_begun, is_done, refusal
+from deploy.comparison.directory import error_of, is_done, refusal
 from deploy.comparison.local_runner import check_local_data
 from deploy.localrun.processes import LocalJob, on_signals
 from deploy.localrun.workers import Share, local_workers, shares
+from deploy.report.collection import repeat_folder
 from deploy.study.optuna_study import frozen_trial, load, open_journal, propose
 from deploy.study.outcome import state_of
-from deploy.study.space import TrialSettings, of_recipe, shown
+from deploy.study.space import of_recipe, shown
 from deploy.study.study_request import JOURNAL, StudyRequest, write_study
-from deploy.study.trials import end_of, job_dirs, metric_reports, trial_name
 from deploy.tiers.job_spec import TrainingRequest
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import mapping, number, read_result, read_stats
 from trainer.base.storage import is_locked, keep_others_out, make_writable
 
 if TYPE_CHECKING:
@@ -62,13 +60,14 @@ class LocalStudy:
         keep_others_out(out, "out", str(out))
         write_study(out, plan.asked("local"))
         self._study = open_journal(out, plan.goal)
-        self._resumable = [trial for trial in self._trials() if state_of(trial) == "killed"]
+        self._to_run = self._begin()
         try:
             self._run_on(parts)
         except UserError:
             if not self._any_report():  # it came to nothing: its command may be changed
-                for path in (*out.glob("trial-*"), out / JOURNAL):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                (out / JOURNAL).unlink()
+                for folder in out.glob("trial-*"):
+                    shutil.rmtree(folder)
             raise
         trials = self._trials()
         return INTERRUPTED if any(state_of(trial) == "killed" for trial in trials) else DONE, trials
@@ -103,29 +102,34 @@ class LocalStudy:
             self._record(trial, *self._run_trial(trial, share))
 
     def _next(self) -> "Trial | None":
-        """Returns the trial to run; a new one is in the journal, by a single line, before it starts."""
         with self._lock:
-            trials, goes_on = self._trials(), bool(self._resumable)
-            if self._stopped or not (goes_on or len(trials) < self._plan.most_trials):
-                return None
-            if not goes_on:
-                settings = self._settings(trials)
-                if not settings:
-                    return None
-                number = len(self._study.get_trials(deepcopy=False)) + 1
-                (self._out / trial_name(number)).mkdir(exist_ok=True)
-                self._study.add_trial(frozen_trial(number, "RUNNING", self._plan.space, settings))
-            trial = self._resumable.pop(0) if goes_on else self._study.get_trials(deepcopy=False)[-1]
-            print(f"trial {trial.number + 1}: {'goes on: ' if goes_on else ''}{shown(trial.params)}", flush=True)
-            return load().Trial(self._study, trial._trial_id)  # as `ask` returns it; Optuna resumes none itself
+            return None if self._stopped else next(self._to_run, None)
 
-    def _settings(self, trials: "list[FrozenTrial]") -> TrialSettings:
-        """Returns new settings: first those of the recipe, if they are in the space; empty if there are none."""
+    def _begin(self) -> "Iterator[Trial]":
+        """Yields the trials that were killed, then new ones until there are as many as asked or no other settings."""
         plan = self._plan
+        for trial in [trial for trial in self._trials() if state_of(trial) == "killed"]:
+            yield self._begun(trial.number, "goes on: ")
         default = of_recipe(plan.space, plan.overrides)
-        if default and not any(trial.params == default for trial in trials):
-            return default
-        return propose(plan.space, trials, plan.goal, 1_000_000 * plan.overrides.values.get("seed", 0))
+        while len(trials := self._trials()) < plan.most_trials:
+            settings = default
+            if not default or any(trial.params == default for trial in trials):
+                settings = propose(plan.space, trials, plan.goal, 1_000_000 * plan.overrides.values.get("seed", 0))
+            if not settings:
+                return
+            number = len(self._study.get_trials(deepcopy=False))
+            (self._out / trial_name(number + 1)).mkdir(exist_ok=True)
+            self._study.add_trial(frozen_trial(number + 1, "RUNNING", plan.space, settings))  # one line of the journal
+            yield self._begun(number)
+
+    def _begun(self, number: int, how: str = "") -> "Trial":
+        """Announces a trial of the journal, and returns it as `ask` would: Optuna itself resumes none."""
+        trial = self._frozen(number)
+        print(f"trial {number + 1}: {how}{shown(trial.params)}", flush=True)
+        return load().Trial(self._study, trial._trial_id)
+
+    def _frozen(self, number: int) -> "FrozenTrial":
+        return self._study.get_trials(deepcopy=False)[number]
 
     def _run_trial(self, trial: "Trial", share: Share) -> tuple[str, str]:
         """Runs the repeats of a trial that are not done; returns the name of its Optuna state, and why."""
@@ -137,10 +141,7 @@ class LocalStudy:
                 request = self._plan.request(trial.params, repeat)
             except UserError as error:
                 return "FAIL", str(error)
-            prune = self._plan.pruning and repeat == 1
-            if prune and trial.should_prune():  # the study was killed before this was recorded
-                return "PRUNED", _HOPELESS
-            code, hopeless = self._run_job(trial, request, job_dir, share, prune=prune)
+            code, hopeless = self._run_job(trial, request, job_dir, share, prune=self._plan.pruning and repeat == 1)
             if hopeless:
                 return "PRUNED", _HOPELESS
             if code in (INTERRUPTED, _KILLED):
@@ -157,8 +158,6 @@ class LocalStudy:
         self, trial: "Trial", request: TrainingRequest, job_dir: Path, share: Share, *, prune: bool
     ) -> tuple[int, bool]:
         """Runs one job. Returns the exit status of the worker that ended it, and whether it was to be pruned."""
-        if not is_begun(job_dir):
-            (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         job_dir.mkdir(parents=True, exist_ok=True)
         folder = job_dir.absolute()
         job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
@@ -187,7 +186,7 @@ class LocalStudy:
 
     def _report(self, trial: "Trial", job_dir: Path) -> Iterator[None]:
         """Reports the metric's new values to Optuna, and yields after each."""
-        known = len(self._study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+        known = len(self._frozen(trial.number).intermediate_values)
         for step, value in enumerate(metric_reports(job_dir, self._plan.metric)[known:], start=known):
             trial.report(value, step)
             yield
@@ -195,7 +194,9 @@ class LocalStudy:
     def _record(self, trial: "Trial", state: str, reason: str) -> None:
         """Records how a trial ended. One that was killed is left as it is, to be resumed."""
         folders, plan = self._folders(trial), self._plan
-        values, seconds = end_of(folders, plan.metric)
+        reports = [metric_reports(folder, plan.metric) for folder in folders if is_done(folder)]
+        values = [of_run[-1] for of_run in reports if of_run]  # at the end of each run
+        seconds = sum(number(read_result(folder)[0].get("wall_seconds")) or 0.0 for folder in folders)
         if state != "PRUNED":  # the value of a pruned trial is that of the report which decided
             list(self._report(trial, folders[0]))
         if state == "COMPLETE" and len(values) < plan.repeats:
@@ -205,13 +206,14 @@ class LocalStudy:
         if state != "RUNNING":
             mean = statistics.fmean(values) if state == "COMPLETE" else None
             self._study.tell(trial, mean, load().trial.TrialState[state])
-        frozen = self._study.get_trials(deepcopy=False)[trial.number]
+        frozen = self._frozen(trial.number)
         value = "" if frozen.value is None else f" {plan.metric} {frozen.value:.6g}"
         ended = f"{state_of(frozen)}{value}{reason and f': {reason}'}"
         print(f"trial {trial.number + 1}: {ended} ({seconds:.0f} s)", flush=True)
 
     def _folders(self, trial: "Trial") -> list[Path]:
-        return job_dirs(self._out, trial.number + 1, self._plan.repeats)
+        repeats = range(1, self._plan.repeats + 1)
+        return [repeat_folder(self._out, trial_name(trial.number + 1), repeat) for repeat in repeats]
 
     def _wait_for_orphan(self, trial: "Trial", job_dir: Path) -> None:
         """Waits for a process that outlived a killed `tune`: it ends at its next line of output, or with its run."""
@@ -219,3 +221,18 @@ class LocalStudy:
             print(f"trial {trial.number + 1}: waits for its earlier process, which still runs", flush=True)
         while is_locked(job_dir) and not self._stopped:
             time.sleep(_POLL_S)
+
+
+def trial_name(number: int) -> str:
+    """Returns the name of a trial's folder, as the trial's number counts from 1."""
+    return f"trial-{number:03d}"
+
+
+def metric_reports(job_dir: Path, metric: str) -> list[float]:
+    """Returns the metric's values in stats.jsonl, as the trainer reports them to hyperparameter tuning.
+
+    That is without the means over an epoch, of which each step was reported already.
+    """
+    entries = [entry for entry in read_stats(job_dir)[0] if entry["kind"] != "epoch"]
+    reported = [{**mapping(entry, "losses"), **mapping(entry, "metrics")}.get(metric) for entry in entries]
+    return [value for value in map(number, reported) if value is not None]

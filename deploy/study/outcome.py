@@ -1,20 +1,29 @@
-"""Says what came out of a study: the best trial, how sure that is, and a table for people and programs."""
+"""Says what came out of a study: the best trial, how sure that is, a table, and Optuna's figures."""
 
+import json
 import statistics
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.table import figures
+from deploy.report.table import csv_text, figures, markdown_table, terminal_table
+from deploy.study.optuna_study import in_memory
 from deploy.study.space import of_recipe, shown
 from deploy.study.study_request import StudyRequest
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text
+from trainer.base.storage import make_writable, write_whole
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "killed", "FAIL": "failed"}  # of Optuna, in order
+_KILLED = "it has not ended: the same command resumes it"
+_FORMATS = {"seconds": ",.0f", "usd": ".2f"}
 
 
 def state_of(trial: "FrozenTrial") -> str:
@@ -35,25 +44,30 @@ class StudyOutcome:
     command: str = ""
     usd_per_hour: float | None = None
 
-    @property
-    def complete(self) -> "list[FrozenTrial]":
-        """Returns the complete trials, the best first; of equal ones the earliest."""
-        sign = -1.0 if self.plan.goal == "maximize" else 1.0
-        complete = [trial for trial in self.trials if state_of(trial) == "complete"]
-        return sorted(complete, key=lambda trial: (sign * trial.value, trial.number))
+    @cached_property
+    def ranked(self) -> "list[FrozenTrial]":
+        """Returns all trials: the complete ones, the best first, then the others by state; equal ones by number."""
+        sign, states = -1.0 if self.plan.goal == "maximize" else 1.0, list(_STATES)
+
+        def order(trial: "FrozenTrial") -> tuple[int, float, int]:
+            complete = state_of(trial) == "complete"
+            return states.index(trial.state.name), sign * trial.value if complete else 0.0, trial.number
+
+        return sorted(self.trials, key=order)
 
     @property
-    def ranked(self) -> "list[FrozenTrial]":
-        """Returns all trials: the complete ones, the best first, then the others by state and number."""
-        states = list(_STATES)
-        others = [trial for trial in self.trials if state_of(trial) != "complete"]
-        return [*self.complete, *sorted(others, key=lambda trial: (states.index(trial.state.name), trial.number))]
+    def complete(self) -> "list[FrozenTrial]":
+        """Returns the complete trials, the best first."""
+        return [trial for trial in self.ranked if state_of(trial) == "complete"]
 
     @property
     def best_command(self) -> str:
         """Returns the command that trains with the best settings; empty without a complete trial."""
-        flags = [[f"--{name}={as_text(value)}" for name, value in best.params.items()] for best in self.complete[:1]]
-        return " ".join([self.command, *flags[0]]) if flags else ""
+        if not self.complete:
+            return ""
+        return " ".join(
+            [self.command, *(f"--{key}={as_text(value)}" for key, value in self.complete[0].params.items())]
+        )
 
     def verdict(self) -> list[str]:
         """Returns sentences: the best trial, how it compares with the recipe's own settings, and which are as good."""
@@ -93,16 +107,13 @@ class StudyOutcome:
                 "spread": _spread(trial),
                 **{f"setting.{parameter.name}": trial.params.get(parameter.name) for parameter in self.plan.space},
                 "seconds": trial.user_attrs.get("seconds", 0.0),
-                "usd": self._usd(trial),
-                "reason": trial.user_attrs.get("reason") or _REASONS.get(state_of(trial), ""),
+                "usd": None if self.usd_per_hour is None else trial.user_attrs["seconds"] / 3600 * self.usd_per_hour,
+                "reason": trial.user_attrs.get("reason") or (_KILLED if state_of(trial) == "killed" else ""),
                 "values": trial.user_attrs.get("values", []),
                 "reports": list(trial.intermediate_values.values()),
             }
             for trial in self.ranked
         ]
-
-    def _usd(self, trial: "FrozenTrial") -> float | None:
-        return None if self.usd_per_hour is None else trial.user_attrs["seconds"] / 3600 * self.usd_per_hour
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Returns titles and cells of a table with a line for each trial, the best first."""
@@ -110,13 +121,58 @@ class StudyOutcome:
         usd = {} if self.usd_per_hour is None else {"usd": "USD"}
         titles = {"trial": "trial", "state": "state", "value": self.plan.metric, **settings, "seconds": "seconds"}
         titles |= {**usd, "reason": "reason"}
-        values = [_value(trial) for trial in self.ranked]
-        cells = [{**record, "value": value} for record, value in zip(self.records(), values, strict=True)]
-        return list(titles.values()), [[_cell(key, line[key]) for key in titles] for line in cells]
+        lines = [{**record, "value": _value(trial)} for record, trial in zip(self.records(), self.ranked, strict=True)]
+        return list(titles.values()), [[_cell(key, line[key]) for key in titles] for line in lines]
 
+    def write(self, out: Path) -> None:
+        """Writes table.md, table.csv, table.json and Optuna's figures into `out`, and prints the table and the verdict.
 
-_REASONS = {"killed": "it has not ended: the same command resumes it"}
-_FORMATS = {"seconds": ",.0f", "usd": ".2f"}
+        Figures come last: if matplotlib is missing, UserError is raised after the tables.
+        """
+        make_writable(out, "out")
+        records, verdict, notes, command = self.records(), self.verdict(), self.notes(), self.best_command
+        below = [*verdict, *([f"`{command}`"] if command else []), *notes]
+        write_whole(out / "table.md", markdown_table(*self.rows(), below))
+        flat = [{key: value for key, value in record.items() if not isinstance(value, list)} for record in records]
+        write_whole(out / "table.csv", csv_text(flat))
+        content = {
+            "metric": self.plan.metric,
+            "goal": self.plan.goal,
+            "trials": records,
+            "best": self.complete[0].number + 1 if self.complete else None,
+            "best_command": command,
+            "verdict": verdict,
+            "notes": notes,
+        }
+        write_whole(out / "table.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+        try:
+            pictures = self._draw(out) if self.complete else []
+        finally:
+            table = terminal_table(*self.rows(), align=str.ljust)
+            print("\n".join([table, *verdict, "", *notes, *(["", command] if command else [])]))
+        print("\n".join(["", *map(str, pictures)]))
+
+    def _draw(self, out: Path) -> list[Path]:
+        """Writes Optuna's figures. Raises UserError if matplotlib is not installed."""
+        try:
+            import matplotlib.pyplot as plt
+            from optuna.visualization import matplotlib as plots
+        except ImportError:
+            raise UserError("the figures of a study need matplotlib: pip install matplotlib") from None
+        study, metric = in_memory(self.plan.goal, self.trials), self.plan.metric
+        drawings = {
+            out / "by_trial.svg": partial(plots.plot_optimization_history, target_name=metric),
+            out / "by_setting.svg": partial(plots.plot_slice, target_name=metric),
+            out / "by_report.svg": plots.plot_intermediate_values,
+        }
+        plt.switch_backend("svg")
+        for file, draw in drawings.items():
+            with plt.rc_context(), warnings.catch_warnings():  # Optuna sets pyplot's style, and calls this experimental
+                warnings.simplefilter("ignore")
+                draw(study)
+                plt.savefig(file, bbox_inches="tight", metadata={"Date": None})
+                plt.close("all")
+        return [*drawings]
 
 
 def _cell(key: str, value: Any) -> str:

@@ -21,7 +21,7 @@ from trainer.base.storage import make_writable, write_whole
 STUDY_FILE = "study.json"
 SENT_STUDY = "vertex.json"  # the job of Vertex AI that runs the study
 JOURNAL = "journal.log"  # of Optuna: the trials here
-OLD_TRIALS = "trial-*/trial.json"  # of the older form, which had no journal
+OLD_TRIALS = "trial-*/trial.json"  # of the older form, without a journal: its table.md and table.json are there
 GOALS = ("minimize", "maximize")
 _MAY_CHANGE = ("trials", "parallel", "command", "pruning")  # of a study that has begun here
 
@@ -89,7 +89,9 @@ def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
     if (out / RUN_INFO).exists():
         raise UserError(f"out={out} holds a training run (run.json): use another --out")
     sent = (out / SENT_STUDY).exists()
-    if not (sent or (out / JOURNAL).exists() or is_old(out)):
+    if not (sent or (out / JOURNAL).exists()):
+        if any(out.glob(OLD_TRIALS)):
+            raise UserError(f"{out} holds a study of the older form, which is not continued: use another --out")
         return
     stored, problem = read_json(out / STUDY_FILE)
     if problem:
@@ -99,11 +101,6 @@ def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
     if names:
         shown = "; ".join(f"{name}: {stored.get(name, 'unset')} stored, {asked[name]} given" for name in names)
         raise UserError(f"{out} holds another study ({shown}): use another --out")
-
-
-def is_old(out: Path) -> bool:
-    """Returns whether `out` holds a study of the older form, which is reported and not continued."""
-    return any(out.glob(OLD_TRIALS)) and not (out / JOURNAL).exists()
 
 
 def write_study(out: Path, asked: Mapping[str, Any]) -> None:

@@ -15,11 +15,11 @@ from deploy.__main__ import main
 from deploy.cli.arguments import read_prices
 from deploy.report.collection import collect
 from deploy.report.forms import to_terminal
-from deploy.report.plots import Figure, draw, name_points, pareto_front
+from deploy.report.plots import draw, name_points, pareto_front
 from deploy.report.summary import summarize
 from docs.pictures import comparison
 from tests.deploy.conftest import Capture, Command, put
-from tests.deploy.planted import edit, noisy, plant, sample
+from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
 from trainer.base.storage.address import Address
 
@@ -77,7 +77,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Ca
     assert len(ids) == len(set(ids))
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
     assert {address[1:] for address in page.attributes("xlink:href")} <= set(ids)
-    assert names.count("svg") == 5
+    assert names.count("svg") == 3
     assert "Speed-up, in part of simulated devices" in page.words
     assert names.count("img") == 2
     shown = capsys.readouterr().out
@@ -133,37 +133,23 @@ def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.
     assert f"too large for this page: {tmp_path}/a/samples/step-00000500.png" in text
 
 
-def drawn(folder: Path, **prices: float) -> list[Figure]:
+def drawn(folder: Path, **prices: float) -> dict[str, str]:
+    """Returns the figures by title."""
     collection = collect([str(folder)])
-    return draw(collection, summarize(collection, usd_by_tier=prices))
+    return {title: svg for title, _, svg in draw(collection, summarize(collection, usd_by_tier=prices))}
 
 
-def test_figures_fall_back_to_steps_and_leave_out_what_is_not_known(tmp_path: Path) -> None:
+def test_figures_leave_out_what_is_not_known(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.1))
-    titles = [figure.title for figure in drawn(tmp_path)]
-    assert titles == ["Time of each step", "Distribution of step times", "Loss"]
+    figures = drawn(tmp_path)
+    assert [*figures] == ["Loss"]
+    words = [(text or "").strip() for text in ElementTree.fromstring(figures["Loss"]).itertext()]
+    steps = [word for word in words[: words.index("step")] if re.fullmatch(r"[\d.]+", word)]
+    assert len(steps) > 1
+    assert all(step.isdecimal() for step in steps), "steps are whole numbers"
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "run.json").write_text("{}")
-    assert drawn(tmp_path / "b") == []
-
-
-def test_steps_epochs_and_counts_are_marked_in_whole_numbers(tmp_path: Path) -> None:
-    plant(tmp_path / "a", [0.2, 0.1, 0.11, 0.1], epochs=True)
-    times, spread, loss = (figure.svg for figure in drawn(tmp_path))
-    for svg, label in ((times, "epoch"), (spread, "epochs"), (loss, "step")):
-        words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
-        axis = words[: words.index(label)] if label != "epochs" else words[words.index("s") : words.index(label)]
-        marks = [word for word in axis if re.fullmatch(r"[\d.]+", word)]
-        assert len(marks) > 1, label
-        assert all(mark.isdecimal() for mark in marks), (label, marks)
-
-
-def test_epochs_of_unknown_length_are_not_drawn(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        plant(tmp_path / name, noisy(0.1), epochs=True)
-    edit(tmp_path / "b" / "run.json", data=None)
-    titles = [figure.title for figure in drawn(tmp_path)]
-    assert titles[:2] == ["Time of each epoch", "Distribution of epoch times"]
+    assert drawn(tmp_path / "b") == {}
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -176,7 +162,7 @@ def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> No
 def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
     for number in range(10):
         plant(tmp_path / f"tier{number}", noisy(0.1, 4))
-    svg = drawn(tmp_path)[0].svg
+    svg = drawn(tmp_path)["Loss"]
     lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
     tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
     assert len(set(tiers)) == 10
@@ -186,9 +172,9 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     names = ["_old", r"a$\x$b", "$5"]
     for name in names:
         plant(tmp_path / name, noisy(0.1))
-    for figure in drawn(tmp_path, **dict.fromkeys(names, 1.0)):
-        words = [(text or "").strip() for text in ElementTree.fromstring(figure.svg).itertext()]
-        assert [name for name in names if name not in words] == [], figure.title
+    for title, svg in drawn(tmp_path, **dict.fromkeys(names, 1.0)).items():
+        words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
+        assert [name for name in names if name not in words] == [], title
 
 
 def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -47,9 +46,7 @@ def test_a_known_optimum_is_found_in_25_trials(tune: Tune) -> None:
     assert found["best_command"].endswith(f"--job_dir=runs/best --x={best['setting.x']}")
     rows = [*csv.DictReader(Path("study/table.csv").read_text().splitlines())]
     assert [int(row["trial"]) for row in rows] == [trial["trial"] for trial in found["trials"]]
-    page = Path("study/tune.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 3, "by trial, setting and report"
-    assert not re.search(r"<script|src=\"http|@import", page)
+    assert all(Path(f"study/by_{name}.svg").stat().st_size > 1000 for name in ("trial", "setting", "report"))
     assert tune("--tune=x=0..10", "--trials=25").stdout.count("complete loss") == 0
     assert set(starts().values()) == {1}
 
@@ -140,25 +137,12 @@ def test_what_a_kill_leaves_of_the_journal_and_a_removed_folder_do_not_stop_the_
     assert "journal.log is damaged" in tune("--tune=x=0..10", "--trials=2", code=2).stderr
 
 
-def test_a_study_of_the_older_form_is_reported_and_not_continued(tune: Tune) -> None:
+def test_a_study_of_the_older_form_is_not_continued(tune: Tune) -> None:
     """It had trial.json in each trial's folder and no journal."""
-    tune("--tune=x=0..10", "--trials=3")
-    new = results()
-    for trial in new["trials"]:
-        content = {"settings": {"x": trial["setting.x"]}, "ended": "", "reason": ""}
-        Path(f"study/trial-{trial['trial']:03d}/trial.json").write_text(json.dumps(content))
-    Path("study/trial-004").mkdir()
-    Path("study/trial-004/trial.json").write_text('{"settings": {"x": 5.0}, "ended": "failed", "reason": "NaN"}')
-    Path("study/journal.log").unlink()
-    shown = tune("--tune=x=0..10", "--trials=9").stdout
-    assert (
-        "study holds a study of the older form (trial.json): it is reported, not continued: use another --out" in shown
-    )
-    assert not Path("study/journal.log").exists()
-    old = results()
-    assert [*new["trials"]] == old["trials"][:3]
-    assert [old["trials"][3][key] for key in ("trial", "state", "reason")] == [4, "failed", "NaN"]
-    assert (old["best"], old["best_command"]) == (new["best"], new["best_command"])
+    Path("study/trial-001").mkdir(parents=True)
+    Path("study/trial-001/trial.json").write_text('{"settings": {"x": 5.0}, "ended": "", "reason": ""}')
+    refused = tune("--tune=x=0..10", "--trials=9", code=2).stderr
+    assert refused == "error: study holds a study of the older form, which is not continued: use another --out\n"
 
 
 def test_ctrl_c_saves_the_trials_and_the_same_command_goes_on(tune: Tune) -> None:
