@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer.base.settings.fields import Setting
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.invariance.compat import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
 from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
@@ -50,7 +51,7 @@ class WGANGP(GAN):
         self.gradient_penalty_weight = gradient_penalty_weight
         # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
         self.compiles_gradients = config.jit_compile == "true"
-        self._critic_gradients = tf.function(
+        self._traced_gradients = tf.function(
             self.critic_gradients, jit_compile=self.compiles_gradients or None, autograph=False
         )
 
@@ -69,6 +70,13 @@ class WGANGP(GAN):
         logs["generator_loss"] = self.update_generator(step, generated)
         self.average_generator(step)
         return logs
+
+    def _critic_gradients(self, *arguments: Any) -> Any:
+        """Calls `critic_gradients`, within a whole step that XLA compiles as it is.
+
+        In there XLA takes what a function gets from another one for constants, and would compile each step anew.
+        """
+        return (self.critic_gradients if compiled_by_xla() else self._traced_gradients)(*arguments)
 
     def critic_gradients(self, reals: Any, fakes: Any, mix: Any, global_batch_size: int, labels: Any = None) -> Any:
         """Returns losses by name, and a gradient of the scaled loss for each critic variable, over this replica's rows.
