@@ -143,10 +143,23 @@ def parse_program(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     if unknown:
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), own.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
+    for name, refusal in _NOT_OF_SCRIPTS.items():
+        if getattr(found, name, False):
+            raise UserError(refusal)
+    if getattr(found, "scaling", "") == "weak":
+        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
     if found.job_dir and own.prog.endswith("compare"):
         raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
     package = getattr(found, "package", "")
     return found, read_script(found.script, found.module, package, words, found.job_dir)
+
+
+# Flags of verbs that take a recipe or a script, and that say nothing of a script.
+_NOT_OF_SCRIPTS = {
+    "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
+    "plan": "--plan is for recipes: the memory of a script is not known: drop it",
+    "force": "--force is for recipes: the memory of a script is not known: drop it",
+}
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

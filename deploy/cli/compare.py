@@ -32,7 +32,6 @@ from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
-from deploy.tiers.script import Script
 from deploy.tiers.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, INTERRUPTED, UserError
@@ -49,9 +48,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     specs = read_tiers(found.tiers, found.prices, usd_by_tier, read_changes(found))
     if found.baseline and found.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    if isinstance(overrides, Script) and found.scaling == "weak":
-        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
-    scaling = "script" if isinstance(overrides, Script) else found.scaling  # its batch is not known
+    scaling = "script" if found.script or found.module else found.scaling  # its batch is not known
     asked = command_line("compare", arguments)
     plan = ComparisonRequest(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
     out = local_path(found.out, "out")

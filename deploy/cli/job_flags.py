@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from deploy.cli.arguments import add_flags, add_script_flags, command_line
 from deploy.cli.target import add_backend
 from deploy.tiers.images import INSTALL, PLAIN_IMAGE, check_asked_image, installs, remembered
-from deploy.tiers.job_spec import Job, JobOptions, Program
+from deploy.tiers.job_request import JobOptions
+from deploy.tiers.job_spec import Job, Program
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
 from deploy.tiers.sources import MOST_MB
@@ -89,16 +90,16 @@ def add_plan_flags(own: Parser) -> None:
     own.add_boolean("force", "send a job that does not fit the memory by its plan")
 
 
-def read_options(asked: argparse.Namespace, overrides: Program) -> JobOptions:
+def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)
-    if isinstance(overrides, Script):
-        return _options(asked, overrides.subject, [overrides.package(asked.max_package_mb)])
+    if isinstance(program, Script):
+        return _options(asked, program.subject, [program.package(asked.max_package_mb)])
     own_image = asked.image != "" and not installs(asked.image)
     if own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
     packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
-    subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
+    subject = str(program.values.get("recipe") or program.values.get("model") or "job")
     subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return _options(asked, subject, packages)
 

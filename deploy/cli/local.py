@@ -4,7 +4,6 @@ Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_
 that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image.
 """
 
-import dataclasses
 import re
 import signal
 import sys
@@ -15,12 +14,11 @@ from pathlib import Path
 
 from deploy.cli.arguments import add_script_flags, command_line, parse_program, parser
 from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
-from deploy.localrun.workers import local_workers, program_here
+from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
-from deploy.tiers.script import Script, check_script_folder, refuse_rendered_script
+from deploy.tiers.script import refuse_rendered_script
 from deploy.tiers.tier import Tier, load_tier
 from trainer.base.errors import DONE, UserError
-from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.flags import whole
 from trainer.base.storage import local_path
 
@@ -33,31 +31,28 @@ def main(arguments: Sequence[str]) -> int:
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
     add_script_flags(own)
-    asked, overrides = parse_program(own, arguments)
+    asked, program = parse_program(own, arguments)
     tier = load_tier(asked.spec, "")
-    if not isinstance(overrides, Script):
+    if not (asked.script or asked.module):
         refuse_rendered_script(tier)
-    config = request_on(tier, overrides).config
+    request = request_on(tier, program)
     kill = _worker_kill(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
-    job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
-    # Fails here rather than in workers that wait for each other.
-    if isinstance(config, Script):
-        check_script_folder(config, job_dir)
-    else:
-        open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)
-    command = command_line("local", arguments)
-    workers = local_workers(tier, program_here(overrides), job_dir.absolute(), job_id, command)
+    job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
+    request.check_folder(job_dir)  # fails here rather than in workers that wait for each other
+    command, folder = command_line("local", arguments), job_dir.absolute()
+    here = request.local_program(folder)
+    workers = local_workers(tier, request.arguments(), folder, job_id, command, program=here)
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, kill)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.state == "CANCELLED" and outcome.code != DONE:
-        print(f"{outcome.error or 'interrupted'}: {_how_to_resume(job_dir, named=bool(config.job_dir))}")
+        print(f"{outcome.error or 'interrupted'}: {_how_to_resume(job_dir, named=bool(request.job_dir))}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.status if isinstance(config, Script) and outcome.status else outcome.code
+    return outcome.code if request.training else outcome.status or outcome.code
 
 
 def _how_to_resume(job_dir: Path, *, named: bool) -> str:

@@ -21,10 +21,10 @@ def main(arguments: Sequence[str]) -> int:
         "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(own)
-    asked, overrides = parse_program(own, arguments)
-    tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, overrides)
+    asked, program = parse_program(own, arguments)
+    tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, program)
     with sent_to_the_cloud():
-        request = request_on(tier, overrides)  # mistakes in the command come before those of the account
+        request = request_on(tier, program)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)
     about = filter(None, (package.about for package in job.packages))
     for line in (*about, *job.about, *(f"warning: {line}" for line in job.warnings)):

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.api import Backend, JobStatus
+from deploy.vertex.api import JobStatus
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 
 SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down

@@ -12,15 +12,15 @@ from deploy.tiers.job_spec import to_yaml
 from deploy.vertex import api
 from deploy.vertex.api import CustomJob
 from deploy.vertex.failures import converted_errors, gcloud_error, lost_response
-from deploy.vertex.rest import Rest
+from deploy.vertex.rest import Backend
 from trainer.base.errors import UserError
 from trainer.base.storage.login import gcloud_environment
 
 COMMAND_TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
 
 
-class Gcloud(Rest):
-    """Implements `deploy.vertex.api.Backend`."""
+class Gcloud(Backend):
+    """Creates jobs by gcloud."""
 
     def create_command(self, request: CustomJob) -> list[str]:
         """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""

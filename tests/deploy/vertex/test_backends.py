@@ -7,9 +7,10 @@ import pytest
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex import submission
-from deploy.vertex.api import ApiError, Backend, CustomJob
+from deploy.vertex.api import ApiError, CustomJob
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud, stand_in

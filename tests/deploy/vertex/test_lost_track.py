@@ -2,8 +2,9 @@
 
 import pytest
 
-from deploy.vertex.api import ApiError, Backend
+from deploy.vertex.api import ApiError
 from deploy.vertex.failures import gcloud_error, lost_response
+from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud
