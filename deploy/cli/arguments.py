@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from trainer.base.errors import UserError
 from trainer.base.settings import TrainConfig
-from trainer.base.settings.fields import nearest
+from trainer.base.settings.fields import nearest, refuse_removed
 from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 from trainer.base.storage import expanded
@@ -69,6 +70,26 @@ def add_table_flags(own: argparse.ArgumentParser) -> None:
     add_flags(own, "price_per_hour")
 
 
+def usd(text: str) -> float:
+    """Returns a sum in USD; an argparse type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as 5")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds in a time such as 2h, 30m or 1d; an argparse type."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text)
+    value = float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0.0
+    if not 1 <= value <= 30 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a time of up to 30 days with its unit, as 30m, 2h or 1d")
+    return value
+
+
 def read_prices(values: Sequence[str]) -> dict[str, float]:
     """Returns `["l4x1=0.71"]` as {"l4x1": 0.71}, in USD an hour. Raises UserError for anything else."""
     prices = {}
@@ -86,23 +107,6 @@ def read_prices(values: Sequence[str]) -> dict[str, float]:
 def command_line(verb: str, arguments: Sequence[str]) -> str:
     """Returns the shell command for a verb."""
     return shlex.join(["python", "-m", "deploy", verb, *arguments])
-
-
-# Flags that version 0.1 had -> what to do instead.
-_REMOVED = {
-    "notify": "use the exit code: `python -m deploy watch JOB && COMMAND`",
-    "persistent_resource": "each run has machines of its own; a tier file may name a persistentResourceId of yours",
-    "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",
-    "relative_speed": "measure a tier by a short run, `compare TIER --steps=50`, and give it with --from=",
-}
-
-
-def refuse_removed(arguments: Sequence[str]) -> None:
-    """Raises UserError for a flag that is gone."""
-    for argument in split_words(arguments)[0]:
-        name = underscored(argument).partition("=")[0].removeprefix("--")
-        if argument.startswith("--") and name in _REMOVED:
-            raise UserError(f"--{name} is gone: {_REMOVED[name]}")
 
 
 # Settings that may be empty: an empty one overrides what a recipe names.
@@ -141,6 +145,7 @@ def parse_program(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     own.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
     found, unknown = own.parse_known_args(flags)
     if unknown:
+        refuse_removed(underscored(unknown[0]).partition("=")[0].removeprefix("--"), unknown[0])
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), own.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
     for name, refusal in _NOT_OF_SCRIPTS.items():

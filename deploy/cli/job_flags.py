@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, add_script_flags, command_line
+from deploy.cli.arguments import add_flags, add_script_flags, command_line, seconds, usd
 from deploy.cli.target import add_backend
 from deploy.tiers.images import INSTALL, PLAIN_IMAGE, check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
@@ -36,7 +36,7 @@ def add_submission_flags(own: Parser) -> None:
                      f"packages are installed at each start (default: the "
                      f"tier's, else the one that `image` built in this folder, else {INSTALL})")  # fmt: skip
     add_tier_flags(own)
-    own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
+    own.add_argument("--max_cost", type=usd, metavar="USD", help="the most that a job may cost (each job of a "
                      "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
 
 
@@ -93,20 +93,18 @@ def add_plan_flags(own: Parser) -> None:
 def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)
-    if isinstance(program, Script):
-        return _options(asked, program.subject, [program.package(asked.max_package_mb)])
-    own_image = asked.image != "" and not installs(asked.image)
-    if own_image and asked.package:
-        raise UserError("--image and --package contradict each other: build the package into the image")
-    packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
-    subject = str(program.values.get("recipe") or program.values.get("model") or "job")
-    subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
-    return _options(asked, subject, packages)
-
-
-def _options(asked: argparse.Namespace, subject: str, packages: Sequence[Package]) -> JobOptions:
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
+    own_image = asked.image != "" and not installs(asked.image)
+    if isinstance(program, Script):
+        subject = program.subject
+        packages: Sequence[Package] = [program.package(asked.max_package_mb)]
+    elif own_image and asked.package:
+        raise UserError("--image and --package contradict each other: build the package into the image")
+    else:
+        packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
+        subject = str(program.values.get("recipe") or program.values.get("model") or "job")
+        subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
@@ -127,22 +125,3 @@ def package_command(job: Job, asked: argparse.Namespace) -> str:
 def new_submission() -> str:
     """Returns a unique name for a submission that can be a label: time and random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def seconds(text: str) -> float:
-    """Returns the seconds in a time such as 2h, 30m or 1d; an argparse type."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text)
-    value = float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else 0.0
-    if not 1 <= value <= 30 * 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a time of up to 30 days with its unit, as 30m, 2h or 1d")
-    return value
-
-
-def _usd(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as --max_cost=5")
-    return value

@@ -5,14 +5,13 @@ made again only if the settings, your sources or the versions change. Times come
 hand (--from) from these, which is much narrower. No machine is started.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from deploy.cli.arguments import add_flags, parse, parser, read_prices
+from deploy.cli.arguments import add_flags, parse, parser, read_prices, seconds, usd
 from deploy.comparison.execution import ComparisonRequest, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
@@ -55,7 +54,11 @@ def main(arguments: Sequence[str]) -> int:
             for each in found_by_tier}  # fmt: skip
     content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
     write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
-    _write(out, PlanTable(plan, found_by_tier, _about(plan, config), assumed), Wish(found.within, found.budget))
+    _write(
+        out,
+        PlanTable(plan, found_by_tier, _about(plan, config), assumed),
+        Wish(found.within and found.within / 3600, found.budget),
+    )
     return DONE
 
 
@@ -85,8 +88,8 @@ def _flags() -> Parser:
     own.add_argument("--short_steps", type=whole(20, 10**6), default=0, metavar="STEPS", help="first make a run of so "
                      "many steps here, for the first tier that this machine can measure")  # fmt: skip
     own.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
-    own.add_argument("--within", type=_hours, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
-    own.add_argument("--budget", type=_usd, metavar="USD", help="name the fastest that costs at most so much")
+    own.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
+    own.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
     own.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
                      "forecast.json (default: %(default)s)")  # fmt: skip
     add_flags(own, "prices", "price_per_hour")
@@ -120,23 +123,3 @@ def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
     if code != DONE:
         raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
     return out
-
-
-def _hours(text: str) -> float:
-    from deploy.cli.job_flags import seconds
-
-    return seconds(text) / 3600
-
-
-def _usd(text: str) -> float:
-    return _number(text, 0.0, 1e6, "must be a number above 0, in USD")
-
-
-def _number(text: str, above: float, most: float, rule: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = above
-    if not above < value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} {rule}")
-    return value

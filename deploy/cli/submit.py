@@ -8,14 +8,13 @@ import math
 import signal
 from collections.abc import Iterator, Sequence
 
-from deploy.cli.arguments import parse_program, parser
+from deploy.cli.arguments import parse_program, parser, seconds
 from deploy.cli.job_flags import (
     add_job_flags,
     add_plan_flags,
     package_command,
     read_changes,
     read_options,
-    seconds,
 )
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals

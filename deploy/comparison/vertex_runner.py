@@ -23,7 +23,7 @@ from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job, Program, render, request_on
 from deploy.tiers.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, JobStatus
-from deploy.vertex.cancellation import cancel_doubles, oldest_first
+from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
@@ -83,7 +83,7 @@ class VertexRunner:
                 "each run has a separate folder in --bucket"
             )
         self._job(run)
-        self._memory_lines([run])
+        memory_lines([run], plan=self._args.plan, force=self._args.force)
 
     def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
@@ -100,16 +100,13 @@ class VertexRunner:
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        yield from self._memory_lines([run for run, _ in runs.values()])
+        requests = [run for run, _ in runs.values()]
+        yield from memory_lines(requests, plan=self._args.plan, force=self._args.force)
         yield from cost_lines(all_jobs)
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
-
-    def _memory_lines(self, runs: Sequence[JobRequest]) -> list[str]:
-        """Returns what their plans say of the memory. Raises UserError for a run that cannot fit."""
-        return memory_lines(runs, plan=self._args.plan, force=self._args.force)
 
     def preflight(self, runs: Sequence[JobRequest]) -> None:
         """Checks once for all runs that the login, the project, region, buckets and data are usable."""
@@ -158,9 +155,7 @@ class VertexRunner:
 
     def _find(self, sent: _SentJob) -> JobStatus | None:
         """Returns the job's status, and cancels its doubles; None if it was never created."""
-        backend = self._open(sent.project, sent.region)
-        jobs = oldest_first(attempt_label(sent.submission), backend, self._clock)
-        return next(reversed(cancel_doubles(jobs, backend, self._clock).values()), None)
+        return find_job(attempt_label(sent.submission), self._open(sent.project, sent.region), self._clock)
 
     def _send(self, run: JobRequest, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""

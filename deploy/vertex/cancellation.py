@@ -53,6 +53,11 @@ def cancel_doubles(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) ->
     return found
 
 
+def find_job(label: str, backend: Backend, clock: Clock) -> JobStatus | None:
+    """Returns the newest job with this label that counts, and cancels its doubles; None if there is none."""
+    return next(reversed(cancel_doubles(oldest_first(label, backend, clock), backend, clock).values()), None)
+
+
 def cancel_double(job: JobStatus, counts: JobStatus, backend: Backend, clock: Clock) -> None:
     """Cancels a job beside the one that counts."""
     retried(functools.partial(backend.cancel, job.name), clock)

@@ -40,7 +40,10 @@ class Gcloud(Backend):
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job.
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
-        with _running(command) as process:
+        with contextlib.ExitStack() as stack:
+            with converted_errors():
+                environment = stack.enter_context(gcloud_environment())
+            process = stack.enter_context(_running(command, environment))
             assert process.stdin
             assert process.stdout
             assert process.stderr
@@ -63,17 +66,11 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Starts the command with a login and kills it after COMMAND_TIMEOUT_S or on an exception."""
-    with contextlib.ExitStack() as stack:
-        with converted_errors():
-            environment = stack.enter_context(gcloud_environment())
-        yield stack.enter_context(_started(command, environment))
+def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Starts the command, and kills it after COMMAND_TIMEOUT_S or on an exception.
 
-
-@contextlib.contextmanager
-def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Runs the command in a new session: gcloud may be a shell script whose child processes must be killed too."""
+    It runs in a new session: gcloud may be a shell script whose child processes must be killed too.
+    """
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
