@@ -19,36 +19,36 @@ from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
 
 
-def add_job_flags(own: Parser) -> None:
+def add_job_flags(cli: Parser) -> None:
     """Declares the flags of one job; `read_options` reads them."""
-    own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
-    add_submission_flags(own)
-    add_script_flags(own)
-    own.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
-    own.add_boolean("disable_retries", "no restart on failure, as measurements need it")
+    cli.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
+    add_submission_flags(cli)
+    add_script_flags(cli)
+    cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 
-def add_submission_flags(own: Parser) -> None:
+def add_submission_flags(cli: Parser) -> None:
     """Declares the flags that apply to one job and to the jobs of a comparison alike."""
-    add_flags(own, "project", "region", "bucket", "package", "max_package_mb", "prices")
-    own.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
+    add_flags(cli, "project", "region", "bucket", "package", "max_package_mb", "prices")
+    cli.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
                      f"{INSTALL}: a public Python image ({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the "
                      f"packages are installed at each start (default: the "
                      f"tier's, else the one that `image` built in this folder, else {INSTALL})")  # fmt: skip
-    add_tier_flags(own)
-    own.add_argument("--max_cost", type=usd, metavar="USD", help="the most that a job may cost (each job of a "
+    add_tier_flags(cli)
+    cli.add_argument("--max_cost", type=usd, metavar="USD", help="the most that a job may cost (each job of a "
                      "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
 
 
-def add_tier_flags(own: Parser) -> None:
+def add_tier_flags(cli: Parser) -> None:
     """Declares the flags that change any tier; `read_changes` and `read_options` read them."""
-    own.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
-    own.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
+    cli.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
+    cli.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
                      "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
-    own.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
-    own.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
-    own.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
-    own.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
+    cli.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
+    cli.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
+    cli.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
+    cli.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
                      "long at most, as 2h")  # fmt: skip
 
 
@@ -58,14 +58,14 @@ _OF_VERTEX = (
 )  # fmt: skip
 
 
-def add_place_flags(own: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
+def add_place_flags(cli: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
     """Declares where several runs take place, and the flags of `submit`. `jobs`, `dry_run`: for the help."""
-    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+    cli.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      f"or {jobs}; the flags of `submit` say where")  # fmt: skip
-    own.add_boolean("dry_run", dry_run)
-    add_submission_flags(own)
-    add_backend(own)
-    own.set_defaults(name="", disable_retries=disable_retries, backend="")
+    cli.add_boolean("dry_run", dry_run)
+    add_submission_flags(cli)
+    add_backend(cli)
+    cli.set_defaults(name="", disable_retries=disable_retries, backend="")
 
 
 def refuse_flags_of_vertex(asked: argparse.Namespace, *others: str) -> None:
@@ -84,10 +84,10 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
     return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
 
 
-def add_plan_flags(own: Parser) -> None:
+def add_plan_flags(cli: Parser) -> None:
     """Declares the flags by which a job is held against its plan before it is sent."""
-    own.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
-    own.add_boolean("force", "send a job that does not fit the memory by its plan")
+    cli.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
+    cli.add_boolean("force", "send a job that does not fit the memory by its plan")
 
 
 def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:

@@ -25,13 +25,13 @@ from trainer.base.storage import local_path
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
-    own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
-    own.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
+    cli = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
+    cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
+    cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
-    own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
-    add_script_flags(own)
-    asked, program = parse_program(own, arguments)
+    cli.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
+    add_script_flags(cli)
+    asked, program = parse_program(cli, arguments)
     tier = load_tier(asked.spec, "")
     if not (asked.script or asked.module):
         refuse_rendered_script(tier)
@@ -70,14 +70,14 @@ def _worker_kill(text: str, tier: Tier) -> WorkerKill | None:
     """Parses `worker1@step200` or `chief@step200`; worker 0 is the chief."""
     if not text:
         return None
-    found = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
-    index = 0 if found and found[1] else int(found[2]) if found else -1
-    if not found or not 0 <= index < tier.workers:
+    match = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
+    index = 0 if match and match[1] else int(match[2]) if match else -1
+    if not match or not 0 <= index < tier.workers:
         raise UserError(
             f"kill={text}: name the worker to kill and the step, as worker1@step200; {tier.name} has the chief"
             + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
         )
-    return WorkerKill(index, int(found[3]))
+    return WorkerKill(index, int(match[3]))
 
 
 def _printer() -> Callable[[str, str], None]:

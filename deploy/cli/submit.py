@@ -40,22 +40,22 @@ FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job, on the first tier and region with machines for it. Returns the exit code of how it ended."""
-    own = parser(
+    cli = parser(
         "submit",
         "Submits a job to Vertex AI and follows it to its end.",
         "TIER --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
-    add_job_flags(own)
-    add_plan_flags(own)
-    add_backend(own)
-    own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
-    own.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
-    own.add_boolean("detach", "do not follow the job once it is submitted")
-    own.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
-    own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
-    own.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
+    add_job_flags(cli)
+    add_plan_flags(cli)
+    add_backend(cli)
+    cli.add_boolean("dry_run", "print the spec and the command that would run, and stop")
+    cli.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
+    cli.add_boolean("detach", "do not follow the job once it is submitted")
+    cli.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
+    cli.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
+    cli.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
                      "job is cancelled, and the next of --regions and --fallback tried")  # fmt: skip
-    asked, program = parse_program(own, arguments)
+    asked, program = parse_program(cli, arguments)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
     options = read_options(asked, program)
