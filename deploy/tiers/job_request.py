@@ -3,15 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import BuiltImage, Image
 from deploy.tiers.packages import Package
 from deploy.tiers.tier import Tier
-
-if TYPE_CHECKING:
-    from deploy.tiers.job_spec import TrainingRequest
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +53,22 @@ class Written:
     warnings: tuple[str, ...]
 
 
+class Training(Protocol):
+    """Represents a request by which the trainer runs: its tier, flags, and the settings they resolve to there."""
+
+    @property
+    def tier(self) -> Tier:
+        """Returns the tier."""
+
+    @property
+    def overrides(self) -> Overrides:
+        """Returns the flags that were given."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """Returns the settings."""
+
+
 class JobRequest(Protocol):
     """Represents what is to run on a tier."""
 
@@ -74,7 +89,7 @@ class JobRequest(Protocol):
         """Returns one line that states what runs."""
 
     @property
-    def training(self) -> "TrainingRequest | None":
+    def training(self) -> "Training | None":
         """Returns the request if the trainer runs, of which plans and checks know more; None for a script."""
 
     @property
