@@ -19,8 +19,8 @@ from google.auth.credentials import AnonymousCredentials
 
 from benchmarks.runner import compare, elapsed, make_parser, program, save
 from deploy.cli import submit
-from deploy.vertex.api import Backend
 from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK
 from deploy.vertex.sdk import Sdk
 from deploy.vertex.session import BACKENDS, Session

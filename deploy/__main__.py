@@ -65,9 +65,8 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         raise UserError(f"{verb}: unknown verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
-    from deploy.cli.arguments import refuse_empty, refuse_removed  # imported late, because it would slow down --help
+    from deploy.cli.arguments import refuse_empty  # imported late, because it would slow down --help
 
-    refuse_removed(arguments)
     refuse_empty(arguments)
     code: int = module.main(arguments)
     return code

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from trainer.base.errors import UserError
 from trainer.base.settings import TrainConfig
-from trainer.base.settings.fields import nearest
+from trainer.base.settings.fields import nearest, refuse_removed
 from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
 from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
@@ -58,16 +59,36 @@ _SHARED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def add_flags(own: argparse.ArgumentParser, *names: str) -> None:
+def add_flags(cli: argparse.ArgumentParser, *names: str) -> None:
     """Declares flags that several verbs share."""
     for name in names:
-        own.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
+        cli.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
 
 
-def add_table_flags(own: argparse.ArgumentParser) -> None:
+def add_table_flags(cli: argparse.ArgumentParser) -> None:
     """Declares the flags of every verb that prints a comparison table."""
-    own.add_argument("--baseline", default="", metavar="TIER", help="base of the speed-ups (default: the first)")
-    add_flags(own, "price_per_hour")
+    cli.add_argument("--baseline", default="", metavar="TIER", help="base of the speed-ups (default: the first)")
+    add_flags(cli, "price_per_hour")
+
+
+def usd(text: str) -> float:
+    """Returns a sum in USD; an argparse type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as 5")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds in a time such as 2h, 30m or 1d; an argparse type."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text)
+    value = float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0.0
+    if not 1 <= value <= 30 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a time of up to 30 days with its unit, as 30m, 2h or 1d")
+    return value
 
 
 def read_prices(values: Sequence[str]) -> dict[str, float]:
@@ -89,25 +110,8 @@ def command_line(verb: str, arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "deploy", verb, *arguments])
 
 
-# Flags that version 0.1 had -> what to do instead.
-_REMOVED = {
-    "notify": "use the exit code: `python -m deploy watch JOB && COMMAND`",
-    "persistent_resource": "each run has machines of its own; a tier file may name a persistentResourceId of yours",
-    "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",
-    "relative_speed": "measure a tier by a short run, `compare TIER --steps=50`, and give it with --from=",
-}
-
-
-def refuse_removed(arguments: Sequence[str]) -> None:
-    """Raises UserError for a flag that is gone."""
-    for argument in split_words(arguments)[0]:
-        name = underscored(argument).partition("=")[0].removeprefix("--")
-        if argument.startswith("--") and name in _REMOVED:
-            raise UserError(f"--{name} is gone: {_REMOVED[name]}")
-
-
-# An empty setting overrides what a recipe names.
 def _may_be_empty(name: str) -> bool:
+    """Returns whether an empty value of a setting means something: it overrides what a recipe names."""
     usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     of_models = [names[name].default for names in settings_of_models().values() if name in names]
     return "" in (usual.get(name), *of_models) and name not in ("recipe", "job_dir")
@@ -126,31 +130,45 @@ def refuse_empty(arguments: Sequence[str]) -> None:
         before = flag[2:] if flag.startswith("--") and not equals else ""
 
 
-def add_script_flags(own: Parser) -> None:
+def add_script_flags(cli: Parser) -> None:
     """Declares the flags of a user's script, which runs instead of the trainer."""
-    own.add_argument("--script", default="", metavar="FILE", help="a training script of yours, which runs instead of "
+    cli.add_argument("--script", default="", metavar="FILE", help="a training script of yours, which runs instead of "
                      "the trainer with the arguments after `--`; its folder goes along")  # fmt: skip
-    own.add_argument("--module", default="", metavar="NAME", help="the same for a module, as `python -m` takes it; its "
+    cli.add_argument("--module", default="", metavar="NAME", help="the same for a module, as `python -m` takes it; its "
                      "package goes along: --package, or the folder of that name here")  # fmt: skip
 
 
-def parse_program(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides | Script]:
+def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides | Script]:
     """Returns what `parse` does or, with --script or --module, the verb's own arguments and the script."""
     flags, words = split_words(arguments)
     named = flag_values(flags, ("script", "module"))
     if not any(named.values()):
         if len(flags) < len(arguments):
             raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
-        return parse(own, arguments)
-    own.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
-    found, unknown = own.parse_known_args(flags)
+        return parse(cli, arguments)
+    cli.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
+    asked, unknown = cli.parse_known_args(flags)
     if unknown:
-        hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), own.names)
+        refuse_removed(underscored(unknown[0]).partition("=")[0].removeprefix("--"), unknown[0])
+        hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
-    if found.job_dir and own.prog.endswith("compare"):
+    for name, refusal in _NOT_OF_SCRIPTS.items():
+        if getattr(asked, name, False):
+            raise UserError(refusal)
+    if getattr(asked, "scaling", "") == "weak":
+        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
+    if asked.job_dir and cli.prog.endswith("compare"):
         raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
-    package = getattr(found, "package", "")
-    return found, read_script(found.script, found.module, package, words, found.job_dir)
+    package = getattr(asked, "package", "")
+    return asked, read_script(asked.script, asked.module, package, words, asked.job_dir)
+
+
+# Flags of verbs that take a recipe or a script, and that say nothing of a script.
+_NOT_OF_SCRIPTS = {
+    "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
+    "plan": "--plan is for recipes: the memory of a script is not known: drop it",
+    "force": "--force is for recipes: the memory of a script is not known: drop it",
+}
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -159,22 +177,22 @@ def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:end]), list(arguments[end + 1 :])
 
 
-def parse(own: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
+def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
     """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
-    package = flag_values(arguments, ["package"]).get("package", "") if "package" in own.names else ""
-    first, of_verb = str(expanded(package).resolve().parent) if package else "", own.names
+    package = flag_values(arguments, ["package"]).get("package", "") if "package" in cli.names else ""
+    first, of_verb = str(expanded(package).resolve().parent) if package else "", cli.names
     settings = own_settings(arguments, first)
     flags = flags_of(settings.settings)
     if both := [field.name for field in flags if field.name in of_verb]:
-        raise UserError(f"--{both[0]} is a flag of `{own.prog}` and a setting of your own: rename the setting")
-    add_setting_flags(own, flags, hidden=True)
-    found, unknown = own.parse_known_args(arguments)
+        raise UserError(f"--{both[0]} is a flag of `{cli.prog}` and a setting of your own: rename the setting")
+    add_setting_flags(cli, flags, hidden=True)
+    asked, unknown = cli.parse_known_args(arguments)
     listed = "those of this verb, `python -m trainer.task --help` those of the training"
     refuse_unknown(unknown, [*of_verb, *(field.name for field in flags)], settings.hint, listed)
     names = {field.name for field in flags}
-    texts = {name: value for name, value in vars(found).items() if name in names}
+    texts = {name: value for name, value in vars(asked).items() if name in names}
     if texts.pop("print_config", "false") != "false":
         raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")
     if texts.pop("verbose", "false") != "false":
         raise UserError("--verbose is a flag of one run on this machine: use it with `python -m trainer.task`")
-    return found, Overrides.read(texts, first)
+    return asked, Overrides.read(texts, first)

@@ -7,9 +7,10 @@ from contextlib import suppress
 from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.api import Backend, JobStatus
+from deploy.vertex.api import JobStatus
 from deploy.vertex.cancellation import cancel_and_wait, cancel_double, oldest_first, that_count
 from deploy.vertex.errors import exit_on_api_error
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import describe_run

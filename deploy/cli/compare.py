@@ -32,7 +32,6 @@ from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
-from deploy.tiers.script import Script
 from deploy.tiers.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, INTERRUPTED, UserError
@@ -44,30 +43,28 @@ SCALINGS = ("strong", "weak")
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
-    found, overrides = parse_program(_flags(), arguments)
-    usd_by_tier = read_prices(found.price_per_hour)
-    specs = read_tiers(found.tiers, found.prices, usd_by_tier, read_changes(found))
-    if found.baseline and found.baseline not in (tier.name for tier in specs):
-        raise UserError(f"baseline={found.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    if isinstance(overrides, Script) and found.scaling == "weak":
-        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
-    scaling = "script" if isinstance(overrides, Script) else found.scaling  # its batch is not known
+    flags, overrides = parse_program(_flags(), arguments)
+    usd_by_tier = read_prices(flags.price_per_hour)
+    specs = read_tiers(flags.tiers, flags.prices, usd_by_tier, read_changes(flags))
+    if flags.baseline and flags.baseline not in (tier.name for tier in specs):
+        raise UserError(f"baseline={flags.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
+    scaling = "script" if flags.script or flags.module else flags.scaling  # its batch is not known
     asked = command_line("compare", arguments)
-    plan = ComparisonRequest(tuple(tier.facts for tier in specs), overrides, scaling, found.repeats, asked)
-    out = local_path(found.out, "out")
-    runner = _runner(specs, found, overrides, session)
-    with sent_to_the_cloud() if found.on == "vertex" else nullcontext():
+    plan = ComparisonRequest(tuple(tier.facts for tier in specs), overrides, scaling, flags.repeats, asked)
+    out = local_path(flags.out, "out")
+    runner = _runner(specs, flags, overrides, session)
+    with sent_to_the_cloud() if flags.on == "vertex" else nullcontext():
         runs = plan.resolve(runner)
-    if found.dry_run:
+    if flags.dry_run:
         announce(plan, runs, out, runner)
         if not missing_runs(plan, out):
             print(f"nothing to submit: all runs in {out} are done")
         return DONE
-    parallel = found.parallel or (1 if found.on == "local" else len(plan.runs()))
+    parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
     try:
         code = compare(plan, runs, out, runner, parallel)
         if any_begun(out):
-            write_report([found.out], found.out, found.baseline, usd_by_tier)
+            write_report([flags.out], flags.out, flags.baseline, usd_by_tier)
     except KeyboardInterrupt:
         print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
@@ -75,27 +72,27 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def _flags() -> Parser:
-    own = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
-    own.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
-    own.add_argument(
+    cli = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
+    cli.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
+    cli.add_argument(
         "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
     )
-    own.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
+    cli.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
                      "tier (default); weak: the same batch per replica")  # fmt: skip
-    own.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
-    own.add_argument(
+    cli.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
+    cli.add_argument(
         "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
     )
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
-    add_place_flags(own, jobs, dry_run, disable_retries=True)
-    add_plan_flags(own)
-    add_table_flags(own)
-    add_script_flags(own)
-    return own
+    add_place_flags(cli, jobs, dry_run, disable_retries=True)
+    add_plan_flags(cli)
+    add_table_flags(cli)
+    add_script_flags(cli)
+    return cli
 
 
-def _runner(tiers: Sequence[Tier], found: Namespace, overrides: Program, session: Session) -> Runner:
-    if found.on == "vertex":
-        return VertexRunner(tiers, found, read_options(found, overrides), session)
-    refuse_flags_of_vertex(found, "dry_run", "plan", "force")
+def _runner(tiers: Sequence[Tier], flags: Namespace, overrides: Program, session: Session) -> Runner:
+    if flags.on == "vertex":
+        return VertexRunner(tiers, flags, read_options(flags, overrides), session)
+    refuse_flags_of_vertex(flags, "dry_run", "plan", "force")
     return LocalRunner(tiers)

@@ -6,10 +6,11 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, add_script_flags, command_line
+from deploy.cli.arguments import add_flags, add_script_flags, command_line, seconds, usd
 from deploy.cli.target import add_backend
 from deploy.tiers.images import INSTALL, PLAIN_IMAGE, check_asked_image, installs, remembered
-from deploy.tiers.job_spec import Job, JobOptions, Program
+from deploy.tiers.job_request import JobOptions
+from deploy.tiers.job_spec import Job, Program
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
 from deploy.tiers.sources import MOST_MB
@@ -18,36 +19,36 @@ from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
 
 
-def add_job_flags(own: Parser) -> None:
+def add_job_flags(cli: Parser) -> None:
     """Declares the flags of one job; `read_options` reads them."""
-    own.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
-    add_submission_flags(own)
-    add_script_flags(own)
-    own.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
-    own.add_boolean("disable_retries", "no restart on failure, as measurements need it")
+    cli.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
+    add_submission_flags(cli)
+    add_script_flags(cli)
+    cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 
-def add_submission_flags(own: Parser) -> None:
+def add_submission_flags(cli: Parser) -> None:
     """Declares the flags that apply to one job and to the jobs of a comparison alike."""
-    add_flags(own, "project", "region", "bucket", "package", "max_package_mb", "prices")
-    own.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
+    add_flags(cli, "project", "region", "bucket", "package", "max_package_mb", "prices")
+    cli.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
                      f"{INSTALL}: a public Python image ({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the "
                      f"packages are installed at each start (default: the "
                      f"tier's, else the one that `image` built in this folder, else {INSTALL})")  # fmt: skip
-    add_tier_flags(own)
-    own.add_argument("--max_cost", type=_usd, metavar="USD", help="the most that a job may cost (each job of a "
+    add_tier_flags(cli)
+    cli.add_argument("--max_cost", type=usd, metavar="USD", help="the most that a job may cost (each job of a "
                      "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
 
 
-def add_tier_flags(own: Parser) -> None:
+def add_tier_flags(cli: Parser) -> None:
     """Declares the flags that change any tier; `read_changes` and `read_options` read them."""
-    own.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
-    own.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
+    cli.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
+    cli.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
                      "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
-    own.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
-    own.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
-    own.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
-    own.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
+    cli.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
+    cli.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
+    cli.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
+    cli.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
                      "long at most, as 2h")  # fmt: skip
 
 
@@ -57,14 +58,14 @@ _OF_VERTEX = (
 )  # fmt: skip
 
 
-def add_place_flags(own: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
+def add_place_flags(cli: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
     """Declares where several runs take place, and the flags of `submit`. `jobs`, `dry_run`: for the help."""
-    own.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+    cli.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      f"or {jobs}; the flags of `submit` say where")  # fmt: skip
-    own.add_boolean("dry_run", dry_run)
-    add_submission_flags(own)
-    add_backend(own)
-    own.set_defaults(name="", disable_retries=disable_retries, backend="")
+    cli.add_boolean("dry_run", dry_run)
+    add_submission_flags(cli)
+    add_backend(cli)
+    cli.set_defaults(name="", disable_retries=disable_retries, backend="")
 
 
 def refuse_flags_of_vertex(asked: argparse.Namespace, *others: str) -> None:
@@ -83,29 +84,27 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
     return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
 
 
-def add_plan_flags(own: Parser) -> None:
+def add_plan_flags(cli: Parser) -> None:
     """Declares the flags by which a job is held against its plan before it is sent."""
-    own.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
-    own.add_boolean("force", "send a job that does not fit the memory by its plan")
+    cli.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
+    cli.add_boolean("force", "send a job that does not fit the memory by its plan")
 
 
-def read_options(asked: argparse.Namespace, overrides: Program) -> JobOptions:
+def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)
-    if isinstance(overrides, Script):
-        return _options(asked, overrides.subject, [overrides.package(asked.max_package_mb)])
-    own_image = asked.image != "" and not installs(asked.image)
-    if own_image and asked.package:
-        raise UserError("--image and --package contradict each other: build the package into the image")
-    packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
-    subject = str(overrides.values.get("recipe") or overrides.values.get("model") or "job")
-    subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
-    return _options(asked, subject, packages)
-
-
-def _options(asked: argparse.Namespace, subject: str, packages: Sequence[Package]) -> JobOptions:
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
+    own_image = asked.image != "" and not installs(asked.image)
+    if isinstance(program, Script):
+        subject = program.subject
+        packages: Sequence[Package] = [program.package(asked.max_package_mb)]
+    elif own_image and asked.package:
+        raise UserError("--image and --package contradict each other: build the package into the image")
+    else:
+        packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
+        subject = str(program.values.get("recipe") or program.values.get("model") or "job")
+        subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
@@ -126,22 +125,3 @@ def package_command(job: Job, asked: argparse.Namespace) -> str:
 def new_submission() -> str:
     """Returns a unique name for a submission that can be a label: time and random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def seconds(text: str) -> float:
-    """Returns the seconds in a time such as 2h, 30m or 1d; an argparse type."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text)
-    value = float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else 0.0
-    if not 1 <= value <= 30 * 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a time of up to 30 days with its unit, as 30m, 2h or 1d")
-    return value
-
-
-def _usd(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as --max_cost=5")
-    return value

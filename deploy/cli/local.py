@@ -4,7 +4,6 @@ Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_
 that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image.
 """
 
-import dataclasses
 import re
 import signal
 import sys
@@ -15,49 +14,45 @@ from pathlib import Path
 
 from deploy.cli.arguments import add_script_flags, command_line, parse_program, parser
 from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
-from deploy.localrun.workers import local_workers, program_here
+from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
-from deploy.tiers.script import Script, check_script_folder, refuse_rendered_script
+from deploy.tiers.script import refuse_rendered_script
 from deploy.tiers.tier import Tier, load_tier
 from trainer.base.errors import DONE, UserError
-from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.flags import whole
 from trainer.base.storage import local_path
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    own = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
-    own.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
-    own.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
+    cli = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
+    cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
+    cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
-    own.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
-    add_script_flags(own)
-    asked, overrides = parse_program(own, arguments)
+    cli.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
+    add_script_flags(cli)
+    asked, program = parse_program(cli, arguments)
     tier = load_tier(asked.spec, "")
-    if not isinstance(overrides, Script):
+    if not (asked.script or asked.module):
         refuse_rendered_script(tier)
-    config = request_on(tier, overrides).config
+    request = request_on(tier, program)
     kill = _worker_kill(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
-    job_dir = local_path(config.job_dir, "job_dir") if config.job_dir else Path("runs") / job_id
-    # Fails here rather than in workers that wait for each other.
-    if isinstance(config, Script):
-        check_script_folder(config, job_dir)
-    else:
-        open_job_dir(dataclasses.replace(config, job_dir=str(job_dir)), lock=False)
-    command = command_line("local", arguments)
-    workers = local_workers(tier, program_here(overrides), job_dir.absolute(), job_id, command)
+    job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
+    request.check_folder(job_dir)  # fails here rather than in workers that wait for each other
+    command, folder = command_line("local", arguments), job_dir.absolute()
+    here = request.local_program(folder)
+    workers = local_workers(tier, request.arguments(), folder, job_id, command, program=here)
     job = LocalJob(workers, job_dir, _printer(), asked.restarts, kill)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.state == "CANCELLED" and outcome.code != DONE:
-        print(f"{outcome.error or 'interrupted'}: {_how_to_resume(job_dir, named=bool(config.job_dir))}")
+        print(f"{outcome.error or 'interrupted'}: {_how_to_resume(job_dir, named=bool(request.job_dir))}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.status if isinstance(config, Script) and outcome.status else outcome.code
+    return outcome.code if request.training else outcome.status or outcome.code
 
 
 def _how_to_resume(job_dir: Path, *, named: bool) -> str:
@@ -75,14 +70,14 @@ def _worker_kill(text: str, tier: Tier) -> WorkerKill | None:
     """Parses `worker1@step200` or `chief@step200`; worker 0 is the chief."""
     if not text:
         return None
-    found = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
-    index = 0 if found and found[1] else int(found[2]) if found else -1
-    if not found or not 0 <= index < tier.workers:
+    match = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
+    index = 0 if match and match[1] else int(match[2]) if match else -1
+    if not match or not 0 <= index < tier.workers:
         raise UserError(
             f"kill={text}: name the worker to kill and the step, as worker1@step200; {tier.name} has the chief"
             + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
         )
-    return WorkerKill(index, int(found[3]))
+    return WorkerKill(index, int(match[3]))
 
 
 def _printer() -> Callable[[str, str], None]:

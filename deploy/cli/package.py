@@ -7,6 +7,7 @@ from deploy.cli.arguments import add_flags, add_script_flags, parser
 from deploy.cli.target import add_backend
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
 from deploy.tiers.packages import Package, built, packages_with
+from deploy.tiers.plain_image import starter
 from deploy.tiers.script import read_script
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.session import SESSION, Session
@@ -27,7 +28,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     packages = _packages(args)
     print("".join(f"{package.about}\n" for package in packages if package.about), end="", flush=True)
     with exit_on_api_error(gcp):
-        upload_packages(packages, gcp.bucket, session.open(args.backend, gcp.project, gcp.region), session.clock)
+        upload_packages(
+            [*packages, starter()], gcp.bucket, session.open(args.backend, gcp.project, gcp.region), session.clock
+        )
     return DONE
 
 

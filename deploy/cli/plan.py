@@ -5,14 +5,13 @@ made again only if the settings, your sources or the versions change. Times come
 hand (--from) from these, which is much narrower. No machine is started.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from deploy.cli.arguments import add_flags, parse, parser, read_prices
+from deploy.cli.arguments import add_flags, parse, parser, read_prices, seconds, usd
 from deploy.comparison.execution import ComparisonRequest, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
@@ -35,27 +34,31 @@ from trainer.base.storage import expanded, local_path, make_writable, write_whol
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `python -m deploy plan [TIER …] --recipe=… [its own flags and the trainer's]`."""
-    found, overrides = parse(_flags(), arguments)
-    specs = read_tiers(found.tiers or tier_names(), found.prices, read_prices(found.price_per_hour))
-    config, out = overrides.resolve(), local_path(found.out, "out")
+    asked, overrides = parse(_flags(), arguments)
+    specs = read_tiers(asked.tiers or tier_names(), asked.prices, read_prices(asked.price_per_hour))
+    config, out = overrides.resolve(), local_path(asked.out, "out")
     make_writable(out, "out")
-    plan = read_plan(expanded(found.plan)) if found.plan else plan_of(config, overrides)
-    sources = list(getattr(found, "from"))
-    if found.short_steps:
-        sources.append(str(_short_run(_first_known(specs), overrides, out / "short-run", found.short_steps)))
-    machines = load_machines(found.prices)
+    plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
+    sources = list(getattr(asked, "from"))
+    if asked.short_steps:
+        sources.append(str(_short_run(_first_known(specs), overrides, out / "short-run", asked.short_steps)))
+    machines = load_machines(asked.prices)
     estimates: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
         scale = partial(scale_by_graph, plan, config, machines)
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, scale)
-    by_name = {each.tier: each for each in estimates}
-    found_by_tier = forecasts(specs, plan, config, machines, by_name, own_image=remembered() is not None)
-    kept = {each.tier: {"seconds": asdict(each.seconds) if each.seconds else None, "steps": each.steps}
-            for each in found_by_tier}  # fmt: skip
+    by_name = {forecast.tier: forecast for forecast in estimates}
+    forecast_by_tier = forecasts(specs, plan, config, machines, by_name, own_image=remembered() is not None)
+    kept = {forecast.tier: {"seconds": asdict(forecast.seconds) if forecast.seconds else None, "steps": forecast.steps}
+            for forecast in forecast_by_tier}  # fmt: skip
     content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
     write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
-    _write(out, PlanTable(plan, found_by_tier, _about(plan, config), assumed), Wish(found.within, found.budget))
+    _write(
+        out,
+        PlanTable(plan, forecast_by_tier, _about(plan, config), assumed),
+        Wish(asked.within and asked.within / 3600, asked.budget),
+    )
     return DONE
 
 
@@ -77,20 +80,20 @@ def _about(plan: StepPlan, config: TrainConfig) -> str:
 
 
 def _flags() -> Parser:
-    own = parser("plan", __doc__ or "", "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
-    own.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
+    cli = parser("plan", __doc__ or "", "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
+    cli.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
                      "(default: all of job_configs/)")  # fmt: skip
-    own.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
+    cli.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
                      "comparison, local or gs://: times come from it")  # fmt: skip
-    own.add_argument("--short_steps", type=whole(20, 10**6), default=0, metavar="STEPS", help="first make a run of so "
+    cli.add_argument("--short_steps", type=whole(20, 10**6), default=0, metavar="STEPS", help="first make a run of so "
                      "many steps here, for the first tier that this machine can measure")  # fmt: skip
-    own.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
-    own.add_argument("--within", type=_hours, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
-    own.add_argument("--budget", type=_usd, metavar="USD", help="name the fastest that costs at most so much")
-    own.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
+    cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
+    cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
+    cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
                      "forecast.json (default: %(default)s)")  # fmt: skip
-    add_flags(own, "prices", "price_per_hour")
-    return own
+    add_flags(cli, "prices", "price_per_hour")
+    return cli
 
 
 def _first_known(tiers: Sequence[Tier]) -> Tier:
@@ -120,23 +123,3 @@ def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
     if code != DONE:
         raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
     return out
-
-
-def _hours(text: str) -> float:
-    from deploy.cli.job_flags import seconds
-
-    return seconds(text) / 3600
-
-
-def _usd(text: str) -> float:
-    return _number(text, 0.0, 1e6, "must be a number above 0, in USD")
-
-
-def _number(text: str, above: float, most: float, rule: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = above
-    if not above < value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} {rule}")
-    return value

@@ -15,16 +15,16 @@ from trainer.base.errors import DONE
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the spec on stdout, and on stderr warnings and the command that uploads its packages."""
-    own = parser(
+    cli = parser(
         "render",
         "Prints the full CustomJobSpec of a tier and the trainer's flags.",
         "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
     )
-    add_job_flags(own)
-    asked, overrides = parse_program(own, arguments)
-    tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, overrides)
+    add_job_flags(cli)
+    asked, program = parse_program(cli, arguments)
+    tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, program)
     with sent_to_the_cloud():
-        request = request_on(tier, overrides)  # mistakes in the command come before those of the account
+        request = request_on(tier, program)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)
     about = filter(None, (package.about for package in job.packages))
     for line in (*about, *job.about, *(f"warning: {line}" for line in job.warnings)):

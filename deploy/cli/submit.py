@@ -8,22 +8,21 @@ import math
 import signal
 from collections.abc import Iterator, Sequence
 
-from deploy.cli.arguments import parse_program, parser
+from deploy.cli.arguments import parse_program, parser, seconds
 from deploy.cli.job_flags import (
     add_job_flags,
     add_plan_flags,
     package_command,
     read_changes,
     read_options,
-    seconds,
 )
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
 from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
-from deploy.tiers.job_spec import CHECK_S, Job, JobOptions, Program, render, request_on, training
-from deploy.tiers.script import Script
+from deploy.tiers.job_request import JobOptions
+from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
 from deploy.tiers.tier import load_tier, one_machine
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
@@ -41,31 +40,31 @@ FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job, on the first tier and region with machines for it. Returns the exit code of how it ended."""
-    own = parser(
+    cli = parser(
         "submit",
         "Submits a job to Vertex AI and follows it to its end.",
         "TIER --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
-    add_job_flags(own)
-    add_plan_flags(own)
-    add_backend(own)
-    own.add_boolean("dry_run", "print the spec and the command that would run, and stop")
-    own.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
-    own.add_boolean("detach", "do not follow the job once it is submitted")
-    own.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
-    own.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
-    own.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
+    add_job_flags(cli)
+    add_plan_flags(cli)
+    add_backend(cli)
+    cli.add_boolean("dry_run", "print the spec and the command that would run, and stop")
+    cli.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
+    cli.add_boolean("detach", "do not follow the job once it is submitted")
+    cli.add_argument("--regions", default="", metavar="A,B", help="regions to try in this order, instead of --region")
+    cli.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
+    cli.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
                      "job is cancelled, and the next of --regions and --fallback tried")  # fmt: skip
-    asked, overrides = parse_program(own, arguments)
-    if asked.check:
-        overrides = _settings_of_check(overrides)
-    options = read_options(asked, overrides)
+    asked, program = parse_program(cli, arguments)
+    if asked.check and not program.values.keys() & {"recipe", "model"}:
+        program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
+    options = read_options(asked, program)
     if asked.check:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     record = Submission(options.submission)
-    jobs = _candidates(asked, overrides, options)
-    runs = [] if asked.check else [(job.tier, job.config) for job in jobs]
-    of_memory = memory_lines(runs, overrides, plan=asked.plan, force=asked.force)
+    jobs = _candidates(asked, program, options)
+    runs = [] if asked.check else [job.request for job in jobs]
+    of_memory = memory_lines(runs, plan=asked.plan, force=asked.force)
     if asked.dry_run:  # first: it is long, and what is said of the job must stay on the screen
         print(f"{paste(jobs[0], asked, attempt_label(record.submission))}\n")
     for line in (*itertools.chain.from_iterable(map(describe, jobs)), *of_memory, *cost_lines(jobs)):
@@ -76,15 +75,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return _submit(jobs, record, asked, session)
 
 
-def _settings_of_check(overrides: Program) -> Program:
-    """Returns the settings of a check: by default those of a small recipe whose data are in the package."""
-    if isinstance(overrides, Script):
-        raise UserError("--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one")
-    given = overrides.values.keys() & {"recipe", "model"}
-    return overrides if given else overrides.replace(recipe="wgan_gp_digits")
-
-
-def _candidates(asked: argparse.Namespace, overrides: Program, options: JobOptions) -> list[Job]:
+def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     if asked.detach and (asked.regions or asked.fallback):
         raise UserError("--detach contradicts --regions and --fallback: whether there are machines is known only later")
@@ -94,7 +85,7 @@ def _candidates(asked: argparse.Namespace, overrides: Program, options: JobOptio
         tier = load_tier(name, asked.prices, read_changes(asked))
         tier = one_machine(tier, CHECK_S) if asked.check else tier
         with sent_to_the_cloud():
-            request = request_on(tier, overrides)  # mistakes in the command come before those of the account
+            request = request_on(tier, program)  # mistakes in the command come before those of the account
         for region in asked.regions.split(","):
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
@@ -115,7 +106,7 @@ def describe(job: Job) -> Iterator[str]:
     """Yields lines that state what is submitted, what it costs and what happens when it fails."""
     tier = job.tier
     yield f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
-    yield training(job.config)
+    yield job.request.about
     if job.checks:
         yield f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
     yield f"writes to {job.output}"

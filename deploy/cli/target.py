@@ -6,8 +6,9 @@ import re
 
 from deploy.cli.arguments import add_flags
 from deploy.tiers.gcp_config import GcpConfig, checked_region, read_project, read_region
-from deploy.vertex.api import CUSTOM, TUNING, Backend, JobStatus
+from deploy.vertex.api import CUSTOM, TUNING, JobStatus
 from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
+from deploy.vertex.rest import Backend
 from deploy.vertex.session import BACKENDS, Session
 from trainer.base.errors import UserError
 

@@ -20,7 +20,6 @@ from deploy.study.space import check_space, configurations, read_space
 from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of
 from deploy.study.vertex_study import VertexStudy
 from deploy.tiers.checks import sent_to_the_cloud
-from deploy.tiers.job_spec import training
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, UserError
@@ -101,7 +100,7 @@ def _check_metric(metric: str, overrides: Overrides) -> None:
 
 def _announce(plan: StudyRequest) -> None:
     """Prints what is tried."""
-    print(training(plan.request(plan.first).config))
+    print(plan.request(plan.first).about)
     for parameter in plan.space:
         print(f"varies {parameter.text}")
     most = configurations(plan.space)

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.tiers.job_spec import Program, Settings, training
+from deploy.tiers.job_request import JobRequest
+from deploy.tiers.job_spec import Program
 from deploy.tiers.machine_table import Price
 from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
 from deploy.tiers.tier import Tier, TierFacts, check_tiers, load_tier
@@ -20,33 +21,24 @@ from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, Plat
 from trainer.base.storage import keep_others_out, make_writable
 
 
-@dataclasses.dataclass(frozen=True)
-class TierRequest:
-    """Holds what runs on one tier of a comparison: the flags of the trainer, and the settings they resolve to there."""
-
-    tier: TierFacts
-    overrides: Program
-    config: Settings
-
-
 class Runner(Protocol):
     """Runs a comparison's jobs somewhere. It writes the output of a run to JOB_DIR.log."""
 
     name: str  # as in --on
 
-    def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
-        """Returns the settings on `tier`. Raises UserError if the trainer would refuse them there."""
+    def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
+        """Returns what runs on `tier`. Raises UserError if the trainer would refuse it there."""
 
-    def check(self, run: TierRequest) -> None:
+    def check(self, run: JobRequest) -> None:
         """Raises UserError if the run is known to fail here."""
 
-    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields lines that state what so many runs of each tier, by its name, may cost."""
 
-    def preflight(self, runs: Sequence[TierRequest]) -> None:
+    def preflight(self, runs: Sequence[JobRequest]) -> None:
         """Raises UserError, or exits with an error line, if none of the runs could succeed."""
 
-    def run(self, run: TierRequest, job_dir: Path) -> int:
+    def run(self, run: JobRequest, job_dir: Path) -> int:
         """Trains until the run ends and returns its exit code. Called in any thread."""
 
     def stop(self) -> None:
@@ -58,7 +50,7 @@ class ComparisonRequest:
     """Holds what a comparison was asked for. `command` is what the user typed."""
 
     tiers: tuple[TierFacts, ...]
-    overrides: Program
+    program: Program
     scaling: str = "strong"
     repeats: int = 1
     command: str = ""
@@ -67,35 +59,25 @@ class ComparisonRequest:
         """Returns the content of comparison.json."""
         about = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
         tiers = [dataclasses.asdict(tier) for tier in self.tiers]
-        return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.overrides.arguments(), **about}
+        return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
 
     def runs(self) -> list[tuple[TierFacts, int]]:
         """Returns every (tier, repeat). Every second round runs backwards, so that drift favours no tier."""
         rounds = [self.tiers if repeat % 2 else self.tiers[::-1] for repeat in range(1, self.repeats + 1)]
         return [(tier, repeat) for repeat, tiers in enumerate(rounds, start=1) for tier in tiers]
 
-    def resolve(self, runner: Runner) -> dict[str, TierRequest]:
+    def resolve(self, runner: Runner) -> dict[str, JobRequest]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
         advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
-        for name in advice.keys() & self.overrides.values.keys():
+        for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
-        first = _tier_plan(self.tiers[0], self.overrides, runner)
-        rows, found = first.config.rows_per_replica(first.tier.devices), [first]
+        runs = [runner.resolve(self.tiers[0], self.program)]
         for tier in self.tiers[1:]:
-            weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
-            found.append(_tier_plan(tier, self.overrides.replace(**weak), runner))
-        for run in found:
+            weak = {"global_batch_size": runs[0].rows_per_replica * tier.devices} if self.scaling == "weak" else {}
+            runs.append(runner.resolve(tier, self.program.replace(**weak)))
+        for run in runs:
             runner.check(run)
-        return {run.tier.name: run for run in found}
-
-
-def _tier_plan(tier: TierFacts, overrides: Program, runner: Runner) -> TierRequest:
-    config = runner.resolve(tier, overrides)
-    try:
-        config.rows_per_replica(tier.devices)
-    except UserError as error:
-        raise UserError(f"{tier.name}: {error}") from None
-    return TierRequest(tier, overrides, config)
+        return {run.tier.name: run for run in runs}
 
 
 def read_tiers(
@@ -120,7 +102,7 @@ def read_tiers(
 
 
 def compare(
-    plan: ComparisonRequest, runs: Mapping[str, TierRequest], out: Path, runner: Runner, parallel: int = 1
+    plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner, parallel: int = 1
 ) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
@@ -148,12 +130,12 @@ def compare(
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
-def announce(plan: ComparisonRequest, runs: Mapping[str, TierRequest], out: Path, runner: Runner) -> None:
+def announce(plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner) -> None:
     """Prints what is trained, and what the runs may cost that are not done yet."""
     check_folder(out, plan.asked(runner.name, 1))
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
-    print(f"{training(runs[first].config)}{weak if plan.scaling == 'weak' else ''}", flush=True)
+    print(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}", flush=True)
     counts = missing_runs(plan, out)
     for line in runner.costs({tier.name: (runs[tier.name], count) for tier, count in counts.items()}):
         print(line, flush=True)
@@ -164,7 +146,7 @@ def missing_runs(plan: ComparisonRequest, out: Path) -> Counter[TierFacts]:
     return Counter(tier for tier, repeat in plan.runs() if not is_done(repeat_folder(out, tier.name, repeat)))
 
 
-def _run(run: TierRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
+def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
     """Runs one repeat, unless it is done, and prints how it ended, or adds the reason to `refused`, which ends all."""
     job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
     if refused:
@@ -191,7 +173,7 @@ _NEXT = {
 }
 
 
-def _outcome(runner: Runner, run: TierRequest, job_dir: Path) -> tuple[int, str]:
+def _outcome(runner: Runner, run: JobRequest, job_dir: Path) -> tuple[int, str]:
     """Returns the exit code of a run and how it ended; a run that cannot be started or watched stops no other."""
     try:
         code = runner.run(run, job_dir)

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
-from deploy.comparison.execution import TierRequest
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers, program_here
-from deploy.tiers.job_spec import Program, Settings, request_on
+from deploy.localrun.workers import local_workers
+from deploy.tiers.job_request import JobRequest
+from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.tier import Tier, TierFacts
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.run_layout import RESULT
-from trainer.base.settings import TrainConfig
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
 from trainer.base.storage import expanded
 
@@ -30,28 +29,29 @@ class LocalRunner:
         self._stopped = False
         self._lock = threading.Lock()
 
-    def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
-        return request_on(self._tiers[tier.name], overrides).config
+    def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
+        return request_on(self._tiers[tier.name], program)
 
-    def check(self, run: TierRequest) -> None:
+    def check(self, run: JobRequest) -> None:
         """Checks nothing beyond what `resolve` does."""
 
-    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, runs: Sequence[TierRequest]) -> None:
+    def preflight(self, runs: Sequence[JobRequest]) -> None:
         """Raises UserError if the data do not exist."""
         for run in runs:
-            if isinstance(run.config, TrainConfig):
-                check_local_data(run.config.data)
+            if run.training:
+                check_local_data(run.training.config.data)
 
-    def run(self, run: TierRequest, job_dir: Path) -> int:
+    def run(self, run: JobRequest, job_dir: Path) -> int:
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
-        program = program_here(run.overrides.replace(job_dir=str(job_dir.absolute())))
+        folder = job_dir.absolute()
+        arguments, program = run.in_job_dir(str(folder)).arguments(), run.local_program(folder)
         attempt = f"compare-{run.tier.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        workers = local_workers(self._tiers[run.tier.name], program, job_dir.absolute(), attempt)
+        workers = local_workers(run.tier, arguments, folder, attempt, program=program)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
             with self._lock:

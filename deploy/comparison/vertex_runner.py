@@ -16,17 +16,18 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.directory import SENT_JOB
-from deploy.comparison.execution import TierRequest
 from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_spec import Job, JobOptions, Program, Settings, TrainingRequest, render, request_on
+from deploy.tiers.job_request import JobOptions, JobRequest
+from deploy.tiers.job_spec import Job, Program, render, request_on
 from deploy.tiers.tier import Tier, TierFacts
-from deploy.vertex.api import ApiError, Backend, JobStatus
-from deploy.vertex.cancellation import cancel_doubles, oldest_first
+from deploy.vertex.api import ApiError, JobStatus
+from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
 from deploy.vertex.spending import price_and_limit
@@ -71,20 +72,20 @@ class VertexRunner:
         """Reads the configuration when it is first needed, after the command itself was checked."""
         return read_gcp_config(self._args, with_project=True)
 
-    def resolve(self, tier: TierFacts, overrides: Program) -> Settings:
-        return request_on(self._tiers[tier.name], overrides).config
+    def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
+        return request_on(self._tiers[tier.name], program)
 
-    def check(self, run: TierRequest) -> None:
+    def check(self, run: JobRequest) -> None:
         """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
-        if self._tiers[run.tier.name].spec.get("baseOutputDirectory"):
+        if run.tier.spec.get("baseOutputDirectory"):
             raise UserError(
                 f"{run.tier.name}: its baseOutputDirectory would be the job directory of every run: remove it: "
                 "each run has a separate folder in --bucket"
             )
         self._job(run)
-        self._memory_lines([run])
+        memory_lines([run], plan=self._args.plan, force=self._args.force)
 
-    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         most, unknown, tiers_by_warning, all_jobs = 0.0, 0, dict[str, list[str]](), list[Job]()
         yield from (package.about for package in self._options.packages if package.about and runs)
@@ -99,25 +100,19 @@ class VertexRunner:
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        yield from self._memory_lines([run for run, _ in runs.values()])
+        requests = [run for run, _ in runs.values()]
+        yield from memory_lines(requests, plan=self._args.plan, force=self._args.force)
         yield from cost_lines(all_jobs)
         if runs:
             more = f", and {unknown} without a known price" if unknown else ""
             limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
             yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
-    def _memory_lines(self, runs: Sequence[TierRequest]) -> list[str]:
-        """Returns what their plans say of the memory. Raises UserError for a run that cannot fit."""
-        if not runs:
-            return []
-        each, asked = [(self._tiers[run.tier.name], run.config) for run in runs], self._args
-        return memory_lines(each, runs[0].overrides, plan=asked.plan, force=asked.force)
-
-    def preflight(self, runs: Sequence[TierRequest]) -> None:
+    def preflight(self, runs: Sequence[JobRequest]) -> None:
         """Checks once for all runs that the login, the project, region, buckets and data are usable."""
         planned = [self._job(run) for run in runs]
         jobs = {
-            (job.output.split("/")[2], job.image.uri, *job.config.inputs.values()): job for job in planned
+            (job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job in planned
         }  # distinct checks
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
@@ -129,7 +124,7 @@ class VertexRunner:
                 for job in jobs.values():
                     check_resources(job, backend, self._clock)
 
-    def run(self, run: TierRequest, job_dir: Path) -> int:
+    def run(self, run: JobRequest, job_dir: Path) -> int:
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
@@ -143,7 +138,7 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _run(self, run: TierRequest, job_dir: Path, print_line: PrintLine) -> int:
+    def _run(self, run: JobRequest, job_dir: Path, print_line: PrintLine) -> int:
         sent = _read(job_dir)
         status = self._find(sent) if sent else None
         if sent and status and (not status.over or status.state == "SUCCEEDED"):
@@ -154,19 +149,15 @@ class VertexRunner:
         _fetch(sent, status, job_dir, print_line)
         return exit_code(status)
 
-    def _job(self, run: TierRequest, submission: str = "check", job_dir: str = "") -> Job:
-        request = TrainingRequest(self._tiers[run.tier.name], run.overrides, run.config)
-        options = dataclasses.replace(self._options, submission=submission)
-        options = with_prediction(request, options)
-        return render(request.in_job_dir(job_dir) if job_dir else request, self._gcp, options)
+    def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> Job:
+        options = with_prediction(run, dataclasses.replace(self._options, submission=submission))
+        return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
 
     def _find(self, sent: _SentJob) -> JobStatus | None:
         """Returns the job's status, and cancels its doubles; None if it was never created."""
-        backend = self._open(sent.project, sent.region)
-        jobs = oldest_first(attempt_label(sent.submission), backend, self._clock)
-        return next(reversed(cancel_doubles(jobs, backend, self._clock).values()), None)
+        return find_job(attempt_label(sent.submission), self._open(sent.project, sent.region), self._clock)
 
-    def _send(self, run: TierRequest, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
+    def _send(self, run: JobRequest, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
         self._check_stop()
         (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts

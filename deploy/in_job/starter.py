@@ -1,6 +1,7 @@
 """Starts a job: looks for the GPU driver, fetches and installs what the job needs, then runs the trainer or a script.
 
-A job's spec holds this file as its command, `python -c TEXT`: it uses the standard library alone. The variable
+It lies in the bucket beside the packages, and the command of a job's spec reads it there and runs it: it uses the
+standard library alone. The variable
 TRAINER_START is JSON: "gpus" of the machine, "requirements" for pip, "packages" as [address, SHA-256], "module"; for a
 script instead of a module "code", [address, SHA-256] of its archive, and "script", for `script_worker`.
 """
@@ -108,19 +109,16 @@ class Refused(OSError):
     """Reports an answer that another try would not change."""
 
 
-def request(
-    url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None, method: str = ""
-) -> bytes:
+def request(url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None) -> bytes:
     """Returns the answer of a GET, or of a POST if there is a `body`; tries again while service or network fail.
 
-    `method`: another one; `missing`: what to return for 404. Raises OSError in the end, Refused at once if the account
-    may not do it.
+    `missing`: what to return for 404. Raises OSError in the end, Refused at once if the account may not do it.
     """
     problem = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
-        asked = urllib.request.Request(url, body, headers, method=method or None)  # noqa: S310 (always http or https)
+        asked = urllib.request.Request(url, body, headers)  # noqa: S310 (always http or https)
         try:
             with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:  # noqa: S310
                 content: bytes = response.read()

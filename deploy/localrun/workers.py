@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.tiers.job_spec import Program
-from deploy.tiers.script import WORKER, Script
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MODEL
@@ -61,19 +59,20 @@ def shares(jobs: int, tier: Tier) -> list[Share]:
 
 
 def local_workers(
-    tier: Tier, program: Sequence[str] | Script, job_dir: Path, job_id: str, command: str = "",
-    share: Share | None = None,
+    tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
+    share: Share | None = None, program: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> list[LocalWorker]:  # fmt: skip
-    """Returns the workers of `tier`, chief first, with the trainer's flags or a script; omits a Reduction Server.
+    """Returns the workers of `tier`, chief first; omits a Reduction Server.
 
-    `command`: what the user typed, for run.json; empty: the chief's own command is recorded. `share`: the part of the
-    machine to use, all of it without.
+    `arguments`, `program`: as a `JobRequest` has them. `command`: what the user typed, for run.json; empty: the chief's
+    own command is recorded. `share`: the part of the machine to use, all of it without.
     """
     pools = [pool for pool in tier.pools if pool.index < 2]
     names = [f"workerpool{pool.index}-{index}" for pool in pools for index in range(pool.replicas)]
     addresses = free_addresses(len(names))
     devices = _devices(tier.accelerators, len(names), local_gpus() if share is None else share.gpus)
     cores = _cores(len(names), _usable_cores() if share is None else share.cores)
+    module, variables = program
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
@@ -82,27 +81,18 @@ def local_workers(
         "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/{LOGS}/",
         "PYTHONUNBUFFERED": "1",
         "TRAINER_COMMAND": command,
+        **variables,
     }
     result = []
     for index, name in enumerate(names):
         pool = tier.spec["workerPoolSpecs"][int(name[10])]
         task = pool.get("pythonPackageSpec") or pool["containerSpec"]
-        given = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+        of_tier = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         threads = {name: str(len(cores[index])) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
-        environment = {**given, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
-        given_first = tuple(task.get("args", []))
-        if isinstance(program, Script):
-            environment |= program.local_plan(tier, job_dir)
-            result.append(LocalWorker(name, WORKER, (*given_first, *program.words), environment, cores[index]))
-            continue
-        arguments = (*given_first, *program, f"--expect_devices={tier.accelerators}")
-        result.append(LocalWorker(name, _module(task), arguments, environment, cores[index]))
+        environment = {**of_tier, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
+        words = (*task.get("args", []), *arguments)
+        result.append(LocalWorker(name, module or _module(task), words, environment, cores[index]))
     return result
-
-
-def program_here(program: Program) -> Sequence[str] | Script:
-    """Returns the trainer's flags, or the script itself, for `local_workers`."""
-    return program if isinstance(program, Script) else program.arguments()
 
 
 def _module(task: Mapping[str, Any]) -> str:

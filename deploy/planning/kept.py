@@ -12,9 +12,9 @@ from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
-from deploy.tiers.job_spec import Job, JobOptions, Program, Settings, TrainingRequest
+from deploy.tiers.job_request import JobOptions, JobRequest
+from deploy.tiers.job_spec import Job
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.script import Script
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
@@ -67,11 +67,11 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 
 
 def _of_cost(job: Job) -> Iterator[str]:
-    tier, most_usd = job.tier, job.tier.most_usd
-    if job.checks or isinstance(job.config, Script) or most_usd is None:
+    tier, most_usd, training = job.tier, job.tier.most_usd, job.request.training
+    if job.checks or training is None or most_usd is None:
         return
     with suppress(UserError):
-        known = _forecast(tier, job.config, own_image=job.image.contents is not ImageContents.PYTHON)
+        known = _forecast(tier, training.config, own_image=job.image.contents is not ImageContents.PYTHON)
         usd = next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
         if usd and usd.middle > most_usd:
             yield (
@@ -81,30 +81,27 @@ def _of_cost(job: Job) -> Iterator[str]:
             )
 
 
-def with_prediction(request: TrainingRequest, options: JobOptions) -> JobOptions:
+def with_prediction(request: JobRequest, options: JobOptions) -> JobOptions:
     """Returns the options of a job that takes along what its plan says; those of a check as they are."""
-    if options.check or isinstance(request.config, Script):
+    if options.check or request.training is None:
         return options
-    return replace(options, predicted=prediction(request.tier, request.config))
+    return replace(options, predicted=prediction(request.tier, request.training.config))
 
 
-def memory_lines(runs: Iterable[tuple[Tier, Settings]], overrides: Program, *, plan: bool, force: bool) -> list[str]:
+def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
-    Nothing of a script: what it does is not known, so `plan` and `force` are refused.
+    Nothing of a script: what it does is not known.
 
     plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
     prediction, unless `force`.
     """
-    if isinstance(overrides, Script) and (plan or force):
-        raise UserError(f"--{'plan' if plan else 'force'} is for recipes: the memory of a script is not known: drop it")
     tiers: dict[str, list[str]] = {}
-    for tier, config in runs:
-        if isinstance(config, Script) or isinstance(overrides, Script):
-            continue
+    for training in filter(None, (request.training for request in requests)):
+        tier = training.tier
         if plan:
-            plan_of(config, overrides)
-        said, cannot = _of_memory(tier, config)
+            plan_of(training.config, training.overrides)
+        said, cannot = _of_memory(tier, training.config)
         if cannot and not force:
             raise UserError(f"{tier.name}: the run does not fit its memory: {said}: --force sends it anyway")
         tiers.setdefault(f"warning: does not fit the memory: {said}" if cannot else said, []).append(tier.name)

@@ -161,7 +161,7 @@ class LocalStudy:
         job_dir.mkdir(parents=True, exist_ok=True)
         folder = job_dir.absolute()
         job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        arguments = request.in_job_dir(str(folder)).overrides.arguments()
+        arguments = request.in_job_dir(str(folder)).arguments()
         metric_file = {"CLOUD_ML_HP_METRIC_FILE": str(folder / METRIC_FILE)}
         workers = [
             dataclasses.replace(worker, environment={**worker.environment, **metric_file})

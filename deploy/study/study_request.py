@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.study.space import StudyParameter, TrialSettings, configurations
-from deploy.tiers.job_spec import TrainingRequest, request_on
+from deploy.tiers.job_spec import TrainingRequest, training_on
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import read_json
 from trainer.base.run_files.run_layout import RUN_INFO
-from trainer.base.settings import TrainConfig
 from trainer.base.settings.metric_names import FALLING, OF_IMAGES
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import make_writable, write_whole
@@ -43,11 +42,10 @@ class StudyRequest:
 
     def request(self, settings: TrialSettings, repeat: int = 1) -> TrainingRequest:
         """Resolves a trial's settings. Raises UserError if the trainer would refuse them on the tier."""
-        request = request_on(self.tier, self.overrides.replace(**settings, tuning_metric=self.metric))
+        request = training_on(self.tier, self.overrides.replace(**settings, tuning_metric=self.metric))
         if repeat == 1:
             return request
-        assert isinstance(request.config, TrainConfig), "a study has a recipe"
-        return request_on(self.tier, request.overrides.replace(seed=request.config.seed + repeat - 1))
+        return training_on(self.tier, request.overrides.replace(seed=request.config.seed + repeat - 1))
 
     @property
     def most_trials(self) -> int:

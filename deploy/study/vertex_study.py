@@ -21,13 +21,15 @@ from deploy.study.space import StudyParameter
 from deploy.study.study_request import SENT_STUDY, StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_spec import Job, JobOptions, TrainingRequest, render
-from deploy.vertex.api import STUDY_LABEL, Backend, parse_time
-from deploy.vertex.cancellation import cancel_doubles, oldest_first
+from deploy.tiers.job_request import JobOptions
+from deploy.tiers.job_spec import Job, TrainingRequest, render
+from deploy.vertex.api import STUDY_LABEL, parse_time
+from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import watch_job
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
@@ -138,9 +140,7 @@ class VertexStudy:
                 f"{self._out / SENT_STUDY} is damaged: see `python -m deploy jobs` for running studies, then remove it"
             )
         project, region, submission = (str(sent[name]) for name in ("project", "region", "submission"))
-        backend = self._open(project, region)
-        jobs = oldest_first(attempt_label(submission), backend, self._session.clock)
-        status = next(reversed(cancel_doubles(jobs, backend, self._session.clock).values()), None)
+        status = find_job(attempt_label(submission), self._open(project, region), self._session.clock)
         if status is None:
             return ""
         print(f"goes on with {status.name}", flush=True)

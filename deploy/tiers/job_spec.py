@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,16 +17,17 @@ from deploy.tiers.checks import (
     check_region,
     check_tensorboard,
     warnings,
-    warnings_of_script,
 )
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import BuiltImage, Image, ImageContents, choose_image
+from deploy.tiers.images import Image, ImageContents, choose_image
+from deploy.tiers.job_request import JobOptions, JobRequest, Written
 from deploy.tiers.packages import Package, built
-from deploy.tiers.plain_image import about_installing, run_in_plain_image
-from deploy.tiers.script import Script
+from deploy.tiers.plain_image import about_installing, run_in_plain_image, starter
+from deploy.tiers.script import Script, ScriptRequest
 from deploy.tiers.spec_changes import check_kms_key
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
+from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.plan_file import PREDICTED
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
@@ -36,54 +38,110 @@ CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, 
 START_S = 600  # starting the machines and pulling the image take some minutes
 
 
-@dataclasses.dataclass(frozen=True)
-class JobOptions:
-    """Holds what is asked of a job beside the tier and the trainer's settings.
-
-    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD; `max_wait_s`: the
-    longest wait for machines.
-    """
-
-    subject: str
-    submission: str
-    name: str = ""
-    packages: tuple[Package, ...] = ()
-    image: str = ""  # --image=
-    built_image: BuiltImage | None = None  # that this folder remembers
-    max_cost: float | None = None
-    max_wait_s: float | None = None
-    disable_retries: bool = False
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
-    kms_key: str = ""
-    check: bool = False  # check the GPUs of the tier instead of training
-    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
-
-    @property
-    def folder(self) -> str:
-        """Returns the name of the job directory below the bucket's jobs/.
-
-        It is without the tier: the next tier of a fallback resumes from the checkpoints of the last.
-        """
-        return self.name or f"{self.subject}-{self.submission}"
-
-
-# What is asked of a job and what that means on a tier: the trainer's flags and settings, or a script, which is both.
+# What is asked of a job, before it is known what that means on a tier.
 Program = Overrides | Script
-Settings = TrainConfig | Script
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there.
+
+    Meets `JobRequest`.
+    """
 
     tier: Tier
-    overrides: Program
-    config: Settings
+    overrides: Overrides
+    config: TrainConfig
+
+    @property
+    def job_dir(self) -> str:
+        """Returns the job directory that the user named; empty if none."""
+        return self.config.job_dir
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Returns the addresses of what is read, by the names of their settings."""
+        return self.config.inputs
+
+    @property
+    def about(self) -> str:
+        """Returns one line that states what is trained."""
+        config = self.config
+        count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
+        length = f"{count:,} {unit}{'s' if count > 1 else ''}"
+        by_default = not config.recipe and config.model == TrainConfig.model
+        trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+        return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
+
+    @property
+    def training(self) -> "TrainingRequest":
+        """Returns the request itself: the trainer runs."""
+        return self
+
+    @property
+    def rows_per_replica(self) -> int:
+        """Returns the rows of a batch on each device."""
+        return self.config.rows_per_replica(self.tier.devices)
+
+    def arguments(self) -> list[str]:
+        """Returns the trainer's flags."""
+        return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
+
+    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
+        """Returns nothing but what the tier's file names."""
+        return "", {}
+
+    def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if the job directory cannot be written or holds another run."""
+        open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
+
+    def on(self, tier: Tier) -> "TrainingRequest":
+        """Returns the same training on another tier of as many devices."""
+        return dataclasses.replace(self, tier=tier)
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
         """Returns the same training with another job directory."""
         config = dataclasses.replace(self.config, job_dir=job_dir)
         return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
+
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
+        image = choose_image(self.tier, options.image, options.built_image, options.packages)
+        if image.contents is not ImageContents.ALL or image.built:
+            check_inputs(self.config, options.packages)
+        return image
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        """Makes the workers of `spec` run the trainer."""
+        tier, plain = self.tier, image.contents is ImageContents.PYTHON
+        if image.contents is not ImageContents.ALL:
+            _check_modules(tier, options.packages, image)
+        packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
+        arguments = self._arguments_there()
+        images = set()
+        for index in (pool.index for pool in tier.pools if pool.index < 2):  # not a Reduction Server
+            task, module = _task(spec["workerPoolSpecs"][index], image)
+            images.add(task.get("executorImageUri") or task.get("imageUri", ""))
+            task["args"] = [*task.get("args", []), *arguments]
+            if options.check:
+                module = CHECK
+                _run_check(task)
+            if options.predicted:
+                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
+            if plain:
+                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
+            elif packages:
+                task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
+        about = (about_installing(tier, image.uri, "network" in spec),) if plain else ()
+        with_start = (*packages, starter()) if plain else packages
+        return Written(with_start, about, tuple(warnings(tier, self.config, images)))
+
+    def _arguments_there(self) -> list[str]:
+        """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""
+        overrides = self.overrides
+        if overrides.names_recipe_file:
+            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
+        return dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +151,7 @@ class Job:
     name: str
     tier: Tier
     gcp: GcpConfig
-    config: Settings
+    request: JobRequest
     output: str
     spec: Mapping[str, Any]
     packages: tuple[Package, ...]
@@ -105,15 +163,18 @@ class Job:
     kms_key: str = ""  # that encrypts what the job keeps on its disks
 
 
-def request_on(tier: Tier, overrides: Program) -> TrainingRequest:
+def request_on(tier: Tier, program: Program) -> JobRequest:
+    """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
+    return ScriptRequest(tier, program) if isinstance(program, Script) else training_on(tier, program)
+
+
+def training_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
     """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
-    if isinstance(overrides, Script):
-        return TrainingRequest(tier, overrides, overrides)
     expected = tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
-        given = overrides.values["expect_devices"]
+        wanted = overrides.values["expect_devices"]
         raise UserError(
-            f"--expect_devices={given}: the workers of {tier.name} have {expected} accelerators: drop the flag"
+            f"--expect_devices={wanted}: the workers of {tier.name} have {expected} accelerators: drop the flag"
         )
     pool = tier.spec["workerPoolSpecs"][0]
     arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
@@ -123,75 +184,23 @@ def request_on(tier: Tier, overrides: Program) -> TrainingRequest:
     return TrainingRequest(tier, overrides, config)
 
 
-def render(request: TrainingRequest, gcp: GcpConfig, options: JobOptions) -> Job:
+def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
-    tier, config = _limited(request.tier, options), request.config
-    remembered = None if isinstance(config, Script) else options.built_image  # which holds the trainer
-    image = choose_image(tier, options.image, remembered, options.packages)
+    request = request.on(_limited(request.tier, options))
+    tier, image = request.tier, request.choose_image(options)
     check_region(tier, gcp)
     check_kms_key(options.kms_key, gcp.region)
-    if isinstance(config, TrainConfig) and (image.contents is not ImageContents.ALL or image.built):
-        check_inputs(config, options.packages)
     spec = copy.deepcopy(dict(tier.spec))
-    output = _output(spec, config, gcp, options.folder)
+    output = _output(spec, request, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
-    request = dataclasses.replace(request, tier=tier)
-    write = _write_script if isinstance(config, Script) else _write_training
-    packages, about, shown = write(spec, request, gcp, options, image)
+    written = request.write(spec, gcp, options, image)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
+    about = (*filter(None, [image.about]), *written.about)
     return Job(
-        name, tier, gcp, config, output, spec, packages, image, (*filter(None, [image.about]), *about), shown,
-        options.check, options.labels, options.kms_key,
+        name, tier, gcp, request, output, spec, written.packages, image, about, written.warnings, options.check,
+        options.labels, options.kms_key,
     )  # fmt: skip
-
-
-_Written = tuple[tuple[Package, ...], list[str], tuple[str, ...]]  # what goes along, about the image, warnings
-
-
-def _write_script(
-    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, image: Image
-) -> _Written:
-    """Makes the workers of `spec` run the user's script."""
-    script, tier = request.overrides, request.tier
-    assert isinstance(script, Script), "a script is what is asked and what runs"
-    package = built(options.packages[0])
-    output = spec["baseOutputDirectory"]["outputUriPrefix"]
-    pools = [spec["workerPoolSpecs"][pool.index] for pool in tier.pools if pool.index < 2]
-    images = {script.write_task(pool, tier, package, gcp.bucket, output, image) for pool in pools}
-    about = [script.about_image(image, package)] if image.contents is ImageContents.PYTHON else []
-    return (package,), about, tuple(warnings_of_script(tier, images))
-
-
-def _write_training(
-    spec: dict[str, Any], request: TrainingRequest, gcp: GcpConfig, options: JobOptions, image: Image
-) -> _Written:
-    """Makes the workers of `spec` run the trainer."""
-    tier, config, overrides = request.tier, request.config, request.overrides
-    assert isinstance(config, TrainConfig), "no script"
-    assert isinstance(overrides, Overrides), "no script"
-    if image.contents is not ImageContents.ALL:
-        _check_modules(tier, options.packages, image)
-    packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
-    arguments = [*_arguments(overrides), f"--expect_devices={tier.accelerators}"]
-    images = set()
-    for pool in tier.pools:
-        if pool.index < 2:  # a Reduction Server takes none of our arguments
-            task, module = _task(spec["workerPoolSpecs"][pool.index], image)
-            images.add(task.get("executorImageUri") or task.get("imageUri", ""))
-            task["args"] = [*task.get("args", []), *arguments]
-            if options.check:
-                module = CHECK
-                _run_check(task)
-            if options.predicted:
-                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
-            if image.contents is ImageContents.PYTHON:
-                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
-            elif packages:
-                task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
-    installing = image.contents is ImageContents.PYTHON
-    about = [about_installing(tier, image.uri, "network" in spec)] if installing else []
-    return packages, about, tuple(warnings(tier, config, images))
 
 
 def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:
@@ -210,17 +219,6 @@ def _run_check(task: dict[str, Any]) -> None:
         task["pythonModule"] = CHECK
     else:
         task["command"] = ["python", "-m", CHECK]
-
-
-def training(config: Settings) -> str:
-    """Returns one line that states what is trained."""
-    if isinstance(config, Script):
-        return config.about
-    count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
-    length = f"{count:,} {unit}{'s' if count > 1 else ''}"
-    by_default = not config.recipe and config.model == TrainConfig.model
-    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
-    return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
@@ -264,13 +262,6 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
     return min(seconds, int(tier.timeout_s))
 
 
-def _arguments(overrides: Overrides) -> list[str]:
-    """Returns the flags for the job's machines, where the output is elsewhere and a recipe's file does not exist."""
-    if overrides.names_recipe_file:
-        overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
-    return overrides.without("job_dir", "expect_devices").arguments()
-
-
 def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
     """Returns the pool's pythonPackageSpec or containerSpec, whichever the image takes, and the module that it runs."""
     before = pool.get("pythonPackageSpec") or pool.get("containerSpec", {})
@@ -287,13 +278,13 @@ def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
     return task, module
 
 
-def _output(spec: Mapping[str, Any], config: Settings, gcp: GcpConfig, folder: str) -> str:
+def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:
     """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
-    if config.job_dir:
-        address = output_address(config.job_dir, "job_dir")
+    if request.job_dir:
+        address = output_address(request.job_dir, "job_dir")
         if address is None:
             raise UserError(
-                f"job_dir={config.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
+                f"job_dir={request.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
             )
         return checked_address("job_dir", str(address))
     in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")

@@ -1,7 +1,12 @@
-"""Makes a task run in a plain Python image: at its start it installs TensorFlow, CUDA and the packages."""
+"""Makes a task run in a plain Python image: at its start it installs TensorFlow, CUDA and the packages.
 
+A program does that, the starter, which lies in the bucket beside the packages, named by its SHA-256.
+"""
+
+import dataclasses
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,19 @@ from deploy.tiers.tier import Tier
 
 TENSORFLOW = "2.21.*"
 IN_JOB = Path(__file__).parents[1] / "in_job"
-STARTER = IN_JOB / "starter.py"
+# The command of a job: reads the starter with a token of the job's account, checks its SHA-256 and runs it.
+START = """\
+import hashlib, json, os, sys, time, urllib.parse, urllib.request
+def read(url, headers):
+    for pause in (2, 4, 8, 16, 0):
+        try: return urllib.request.urlopen(urllib.request.Request(url, None, headers), timeout=60).read()
+        except OSError as error: time.sleep(pause) if pause else sys.exit(f"error: {url}: {error}: may the job's account read it?")
+(_, _, bucket, name), storage = sys.argv.pop(1).split("/", 3), os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+account = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal") + "/computeMetadata/v1/instance/service-accounts"
+token = json.loads(read(f"http://{account}/default/token", {"Metadata-Flavor": "Google"}))["access_token"]
+text = read(f"{storage}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, '')}?alt=media", {"Authorization": f"Bearer {token}"})
+exec(text if hashlib.sha256(text).hexdigest() in name else sys.exit(f"error: {name}: its SHA-256 is another now"))
+"""  # noqa: E501 (few lines that can be read as they are)
 # Where Google's machines mount the driver, which images with CUDA know and a plain one does not.
 _DRIVER = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}  # fmt: skip
@@ -19,9 +36,36 @@ _DRIVER = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
 _GB, _MINUTES = {True: 3.5, False: 0.7}, {True: 4, False: 2}
 
 
-def driver_variables(gpus: int) -> dict[str, str]:
-    """Returns the variables by which a plain image finds the driver of a machine with so many GPUs."""
-    return _DRIVER if gpus else {}
+@dataclasses.dataclass(frozen=True)
+class Starter(Package):
+    """Holds the program that prepares a job's machine: one file, stored as it is."""
+
+    def build(self) -> Path:
+        """Returns the file."""
+        return IN_JOB / "starter.py"
+
+    def uri(self, bucket: str) -> str:
+        """Returns its address in `bucket`, a gs:// address."""
+        return f"{bucket}/packages/{self.sha256}/starter.py"
+
+
+def starter() -> Starter:
+    """Returns the starter of this version."""
+    content = (IN_JOB / "starter.py").read_bytes()
+    return Starter("starter", "0", {"starter.py": content}, sha256=hashlib.sha256(content).hexdigest())
+
+
+def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket: str) -> None:
+    """Makes a containerSpec begin with the starter, which gets `plan`. The tier's own variables win.
+
+    `gpus`: of a machine whose image does not know where the driver is.
+    """
+    drivers = _DRIVER if gpus else {}
+    variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1", **drivers}
+    of_tier = {variable["name"]: variable for variable in task.get("env", [])}
+    task["command"] = ["python3", "-c", START, starter().uri(bucket)]
+    added = [{"name": name, "value": value} for name, value in variables.items() if name not in of_tier]
+    task["env"] = [*added, *of_tier.values()]
 
 
 def requirements(gpus: int) -> list[str]:
@@ -32,12 +76,7 @@ def requirements(gpus: int) -> list[str]:
 def run_in_plain_image(task: dict[str, Any], module: str, gpus: int, packages: Sequence[Package], bucket: str) -> None:
     """Changes a containerSpec so that it installs all that is needed, and then runs the module with its arguments."""
     sources = [[package.uri(bucket), package.sha256] for package in packages]
-    plan = {"gpus": gpus, "requirements": requirements(gpus), "packages": sources, "module": module}
-    variables = {"TRAINER_START": json.dumps(plan), "PYTHONUNBUFFERED": "1", **driver_variables(gpus)}
-    before = {variable["name"]: variable for variable in task.get("env", [])}
-    task["command"] = ["python", "-c", STARTER.read_text(encoding="utf-8")]
-    task["env"] = [*({"name": name, "value": value} for name, value in variables.items() if name not in before),
-                   *before.values()]  # fmt: skip
+    write_start(task, {"requirements": requirements(gpus), "packages": sources, "module": module}, gpus, bucket)
 
 
 def install_seconds(gpus: int) -> float:

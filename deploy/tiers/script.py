@@ -1,7 +1,6 @@
 """Describes a training script of the user's own, which runs instead of the trainer: `--script=train.py`, `--module=`.
 
-A Script takes the place of the trainer's Overrides and of the TrainConfig that they resolve to: what is asked is also
-what runs, on every tier.
+A Script takes the place of the trainer's Overrides: what is asked is also what runs, on every tier.
 """
 
 import dataclasses
@@ -12,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.tiers.checks import warnings_of_script
 from deploy.tiers.code_archive import CodeArchive
-from deploy.tiers.images import Image, ImageContents
-from deploy.tiers.packages import DIST, Package
-from deploy.tiers.plain_image import IN_JOB, STARTER, driver_variables
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.images import Image, ImageContents, choose_image
+from deploy.tiers.job_request import JobOptions, Written
+from deploy.tiers.packages import DIST, built
+from deploy.tiers.plain_image import IN_JOB, starter, write_start
 from deploy.tiers.sources import MOST_MB, user_sources
-from deploy.tiers.tier import Tier, TierFacts
+from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.settings.fields import nearest
@@ -50,19 +52,9 @@ class Script:
     job_dir: str = ""
 
     @property
-    def inputs(self) -> Mapping[str, str]:
-        """Returns nothing: what a script reads is not known."""
-        return {}
-
-    @property
     def subject(self) -> str:
         """Returns what names of jobs begin with."""
         return re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-") or "script"
-
-    @property
-    def about(self) -> str:
-        """Returns one line that states what runs."""
-        return f"runs {shlex.join(['python', *self.command, *self.words])}"
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -77,27 +69,10 @@ class Script:
         """Returns what identifies the script, as flags of a command."""
         return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
 
-    def rows_per_replica(self, devices: int) -> int:
-        """Returns 0: the batch is the script's own."""
-        return 0
-
     @property
     def start_folder(self) -> Path:
         """Returns the folder in which Python starts on this machine."""
         return self.folder.parent if self.command[0] == "-m" else self.folder
-
-    def plan(self, tier: TierFacts, job_dir: str) -> dict[str, Any]:
-        """Returns what `script_worker` needs to know on `tier`, but for the folder."""
-        about = {
-            "config": {"script": self.name, "arguments": list(self.words)},
-            "cluster": {"workers": tier.workers, "replicas": tier.devices},
-            "accelerators": tier.accelerators,
-        }
-        return {"command": list(self.command), "job_dir": job_dir, "about": about}
-
-    def local_plan(self, tier: TierFacts, job_dir: Path) -> dict[str, str]:
-        """Returns the variable of `script_worker` on this machine, where the script's own folder is used."""
-        return {"TRAINER_SCRIPT": json.dumps({**self.plan(tier, str(job_dir)), "folder": str(self.start_folder)})}
 
     def package(self, most_mb: float = MOST_MB) -> CodeArchive:
         """Returns the archive of a job: the folder, and the programs that run the script.
@@ -121,32 +96,97 @@ class Script:
             about += "; requirements.txt is installed at each start"
         return CodeArchive(self.subject, "0", {**files, **ours, "ours/__main__.py": _MAIN}, about)
 
-    def about_image(self, image: Image, package: Package) -> str:
-        """Returns what a script finds in a plain Python image."""
-        listed = "code/requirements.txt" in package.files
-        found = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
-        return f"runs in {image.uri}, with {found}: --image=URI names another"
 
-    def write_task(
-        self, pool: dict[str, Any], tier: TierFacts, package: Package, bucket: str, output: str, image: Image
-    ) -> str:
-        """Makes the task of a worker pool run the script, and returns the address of its image."""
-        before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-        uri = str(image.uri or before.get("executorImageUri") or before["imageUri"])
+@dataclasses.dataclass(frozen=True)
+class ScriptRequest:
+    """Holds a script that is to run on a tier; meets `JobRequest`."""
+
+    tier: Tier
+    script: Script
+
+    @property
+    def job_dir(self) -> str:
+        """Returns the job directory that the user named; empty if none."""
+        return self.script.job_dir
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Returns nothing: what a script reads is not known."""
+        return {}
+
+    @property
+    def about(self) -> str:
+        """Returns one line that states what runs."""
+        return f"runs {shlex.join(['python', *self.script.command, *self.script.words])}"
+
+    @property
+    def training(self) -> None:
+        """Returns None: the trainer does not run."""
+
+    @property
+    def rows_per_replica(self) -> int:
+        """Returns 0: the batch is the script's own."""
+        return 0
+
+    def arguments(self) -> list[str]:
+        """Returns the script's arguments."""
+        return list(self.script.words)
+
+    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
+        """Returns the program that runs a script here, and its variable; the script's own folder is used."""
+        plan = {**self._plan(str(job_dir)), "folder": str(self.script.start_folder)}
+        return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
+
+    def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if the job directory cannot be written, or holds the run of another program."""
+        make_writable(job_dir, "job_dir")
+        info, _ = read_run_info(job_dir)
+        held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
+        if held != self.script.name:
+            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
+
+    def on(self, tier: Tier) -> "ScriptRequest":
+        """Returns the same on another tier."""
+        return ScriptRequest(tier, self.script)
+
+    def in_job_dir(self, job_dir: str) -> "ScriptRequest":
+        """Returns the same with another job directory."""
+        return ScriptRequest(self.tier, self.script.replace(job_dir=job_dir))
+
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image; never the one that was built in this folder, which holds the trainer."""
+        return choose_image(self.tier, options.image, None, options.packages)
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        """Makes the workers of `spec` run the script."""
+        package = built(options.packages[0])
+        plain = image.contents is ImageContents.PYTHON
         # Of another image than a plain one it is not known how it finds the driver.
-        gpus = tier.accelerators if image.contents is ImageContents.PYTHON else 0
-        code = [package.uri(bucket), package.sha256]
-        start = {"gpus": gpus, "packages": [], "code": code, "script": self.plan(tier, output)}
-        variables = {"TRAINER_START": json.dumps(start), "PYTHONUNBUFFERED": "1", **driver_variables(gpus)}
-        given = {variable["name"]: variable for variable in before.get("env", [])}
-        pool["containerSpec"] = {
-            "imageUri": uri,
-            "command": ["python3", "-c", STARTER.read_text(encoding="utf-8")],
-            "args": [*before.get("args", []), *self.words],
-            "env": [*({"name": name, "value": value} for name, value in variables.items() if name not in given),
-                    *given.values()],
-        }  # fmt: skip
-        return uri
+        gpus = self.tier.accelerators if plain else 0
+        plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
+        start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": plan}
+        images = set()
+        for index in (pool.index for pool in self.tier.pools if pool.index < 2):
+            pool = spec["workerPoolSpecs"][index]
+            before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
+            uri = str(image.uri or before.get("executorImageUri") or before["imageUri"])
+            arguments = [*before.get("args", []), *self.script.words]
+            pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": before.get("env", [])}
+            write_start(pool["containerSpec"], start, gpus, gcp.bucket)
+            images.add(uri)
+        listed = "code/requirements.txt" in package.files
+        contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
+        about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if plain else ()
+        return Written((package, starter()), about, tuple(warnings_of_script(self.tier, images)))
+
+    def _plan(self, job_dir: str) -> dict[str, Any]:
+        """Returns what `script_worker` needs to know, but for the folder."""
+        about = {
+            "config": {"script": self.script.name, "arguments": list(self.script.words)},
+            "cluster": {"workers": self.tier.workers, "replicas": self.tier.devices},
+            "accelerators": self.tier.accelerators,
+        }
+        return {"command": list(self.script.command), "job_dir": job_dir, "about": about}
 
 
 def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:
@@ -205,12 +245,3 @@ def refuse_rendered_script(tier: Tier) -> None:
             f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
             " python -m deploy local TIER --script=FILE -- ARGUMENTS"
         )
-
-
-def check_script_folder(script: Script, job_dir: Path) -> None:
-    """Raises UserError if the job directory cannot be written, or holds the run of another program."""
-    make_writable(job_dir, "job_dir")
-    info, _ = read_run_info(job_dir)
-    held = mapping(info, "config").get("script", "a recipe" if info else script.name)
-    if held != script.name:
-        raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")

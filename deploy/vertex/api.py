@@ -1,18 +1,16 @@
-"""Defines the contract between this package and Vertex AI: the protocol `Backend`, its data classes and its error."""
+"""Defines what this package and Vertex AI exchange: requests, states, lines of logs, and the error of a failed call."""
 
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from deploy.tiers.spec_changes import LABEL
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
 
-T = TypeVar("T")
 STUDY_LABEL = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(
@@ -148,72 +146,29 @@ class CustomJob:
         return kind_of(self.labels.get(LABEL, ""))
 
 
-class Backend(Protocol):
-    """Represents Vertex AI, Cloud Logging and Cloud Storage for one project and region.
-
-    Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
-    callers retry with `deploy.vertex.retry.retried`, except `submit`, which `deploy.vertex.submission` repeats only
-    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID, studies
-    projects/P/locations/R/hyperparameterTuningJobs/ID; a study is a job, too.
-    """
-
-    def submit(self, request: CustomJob) -> str:
-        """Creates the job and returns its name; sends at most one create request."""
-
-    def state(self, name: str) -> JobStatus:
-        """Returns the current status of the job; ApiError 404 if it does not exist."""
-
-    def logs(self, name: str, since: str) -> Sequence[LogEntry]:
-        """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
-
-    def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
-
-    def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Returns the trials of a study as the API's JSON has them."""
-
-    def cancel(self, name: str) -> None:
-        """Requests cancellation and returns at once; `state` shows when the job is over."""
-
-    def upload(self, file: Path, uri: str) -> None:
-        """Uploads `file` with its checksum verified, unless the object already exists."""
-
-    def read(self, uri: str) -> tuple[str, int] | None:
-        """Returns text and generation of a small object; None if it does not exist."""
-
-    def write(self, uri: str, text: str, generation: int) -> bool:
-        """Replaces a small object of this generation, 0 for none; returns False if it has another one."""
-
-    def delete(self, uri: str, generation: int) -> None:
-        """Deletes an object of this generation; ApiError if it has another one."""
-
-    def exists(self, address: str) -> bool:
-        """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
-
-    def location(self, bucket: str) -> str:
-        """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
-
-    def has_image(self, uri: str) -> bool:
-        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
-
-
-def unless_forbidden(call: Callable[[], T], default: T) -> T:
-    """Returns the result of `call`, or `default` after a 403: the job's account may have the permission."""
-    try:
-        return call()
-    except ApiError as error:
-        if error.code == 403:
-            return default
-        raise
-
-
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
     """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
 
     Raises ApiError, as for a lost response, if it is none.
     """
     with unreadable_as_lost():
-        return _parse_job(job)
+        spec = job.get("jobSpec", {})  # a study has none: timeout and output are those of each trial
+        scheduling = spec.get("scheduling", {})
+        return JobStatus(
+            created_name(job["name"]),
+            job.get("displayName", ""),
+            job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
+            parse_time(job.get("createTime", "")),
+            parse_time(job.get("startTime", "")),
+            parse_time(job.get("endTime", "")),
+            job.get("error", {}).get("message", ""),
+            job.get("labels", {}),
+            (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
+            float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
+            spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
+            any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
+                for task in ("containerSpec", "pythonPackageSpec")),
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -230,47 +185,6 @@ def created_name(name: Any) -> str:
     if not re.search(rf"/({CUSTOM.collection}|{TUNING.collection})/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)
-
-
-def _parse_job(job: Mapping[str, Any]) -> JobStatus:
-    spec = job.get("jobSpec", {})  # a study has none: timeout and output are those of each trial
-    scheduling = spec.get("scheduling", {})
-    return JobStatus(
-        created_name(job["name"]),
-        job.get("displayName", ""),
-        job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
-        parse_time(job.get("createTime", "")),
-        parse_time(job.get("startTime", "")),
-        parse_time(job.get("endTime", "")),
-        job.get("error", {}).get("message", ""),
-        job.get("labels", {}),
-        (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
-        float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
-        spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
-        any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
-            for task in ("containerSpec", "pythonPackageSpec")),
-    )  # fmt: skip
-
-
-def parse_log_entry(entry: Mapping[str, Any]) -> LogEntry:
-    """Converts a LogEntry's JSON, https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry"""
-    payload = entry.get("jsonPayload", {})
-    text = entry.get("textPayload") or payload.get("message") or str(payload or "")
-    worker = entry.get("resource", {}).get("labels", {}).get("task_name", "")
-    return LogEntry(
-        entry.get("insertId", ""), str(entry["timestamp"]), worker, entry.get("severity", "DEFAULT"), text.rstrip()
-    )
-
-
-def label_filter(label: str) -> str:
-    """Returns the filter of `Backend.jobs`."""
-    return f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-
-
-def log_filter(name: str, since: str) -> str:
-    """Returns the filter of `Backend.logs`."""
-    job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-    return f'{job} AND timestamp>="{since}"' if since else job
 
 
 def parse_time(time: str) -> float | None:

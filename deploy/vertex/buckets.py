@@ -1,23 +1,24 @@
-"""Implements what the backends have in common, with google-cloud-storage: buckets, and whether an image exists."""
+"""Reads and writes buckets with google-cloud-storage, and looks whether an image exists."""
 
 import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deploy.tiers.images import tag_name
-from deploy.vertex import api
+from deploy.vertex.api import ApiError
 from deploy.vertex.failures import converted_errors
 
+T = TypeVar("T")
 _ONCE: dict[str, Any] = {"retry": None, "timeout": 60.0}  # callers retry; seconds
 
 
 class Buckets:
-    """Implements methods of `deploy.vertex.api.Backend` with the process's one client of Cloud Storage."""
+    """Calls Cloud Storage, and Artifact Registry, with the process's one client. Methods raise ApiError."""
 
     def upload(self, file: Path, uri: str) -> None:
-        """Sends a GET and, unless the object exists, a POST with a checksum: the address has a hash of the sources."""
+        """Uploads `file` with its checksum, unless the object already exists: the address has a hash of the sources."""
         from google.api_core.exceptions import PreconditionFailed
 
         with converted_errors(), contextlib.suppress(PreconditionFailed):
@@ -26,7 +27,7 @@ class Buckets:
                 blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c", **_ONCE)
 
     def read(self, uri: str) -> tuple[str, int] | None:
-        """Sends a GET of the object, and one of the content of that generation."""
+        """Returns text and generation of a small object; None if it does not exist."""
         bucket, name = _parts(uri)
         with converted_errors():
             blob = _client().bucket(bucket).get_blob(name, **_ONCE)
@@ -36,7 +37,7 @@ class Buckets:
             return blob.download_as_bytes(if_generation_match=generation, **_ONCE).decode(), generation
 
     def write(self, uri: str, text: str, generation: int) -> bool:
-        """Sends a POST with a precondition."""
+        """Replaces a small object of this generation, 0 for none; returns False if it has another one."""
         from google.api_core.exceptions import PreconditionFailed
 
         with converted_errors():
@@ -47,27 +48,27 @@ class Buckets:
         return True
 
     def delete(self, uri: str, generation: int) -> None:
-        """Sends a DELETE with a precondition."""
+        """Deletes an object of this generation; ApiError if it has another one."""
         with converted_errors():
             _blob(uri).delete(if_generation_match=generation, **_ONCE)
 
     def exists(self, address: str) -> bool:
-        """Sends a GET of at most one object's name, and one of the object itself."""
+        """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
         bucket, name = _parts(address.rstrip("/"))
 
-        def found() -> bool:
+        def is_there() -> bool:
             below = _client().list_blobs(bucket, prefix=f"{name}/" if name else "", max_results=1, **_ONCE)
             return any(True for _ in below) or _client().bucket(bucket).get_blob(name or " ", **_ONCE) is not None
 
-        return api.unless_forbidden(_converted(found), default=True)
+        return _unless_forbidden(is_there, default=True)
 
     def location(self, bucket: str) -> str:
-        """Sends a GET of the bucket."""
+        """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
         name, _ = _parts(bucket)
-        return api.unless_forbidden(_converted(lambda: str(_client().get_bucket(name, **_ONCE).location)), default="")
+        return _unless_forbidden(lambda: str(_client().get_bucket(name, **_ONCE).location), default="")
 
     def has_image(self, uri: str) -> bool:
-        """Sends a GET of the image's tag, with the login of that client."""
+        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
         name = tag_name(uri)
         host = os.environ.get(
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com"
@@ -77,16 +78,19 @@ class Buckets:
         with converted_errors():
             response = _client()._http.get(f"{host.rstrip('/')}/v1/{name}", timeout=_ONCE["timeout"])
         if response.status_code >= 500:
-            raise api.ApiError(response.status_code, f"Artifact Registry: {response.reason}")
+            raise ApiError(response.status_code, f"Artifact Registry: {response.reason}")
         return bool(response.status_code != 404)
 
 
-def _converted(call: Callable[[], api.T]) -> Callable[[], api.T]:
-    def converted() -> api.T:
+def _unless_forbidden(call: Callable[[], T], default: T) -> T:
+    """Returns the result of `call`, or `default` after a 403: the job's account may have the permission."""
+    try:
         with converted_errors():
             return call()
-
-    return converted
+    except ApiError as error:
+        if error.code == 403:
+            return default
+        raise
 
 
 def _client() -> Any:

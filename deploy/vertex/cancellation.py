@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.api import Backend, JobStatus
+from deploy.vertex.api import JobStatus
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 
 SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
@@ -50,6 +51,11 @@ def cancel_doubles(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) ->
         if found[job.name].name != job.name and not job.over:
             cancel_double(job, found[job.name], backend, clock)
     return found
+
+
+def find_job(label: str, backend: Backend, clock: Clock) -> JobStatus | None:
+    """Returns the newest job with this label that counts, and cancels its doubles; None if there is none."""
+    return next(reversed(cancel_doubles(oldest_first(label, backend, clock), backend, clock).values()), None)
 
 
 def cancel_double(job: JobStatus, counts: JobStatus, backend: Backend, clock: Clock) -> None:

@@ -12,15 +12,15 @@ from deploy.tiers.job_spec import to_yaml
 from deploy.vertex import api
 from deploy.vertex.api import CustomJob
 from deploy.vertex.failures import converted_errors, gcloud_error, lost_response
-from deploy.vertex.rest import Rest
+from deploy.vertex.rest import Backend
 from trainer.base.errors import UserError
 from trainer.base.storage.login import gcloud_environment
 
 COMMAND_TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
 
 
-class Gcloud(Rest):
-    """Implements `deploy.vertex.api.Backend`."""
+class Gcloud(Backend):
+    """Creates jobs by gcloud."""
 
     def create_command(self, request: CustomJob) -> list[str]:
         """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
@@ -40,7 +40,10 @@ class Gcloud(Rest):
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job.
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
-        with _running(command) as process:
+        with contextlib.ExitStack() as stack:
+            with converted_errors():
+                environment = stack.enter_context(gcloud_environment())
+            process = stack.enter_context(_running(command, environment))
             assert process.stdin
             assert process.stdout
             assert process.stderr
@@ -63,17 +66,11 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Starts the command with a login and kills it after COMMAND_TIMEOUT_S or on an exception."""
-    with contextlib.ExitStack() as stack:
-        with converted_errors():
-            environment = stack.enter_context(gcloud_environment())
-        yield stack.enter_context(_started(command, environment))
+def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Starts the command, and kills it after COMMAND_TIMEOUT_S or on an exception.
 
-
-@contextlib.contextmanager
-def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Runs the command in a new session: gcloud may be a shell script whose child processes must be killed too."""
+    It runs in a new session: gcloud may be a shell script whose child processes must be killed too.
+    """
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(

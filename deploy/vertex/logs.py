@@ -10,10 +10,11 @@ from functools import partial
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.api import ApiError, Backend, JobStatus, LogEntry, parse_time
+from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.live import LiveLines, LiveReader
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import describe_run, format_duration, spent
 from deploy.vertex.waiting import Waiting

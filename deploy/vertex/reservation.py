@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError, Backend
+from deploy.vertex.api import ApiError
 from deploy.vertex.cancellation import oldest_first
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, retried
 from deploy.vertex.spending import format_duration, spent
 from trainer.base.errors import UserError

@@ -1,11 +1,12 @@
-"""Reads and cancels jobs by the REST interfaces of Vertex AI and Cloud Logging, with google-auth alone."""
+"""Calls Vertex AI and Cloud Logging by their REST interfaces, with google-auth alone, for all but creating a job."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import api
-from deploy.vertex.api import JobStatus, LogEntry
+from deploy.vertex.api import CustomJob, JobStatus, LogEntry
 from deploy.vertex.buckets import Buckets
 from deploy.vertex.failures import converted_errors, response_error
 from trainer.base.storage.login import credentials
@@ -13,40 +14,54 @@ from trainer.base.storage.login import credentials
 REQUEST_TIMEOUT_S = 60.0  # of one request
 
 
-class Rest(Buckets):
-    """Implements `deploy.vertex.api.Backend` but for `submit`. `login`: credentials, by default this machine's."""
+class Backend(Buckets):
+    """Represents Vertex AI, Cloud Logging and Cloud Storage for one project and region.
+
+    Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
+    callers retry with `deploy.vertex.retry.retried`, except `submit`, which `deploy.vertex.submission` repeats only
+    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID, studies
+    projects/P/locations/R/hyperparameterTuningJobs/ID; a study is a job, too. `login`: credentials, by default this
+    machine's.
+    """
 
     def __init__(self, project: str, region: str, login: Any = None) -> None:
         self._project, self._region, self._login = project, region, login
         self._parent = f"projects/{project}/locations/{region}"
 
+    def submit(self, request: CustomJob) -> str:
+        """Creates the job and returns its name; sends at most one create request. gcloud and the SDK each do that."""
+        raise NotImplementedError
+
     def state(self, name: str) -> JobStatus:
-        """Sends a GET of the job."""
+        """Returns the current status of the job; ApiError 404 if it does not exist."""
         return api.parse_job(self._call("GET", f"{self._service}/{name}"))
 
     def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Sends a GET of the study."""
+        """Returns the trials of a study as the API's JSON has them."""
         with api.unreadable_as_lost():
             return list(self._call("GET", f"{self._service}/{name}").get("trials", []))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Sends a GET for each page of the list, filtered by label; without one also of the studies."""
+        """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
         return [api.parse_job(job) for kind in api.kinds_of(label) for job in self._listed(kind.collection, label)]
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
-        """Sends a POST of entries:list for each page."""
+        """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
+        job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
+        wanted = f'{job} AND timestamp>="{since}"' if since else job
         url = f"{_address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
-        body = {"resourceNames": [f"projects/{self._project}"], "filter": api.log_filter(name, since), "pageSize": 1000}
+        body = {"resourceNames": [f"projects/{self._project}"], "filter": wanted, "pageSize": 1000}
         pages = _pages("entries", lambda token: self._call("POST", url, json={**body, **token}))
         with api.unreadable_as_lost():
-            return [api.parse_log_entry(entry) for entry in pages]
+            return [_log_entry(entry) for entry in pages]
 
     def cancel(self, name: str) -> None:
-        """Sends a POST of :cancel."""
+        """Requests cancellation and returns at once; `state` shows when the job is over."""
         self._call("POST", f"{self._service}/{name}:cancel", json={})
 
     def _listed(self, collection: str, label: str) -> Iterator[Any]:
-        url, only = f"{self._service}/{self._parent}/{collection}", {"filter": api.label_filter(label)}
+        only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
+        url = f"{self._service}/{self._parent}/{collection}"
         return _pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
 
     @property
@@ -64,6 +79,16 @@ class Rest(Buckets):
             if not response.ok:
                 raise response_error(response)
             return response.json()
+
+
+def _log_entry(entry: Mapping[str, Any]) -> LogEntry:
+    """Converts a LogEntry's JSON, https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry"""
+    payload = entry.get("jsonPayload", {})
+    text = entry.get("textPayload") or payload.get("message") or str(payload or "")
+    worker = entry.get("resource", {}).get("labels", {}).get("task_name", "")
+    return LogEntry(
+        entry.get("insertId", ""), str(entry["timestamp"]), worker, entry.get("severity", "DEFAULT"), text.rstrip()
+    )
 
 
 def _pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:

@@ -6,12 +6,12 @@ import json
 from deploy.vertex import api
 from deploy.vertex.api import CustomJob
 from deploy.vertex.failures import converted_errors
-from deploy.vertex.rest import REQUEST_TIMEOUT_S, Rest
+from deploy.vertex.rest import REQUEST_TIMEOUT_S, Backend
 from trainer.base.errors import UserError
 
 
-class Sdk(Rest):
-    """Implements `deploy.vertex.api.Backend`."""
+class Sdk(Backend):
+    """Creates jobs by the SDK."""
 
     def submit(self, request: CustomJob) -> str:
         """Sends one POST, which the client never repeats."""

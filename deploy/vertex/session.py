@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 
-from deploy.vertex.api import Backend
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
 from trainer.base.storage.login import two_accounts
 

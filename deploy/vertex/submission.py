@@ -9,11 +9,12 @@ from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.api import ApiError, Backend, CustomJob, JobStatus
+from deploy.vertex.api import ApiError, CustomJob, JobStatus
 from deploy.vertex.cancellation import cancel_doubles, oldest_first
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.reservation import OpenBackend, release, reserve
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, backoff, retried
 from deploy.vertex.spending import price_label
 from trainer.base.errors import UserError
@@ -27,7 +28,7 @@ def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
 
     Of images, only one that was built in this folder is looked for.
     """
-    inputs = {name: address for name, address in job.config.inputs.items() if address.startswith("gs://")}
+    inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
         check_continent(bucket, job.gcp.region, retried(functools.partial(backend.location, bucket), clock))
     for name, address in inputs.items():

@@ -22,8 +22,8 @@ from deploy.report.collection import collect
 from deploy.report.summary import summarize
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import load_tier
-from deploy.vertex.api import Backend
 from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
 from deploy.vertex.session import Session

@@ -20,15 +20,17 @@ from PIL import Image
 
 from deploy.__main__ import main
 from deploy.comparison import execution
-from deploy.comparison.execution import ComparisonRequest, TierRequest
+from deploy.comparison.execution import ComparisonRequest
 from deploy.report.collection import collect
 from deploy.report.run_reader import RunRecord
 from deploy.report.summary import summarize
+from deploy.tiers.checks import check_devices
+from deploy.tiers.job_request import JobRequest
+from deploy.tiers.job_spec import TrainingRequest
 from deploy.tiers.tier import JOB_CONFIGS, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
 from trainer.base.errors import UserError
-from trainer.base.settings import TrainConfig
 from trainer.base.settings.resolution import Overrides
 
 FLAGS = ("--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--global_batch_size=8", "--steps=40",
@@ -53,26 +55,27 @@ class Planting:
         self.script, self.stopped = script, False
         self.asked: list[tuple[str, str, list[str]]] = []
 
-    def resolve(self, tier: TierFacts, overrides: Any) -> TrainConfig:
-        config: TrainConfig = overrides.resolve()
-        return config
+    def resolve(self, tier: Any, program: Any) -> JobRequest:
+        config = program.resolve()
+        check_devices(tier, config)
+        return TrainingRequest(tier, program, config)
 
-    def check(self, run: TierRequest) -> None:
+    def check(self, run: JobRequest) -> None:
         if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
 
-    def costs(self, runs: Mapping[str, tuple[TierRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
         return iter(())
 
-    def preflight(self, runs: Sequence[TierRequest]) -> None:
+    def preflight(self, runs: Sequence[JobRequest]) -> None:
         pass
 
-    def shared(self, runs: Mapping[str, tuple[TierRequest, int]], out: Path) -> AbstractContextManager[None]:
+    def shared(self, runs: Mapping[str, tuple[JobRequest, int]], out: Path) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def run(self, run: TierRequest, job_dir: Path) -> int:
+    def run(self, run: JobRequest, job_dir: Path) -> int:
         tier = run.tier
-        self.asked.append((tier.name, job_dir.name, run.overrides.arguments()))
+        self.asked.append((tier.name, job_dir.name, run.arguments()[:-1]))
         code = self.script(tier, job_dir)
         if code is None:
             plant(job_dir, noisy(0.1 / tier.devices), devices=[f"CPU:{i}" for i in range(tier.devices)])

@@ -62,7 +62,9 @@ def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: in
 
 
 def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
-    chief, other = local_workers(load_tier("l4x1-2workers", ""), ["--seed=3"], tmp_path, "local-1")
+    chief, other = local_workers(
+        load_tier("l4x1-2workers", ""), ["--seed=3", "--expect_devices=1"], tmp_path, "local-1"
+    )
     assert (chief.name, other.name) == ("workerpool0-0", "workerpool1-0")
     config, spec = (json.loads(other.environment[name]) for name in ("TF_CONFIG", "CLUSTER_SPEC"))
     assert config["task"]["type"] == "worker"
@@ -203,7 +205,7 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
 ) -> None:  # fmt: skip
     starts = tmp_path / "starts"
     sleeper = worker("workerpool0-0", script, seconds, str(starts), "0")
-    monkeypatch.setattr(local, "local_workers", lambda *given: [sleeper])
+    monkeypatch.setattr(local, "local_workers", lambda *_, **__: [sleeper])
 
     def hang_up() -> None:
         for _ in range(2000):

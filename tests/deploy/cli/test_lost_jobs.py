@@ -226,11 +226,10 @@ def test_an_answer_that_is_none_is_a_lost_answer(
     assert (states(cloud), cloud.requests.count(f"POST {PARENT}/customJobs")) == (["SUCCEEDED"], 1)
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
-def test_a_404_on_the_first_poll_is_no_end(backend: str, cloud: Emulator, session: Session) -> None:
+def test_a_404_on_the_first_poll_is_no_end(cloud: Emulator, session: Session) -> None:
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("GET .*/customJobs/", 404, times=3)]
-    assert submit.main(["cpu", *PLAIN, f"--backend={backend}"], session) == 0
+    assert submit.main(["cpu", *SDK], session) == 0
 
 
 def test_the_end_of_a_job_is_told_before_its_logs_are_waited_for(

@@ -20,7 +20,7 @@ from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import free_addresses, local_workers
 from deploy.report.collection import collect
 from deploy.report.summary import summarize
-from deploy.tiers.script import WORKER, read_script
+from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, WHERE, Capture, FlyingClock, Job, needs_gcloud, run
@@ -139,8 +139,9 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
     path = script("import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nchild = os.fork()\n"
                   "if child: print('pids', os.getpid(), child)\ntime.sleep(300)")  # fmt: skip
     said: list[str] = []
-    hanging = read_script(str(path), "", "", [])
-    job = LocalJob(local_workers(load_tier("cpu"), hanging, tmp_path / "job", "local-1"), tmp_path / "job", print)
+    tier, folder = load_tier("cpu"), tmp_path / "job"
+    program = ScriptRequest(tier, read_script(str(path), "", "", [])).local_program(folder)
+    job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), folder, print)
 
     def say(name: str, line: str) -> None:
         said.append(line)
@@ -170,7 +171,7 @@ def test_very_many_logs_pass_in_little_memory(tmp_path: Path) -> None:
     path = script("import sys\nfor _ in range(1_000): print('x' * 16_000)\nsys.stdout.write('y' * 8_000_000 + '\\n')\n"
                   "print('{\"step\": 5, \"loss\": 0.5}')")  # fmt: skip
     code = f"import sys\nfrom {WORKER} import main\ncode = main()\nsys.exit(open('/proc/self/status').read())"
-    plan = read_script(str(path), "", "", []).local_plan(load_tier("cpu"), tmp_path / "job")
+    _, plan = ScriptRequest(load_tier("cpu"), read_script(str(path), "", "", [])).local_program(tmp_path / "job")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **plan}
     done = run([sys.executable, "-c", code], env=environment)
     assert (done.returncode, len(done.stdout)) == (1, 1_000 * 16_001 + 8_000_001 + len('{"step": 5, "loss": 0.5}\n'))
@@ -324,8 +325,9 @@ def test_the_command_that_a_dry_run_prints_uploads_the_archive(
     shown = capsys.readouterr().out
     words = shlex.split(next(line for line in shown.splitlines() if line.startswith("python -m deploy package ")))
     assert package.main([*words[4:], "--backend=sdk"], session) == 0
-    (name,) = cloud.objects
+    name, starter = cloud.objects
     assert f'"code": ["gs://{name}"' in shown
+    assert f"  - gs://{starter}\n" in shown
 
 
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:

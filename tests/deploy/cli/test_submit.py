@@ -72,7 +72,7 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     shown = capsys.readouterr().out
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-    sent = {uri.removeprefix("gs://") for uri, _ in start(task)["packages"]}
+    sent = {uri.removeprefix("gs://") for uri in (task["command"][3], *(uri for uri, _ in start(task)["packages"]))}
     assert {name for name in cloud.objects if not name.endswith("/submission.json")} == sent
     assert task["args"] == [*JOB, "--expect_devices=0"]
     assert json.loads((output / "result.json").read_text())["state"] == "done"
@@ -95,7 +95,7 @@ def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) 
     cloud.run = ends("SUCCEEDED")
     for _ in range(2):
         assert submit.main(["cpu", *SDK], session) == 0
-    assert cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 3  # two records, and the package once
+    assert cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 4  # two records, package and starter once
     assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1
     assert len(cloud.jobs) == 2
 

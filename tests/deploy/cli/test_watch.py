@@ -17,7 +17,7 @@ from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
 from deploy.vertex.spending import format_duration
-from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job, needs_gcloud
+from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.vertex.test_backends import PARENT, SPEC
 from trainer.base.errors import UserError
@@ -208,8 +208,7 @@ def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
     assert job["state"] == "JOB_STATE_RUNNING"
 
 
-@needs_gcloud
-def test_gcloud_watches_by_the_jobs_number(cloud: Emulator, session: Session, job: Job, capsys: Capture) -> None:
+def test_a_job_is_watched_by_its_number(cloud: Emulator, session: Session, job: Job, capsys: Capture) -> None:
     cloud.begin(job)
     cloud.log(job, "hello")
     cloud.end(job, "SUCCEEDED")

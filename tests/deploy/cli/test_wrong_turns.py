@@ -145,9 +145,15 @@ def test_a_refusal_names_the_role_that_is_missing(message: str, cure: str) -> No
     assert cure in describe_error(ApiError(403, message), PLACE)
 
 
-@pytest.mark.parametrize(("code", "later"), [(0, True), (409, False), (412, False), (429, True), (503, True)])
-def test_what_is_refused_for_good_is_not_put_off(code: int, later: bool) -> None:
-    assert ("try again later" in describe_error(ApiError(code, "said the service"), PLACE)) == later
+@pytest.mark.parametrize(
+    ("code", "later", "unclear"),
+    [(0, True, True), (409, False, False), (412, False, False), (429, True, False), (501, False, False),
+     (502, True, True), (503, True, True)],
+)  # fmt: skip
+def test_a_refusal_is_neither_put_off_nor_taken_for_a_lost_answer(code: int, later: bool, unclear: bool) -> None:
+    error = ApiError(code, "said the service")
+    assert ("try again later" in describe_error(error, PLACE)) == error.transient == later
+    assert error.may_have_succeeded == unclear
 
 
 def test_a_disk_that_cannot_be_written_is_no_traceback(cloud: Emulator, dist: Path, refused: Command) -> None:

@@ -303,8 +303,8 @@ def test_a_gpu_without_rates_or_price_is_one_line(tmp_path: Path, capsys: Captur
     ("--budget=-1", "'-1' must be a number above 0, in USD"),
     ("--within=eight", "'eight' must be a time"),
     ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
-    ("--relative_speed=l4x1=2", "--relative_speed is gone: measure a tier by a short run, `compare TIER --steps=50`"),
-    ("--preemptions_per_hour=1", "--preemptions_per_hour is gone: "),
+    ("--relative_speed=l4x1=2", "--relative_speed was removed: measure a tier by a short run, `compare TIER --steps="),
+    ("--preemptions_per_hour=1", "--preemptions_per_hour was removed: "),
 ])  # fmt: skip
 def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:
     assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", f"--out={tmp_path}", flag)

@@ -9,6 +9,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.tiers.packages import built
+from deploy.tiers.plain_image import START
 from deploy.tiers.script import read_script
 from tests.deploy.conftest import WHERE, Capture, Command
 
@@ -132,7 +133,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
     assert spec["scheduling"]["strategy"] == "SPOT"
     for pool in spec["workerPoolSpecs"]:
         task = pool["containerSpec"]
-        assert (task["args"], task["command"][:2], task["imageUri"]) == (words, ["python3", "-c"], "python:3.12-slim")
+        assert (task["args"], task["command"][2], task["imageUri"]) == (words, START, "python:3.12-slim")
         variables = {each["name"]: each["value"] for each in task["env"]}
         start = json.loads(variables["TRAINER_START"])
         assert (start["gpus"], start["script"]["command"]) == (1, ["train.py"])

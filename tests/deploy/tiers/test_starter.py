@@ -15,7 +15,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.tiers.images import PLAIN_IMAGE
-from deploy.tiers.plain_image import TENSORFLOW, requirements
+from deploy.tiers.plain_image import TENSORFLOW, requirements, starter
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
 
@@ -60,6 +60,8 @@ def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeyp
     """Returns a function that runs the start command with a plan, and returns it with its log."""
     monkeypatch.setattr("deploy.cli.job_flags.packages_with", lambda *_: [])
     (_, *code), arguments, _ = command(capsys)
+    cloud.objects[code[2].removeprefix("gs://")] = starter().build().read_bytes()
+    code[1] = code[1].replace("(2, 4, 8, 16, 0)", "(0.1, 0)")
 
     def started(
         digest: str, gpus: int = 0, **more: str
@@ -78,7 +80,7 @@ def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeyp
 def test_a_wheel_of_the_bucket_is_installed_and_run(start: Any, wheel: str, cloud: Emulator) -> None:
     """The job's account reads it, with a token of the metadata server."""
     cloud.accounts = {}
-    cloud.faults = [Fault("GET /storage", 503)]
+    cloud.faults = [Fault("GET /storage.*starter", 503), Fault("GET /storage.*hello", 503)]
     done, log = start(wheel)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == f"hello {' '.join([*JOB, '--expect_devices=0'])}"
@@ -96,12 +98,29 @@ def test_a_wheel_of_the_bucket_is_installed_and_run(start: Any, wheel: str, clou
 def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
     digest: str, gpus: int, status: int, line: str, start: Any, wheel: str, cloud: Emulator
 ) -> None:
-    cloud.faults = [Fault("GET /storage", status)] if status else []
+    cloud.faults = [Fault("GET /storage.*hello", status)] if status else []
     done, log = start(digest or wheel, gpus, LD_LIBRARY_PATH="/usr/local/nvidia/lib64")
     (entry,) = log
     assert (done.returncode, entry["severity"]) == (2, "ERROR")
     assert entry["message"].startswith(line.format(wheel=wheel))
-    assert not [request for request in cloud.requests if gpus]
+    assert not [request for request in cloud.requests if gpus and "hello" in request]
+
+
+@pytest.mark.parametrize(("content", "line"), [
+    (None, "HTTP Error 404: Not Found: may the job's account read it?"),
+    (b"print('another')", "starter.py: its SHA-256 is another now"),
+])  # fmt: skip
+def test_without_its_starter_a_job_ends_with_one_line(
+    content: bytes | None, line: str, start: Any, wheel: str, cloud: Emulator
+) -> None:
+    (name,) = [name for name in cloud.objects if name.endswith("starter.py")]
+    del cloud.objects[name]
+    cloud.objects |= {name: content} if content else {}
+    done, log = start(wheel)
+    assert (done.returncode, done.stdout, log) == (1, "", [])
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.endswith(f"{line}\n")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.usefixtures("dist")
@@ -133,6 +152,7 @@ def test_the_cpu_set_is_installed_and_trains(
     ((address, digest),) = json.loads(variables["TRAINER_START"])["packages"]
     (built,) = dist.glob("vertex_trainer-*/*.whl")
     cloud.objects[address.removeprefix("gs://")] = built.read_bytes()
+    cloud.objects[code[2].removeprefix("gs://")] = starter().build().read_bytes()
     assert hashlib.sha256(built.read_bytes()).hexdigest() == digest
     given = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
     given |= {name: os.environ[name] for name in ("PATH", "STORAGE_EMULATOR_HOST")}

@@ -7,9 +7,10 @@ import pytest
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex import submission
-from deploy.vertex.api import ApiError, Backend, CustomJob
+from deploy.vertex.api import ApiError, CustomJob
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud, stand_in
@@ -26,7 +27,6 @@ KEY = f"{PARENT}/keyRings/r/cryptoKeys/k"
 REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"}, KEY)
 POSTS = f"POST /v1/{PARENT}/customJobs"
 SLOW = [needs_gcloud, pytest.mark.slow]
-SLOW_GCLOUD = pytest.param("gcloud", marks=SLOW)  # takes a second per call
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
@@ -40,8 +40,8 @@ def both(*cases: object, quick_gcloud: object) -> list[object]:
     return [*(("sdk", case) for case in cases), pytest.param("gcloud", quick_gcloud, marks=needs_gcloud), *slow]
 
 
-# Both backends use one client for buckets.
-BUCKETS = pytest.mark.parametrize("backend", ["sdk"], indirect=True)
+# Both backends read, and use buckets, by one client.
+ONE_CLIENT = pytest.mark.parametrize("backend", ["sdk"], indirect=True)
 
 
 def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator) -> None:
@@ -67,7 +67,7 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     assert (backend.state(name).state, backend.state(name).over) == ("CANCELLED", True)
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+@ONE_CLIENT
 def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Backend, cloud: Emulator) -> None:
     names = [
         cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
@@ -78,7 +78,7 @@ def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: B
     assert backend.jobs("s4") == []
 
 
-@BUCKETS
+@ONE_CLIENT
 def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
     """The address names the sources; other tool versions may build different bytes from them."""
     wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
@@ -89,7 +89,7 @@ def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emu
         assert cloud.objects["my-bucket/packages/x/a.whl"] == first
 
 
-@BUCKETS
+@ONE_CLIENT
 def test_the_location_of_a_bucket_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
     cloud.bucket_location = "EUROPE-WEST4"
     assert backend.location("gs://my-bucket") == "EUROPE-WEST4"
@@ -125,7 +125,7 @@ def test_a_rate_limit_is_no_exhausted_machine_quota(message: str, quota: bool) -
     assert (error.quota, error.transient) == (quota, not quota)
 
 
-@BUCKETS
+@ONE_CLIENT
 def test_whether_an_object_exists(backend: Backend, cloud: Emulator) -> None:
     cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
     found = [backend.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
@@ -171,7 +171,7 @@ def test_a_job_that_is_listed_late_is_kept_and_its_duplicate_cancelled(session: 
     assert list(states.values()) == ["JOB_STATE_CANCELLED"]
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+@pytest.mark.parametrize("backend", ["sdk"], indirect=True)
 def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Emulator, session: Session) -> None:
     first = cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     cloud.faults = [Fault(POSTS, 500, after=True)]

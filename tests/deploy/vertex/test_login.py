@@ -15,9 +15,10 @@ from google.oauth2.credentials import Credentials
 
 from deploy.cli import watch
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError, Backend
+from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
 from deploy.vertex.session import Session, tell_accounts

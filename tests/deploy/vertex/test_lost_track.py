@@ -2,13 +2,14 @@
 
 import pytest
 
-from deploy.vertex.api import ApiError, Backend
+from deploy.vertex.api import ApiError
 from deploy.vertex.failures import gcloud_error, lost_response
+from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
 from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
-from tests.deploy.vertex.test_backends import REQUEST, SLOW_GCLOUD
+from tests.deploy.vertex.test_backends import REQUEST
 
 TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
 PROXY = (
@@ -57,14 +58,6 @@ def test_an_exit_status_of_gcloud_tells_a_wrong_argument_and_a_signal() -> None:
     assert "killed by signal 9" in str(killed)
 
 
-@pytest.mark.parametrize(
-    ("code", "transient", "unclear"), [(409, False, False), (501, False, False), (502, True, True)]
-)
-def test_the_sdk_tells_a_refusal_from_a_lost_answer(code: int, transient: bool, unclear: bool) -> None:
-    error = ApiError(code, "x")
-    assert (error.transient, error.may_have_succeeded) == (transient, unclear)
-
-
 def test_the_reason_of_a_lost_response_is_its_message_and_not_its_headers() -> None:
     log = (
         "DEBUG: Retrying request to url http://h/v1 after exception HttpError accessing <http://h/v1>: response: "
@@ -103,7 +96,7 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
     assert (caught.value.may_have_succeeded, session.clock.now() - began, cloud.requests) == (False, 0.0, [])
 
 
-@pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"], indirect=True)
+@pytest.mark.parametrize("backend", ["sdk"], indirect=True)
 def test_a_record_is_replaced_only_by_who_read_it(backend: Backend, cloud: Emulator) -> None:
     uri = "gs://my-bucket/jobs/x/submission.json"
     assert backend.write(uri, "one\n", 0)
