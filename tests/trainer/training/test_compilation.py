@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import pkgutil
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -397,3 +400,17 @@ def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
     assert json.loads((Path(config.job_dir) / "result.json").read_text())["steps"] == 0
     run_job(config)
     assert run_info(config)["compilation"]["compiled"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [
+    ["wgan_gp_digits"], ["wgan_gp_digits", "--critic_steps=3", "--conditional=false"], ["cnn_mnist", "--data=digits"],
+    ["wgan_gp_digits", "--model=r3gan"], ["wgan_gp_digits", "--model=dcgan"],
+])  # fmt: skip
+def test_xla_compiles_once(flags: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.training.compiled_steps", str(tmp_path), *flags],
+        env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    first, last = map(int, done.stdout.split()[-2:])
+    assert first == last > 0
