@@ -25,7 +25,13 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
 def use_averages(optimizer: Any, variables: Sequence[Any]) -> None:
     """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
 
-    variables: those that the optimizer was built with. Does nothing for other optimizers.
+    variables: those that the optimizer was built with. Does nothing for other optimizers. In a
+    keras.StatelessScope only the values of the scope change.
     """
-    if getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False) and optimizer.built:
+    if keeps_averages(optimizer) and optimizer.built:
         optimizer.finalize_variable_values(list(variables))
+
+
+def keeps_averages(optimizer: Any) -> bool:
+    """Returns whether an optimizer keeps moving averages of the weights (`use_ema`)."""
+    return bool(optimizer and getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))

@@ -15,10 +15,11 @@ from trainer.base.log import log
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
+from trainer.invariance.averaging import keeps_averages, use_averages
 from trainer.measures.class_counts import class_counts, outputs_kept
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
-from trainer.user_code.interface import results_of, scalars_of
+from trainer.user_code.interface import ModelInterface, results_of, scalars_of
 
 _SAME = 1e-5  # relative difference of two sums that rounding explains
 
@@ -53,7 +54,8 @@ class Evaluation:
     the metrics are added up over replicas.
 
     as_fit: makes the `data` of test_step of the parts of a batch; class_names: of a classifier with integer labels,
-    whose `classes` are the counts of the newest call.
+    whose `classes` are the counts of the newest call; optimizer: one whose moving averages are taken for the weights,
+    then the values are val_ema_….
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class Evaluation:
         batch_size: int,
         as_fit: Callable[[tuple[Any, ...]], Any],
         class_names: Sequence[str] = (),
+        optimizer: Any = None,
     ) -> None:
+        self.averaged: Evaluation | None = None  # which follows each call, and adds its values
+        self._optimizer = optimizer
         self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
         self._as_fit = as_fit
         self._counts = class_counts(model, class_names)
@@ -94,7 +99,7 @@ class Evaluation:
         whole = self._summed(totals)
         if self._counts:
             self.classes = Classification(self._counts.names, **whole.classes)
-        return self._results(whole)
+        return {**self._results(whole), **(self.averaged() if self.averaged else {})}
 
     @property
     def counts_classes(self) -> bool:
@@ -108,7 +113,7 @@ class Evaluation:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return tuple(self._results(self._begin.apply(np.asarray)))
+        return (*self._results(self._begin.apply(np.asarray)), *(self.averaged.names if self.averaged else ()))
 
     @cached_property
     def _takers(self) -> int:
@@ -201,6 +206,8 @@ class Evaluation:
         held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
         kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._counts else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
+            if self._optimizer:
+                use_averages(self._optimizer, self.model.trainable_variables)  # in this scope alone
             before = [scope.get_current_value(variable) for variable in variables]
             values = scalars_of(self.model.test_step(data))
         after = [scope.get_current_value(variable) for variable in variables]
@@ -226,7 +233,8 @@ class Evaluation:
             values = {name: float(value) for name, value in self.model.get_metrics_result().items()}
         means = totals.others / max(float(totals.rows), 1.0)
         values |= dict(zip(self._others, means.tolist(), strict=True))
-        return {f"val_{name}": value for name, value in values.items() if not self._returned or name in self._returned}
+        prefix = "val_ema" if self._optimizer else "val"
+        return {f"{prefix}_{name}": value for name, value in values.items() if name in (self._returned or values)}
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
@@ -240,7 +248,11 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
     if reason := why_not_evaluated(model):
         log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
         return None
-    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
+    evaluate = Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
+    optimizer = ModelInterface.of(model).optimizer
+    if keeps_averages(optimizer):
+        evaluate.averaged = Evaluation(model, replicas, examples, batch_size, dataset.as_fit, optimizer=optimizer)
+    return evaluate
 
 
 def why_not_evaluated(model: keras.Model) -> str:

@@ -15,7 +15,7 @@ from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.in_memory import first_unfit_input
-from trainer.invariance.averaging import use_averages
+from trainer.invariance.averaging import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
@@ -190,7 +190,9 @@ def _train_and_export(run: TrainingRun) -> Control:
             run.save(pending=bool(control.signal))
             run.checkpoints.wait()
         if run.job.is_chief and not control.signal:
-            if optimizer := ModelInterface.of(setup.model).optimizer:
+            optimizer = ModelInterface.of(setup.model).optimizer
+            if keeps_averages(optimizer):
+                log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
                 use_averages(optimizer, setup.model.trainable_variables)
             export(setup.model, job_dir.model, setup.dataset.input_spec)
             job_dir.mirror.put(job_dir.model)

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
+from tests.own_data import regression
 from tests.support import fresh_collectives, refused, run_job
 from tests.trainer.data.test_own import settings
 from trainer.base.run_files.records import read_stats
@@ -119,3 +121,26 @@ def test_keras_metrics_decide_whether_higher_is_better() -> None:
     assert not rises(setup.model, "val_loss", "best_metric")
     with refused("best_metric=val_speed: it is unknown whether higher or lower is better"):
         rises(setup.model, "val_speed", "best_metric")
+
+
+def averaging(config: Any, dataset: Any) -> Any:
+    model = regression(config, dataset)
+    model.compile(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_averages_of_weights_are_evaluated_beside_the_weights(tmp_path: Path, replicas: int) -> None:
+    own = f"--model={__name__}:averaging"
+    config = settings("pair", "regression", own, f"--replicas={replicas}", f"--job_dir={tmp_path / 'run'}")
+    setup = build_setup(config, make_replicas(config))
+    final = json.loads((run_job(config) / "result.json").read_text())["final"]
+    model = keras.models.load_model(tmp_path / "run" / "model" / "model.keras", compile=False)
+    setup.model.set_weights(model.get_weights())
+    evaluate = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
+    assert evaluate
+    expected = by_keras(setup, evaluate)
+    values = {**final["losses"], **final["metrics"], **final.get("evaluation", {})}
+    averaged = {name: values[name.replace("val_", "val_ema_")] for name in expected}
+    assert averaged == pytest.approx(expected, rel=1e-9)
+    assert values["val_loss"] != pytest.approx(values["val_ema_loss"], rel=1e-3)
