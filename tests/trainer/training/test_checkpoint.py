@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import SMALL
-from tests.support import fresh_collectives, largest_difference, prepared, weights
+from tests.support import fresh_collectives, largest_difference, of_model, prepared, weights
 from tests.support import run_job as run
 from trainer.base.errors import NotFinite, UserError
 from trainer.base.log import log
@@ -296,7 +296,10 @@ KINDS = {"GAN": (), "classifier": MLP}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Holds a finished run of each kind."""
     folder = tmp_path_factory.mktemp("trained")
-    return {kind: run(resolve([*SMALL, f"--job_dir={folder / kind}", *flags]).config) for kind, flags in KINDS.items()}
+    return {
+        kind: run(resolve([*of_model(SMALL, flags), f"--job_dir={folder / kind}", *flags]).config)
+        for kind, flags in KINDS.items()
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

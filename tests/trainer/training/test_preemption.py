@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
-from tests.support import Signals
+from tests.support import Signals, of_model
 from tests.support import run_job as run
 from tests.workers import ROOT
 from trainer.base.errors import INTERRUPTED, UserError
@@ -237,7 +237,9 @@ STOPS = (
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs a job that stops early."""
-    folder = run(resolve([*SMALL, *STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"]).config)
+    folder = run(
+        resolve([*of_model(SMALL, STOPS), *STOPS, f"--job_dir={tmp_path_factory.mktemp('undisturbed') / 'job'}"]).config
+    )
     assert 12 <= result_of(folder)["steps"] < 200
     return folder
 
