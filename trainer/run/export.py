@@ -5,7 +5,7 @@ import io
 import logging
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ from trainer.user_code.mistakes import where_raised
 def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
     """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
 
-    There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary.
+    There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary. Where a class lacks the
+    get_config that it needs, there is model.weights.h5 in place of model.keras.
     `input_spec`: the tf.TensorSpec of the input, or a nest of them, for a subclassed model, which has no symbolic one.
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
-    with _saving_classes_of_the_user(), whole_folder(folder) as beside:
+    with whole_folder(folder) as beside:
         for name, trained in templates.items():
-            plain_copy(trained).save(beside / f"{name}.keras")
+            _save(plain_copy(trained), beside / f"{name}.keras")
         template = plain_copy(templates["model"])
         if why := _not_in_h5(template, beside / "model.keras"):
             warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
@@ -41,19 +42,21 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
 
 
-@contextlib.contextmanager
-def _saving_classes_of_the_user() -> Iterator[None]:
-    """Raises UserError if Keras cannot save a class, because it does not say with which arguments it was made."""
+def _save(network: keras.Model, path: Path) -> None:
+    """Saves a network, or its weights alone if Keras cannot say with which arguments one of its classes was made."""
     try:
-        yield
+        network.save(path)
     except (NotImplementedError, TypeError) as error:
         if where_raised(error):
             raise
-        raise UserError(
-            f"the model cannot be saved: {reason(error).partition(' Example: ')[0]} Give that class a get_config whose "
-            "values JSON can hold (https://keras.io/guides/serialization_and_saving/#custom-objects); the checkpoints "
-            "are kept"
-        ) from error
+        path.unlink(missing_ok=True)
+        weights = path.with_suffix(".weights.h5")
+        warn_once(
+            f"{path.name} is not written: {reason(error).partition(' Please')[0]}: give that class a get_config whose "
+            "values JSON can hold (https://keras.io/guides/serialization_and_saving/#custom-objects); until then "
+            f"{weights.name} has its weights, and saved_model/ serves it"
+        )
+        network.save_weights(weights)
 
 
 def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> None:
@@ -64,7 +67,12 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
     """
     origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
-    weights = _weights_of(path, origin)
+    try:
+        weights = _weights_of(path, origin)
+    except UserError:
+        if not _load_weights_alone(templates["model"], path):
+            raise
+        return
     if _shapes(weights) != _shapes(templates["model"].weights):
         raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
     for name, network in templates.items():
@@ -72,6 +80,15 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
         saved = _weights_of(beside, origin) if name != "model" and beside.exists() else weights
         if _shapes(saved) == _shapes(network.weights):
             network.set_weights(saved)
+
+
+def _load_weights_alone(network: keras.Model, path: Path) -> bool:
+    """Sets the weights of a file without a model that Keras can make, as a class is unknown; False if they misfit."""
+    try:
+        network.load_weights(path)
+    except Exception:  # Keras raises many types
+        return False
+    return True
 
 
 def load_template(path: Path, origin: str) -> keras.Model:
@@ -92,24 +109,41 @@ def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
 
 def plain_copy(model: keras.Model) -> keras.Model:
     """Returns a copy without strategy, synchronized batch norm and 16-bit arithmetic; a subclassed model unchanged."""
-    compiled, model.compiled = model.compiled, False  # a template needs no training state
-    try:
-        copy = keras.models.clone_model(model, clone_function=_plain_layer)
-    except ValueError:
+    copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
+
+    def copy_of(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if id(layer) not in copies:
+            copies[id(layer)] = _cloned(layer, copy_of) if isinstance(layer, keras.Model) else _plain_layer(layer)
+        return copies[id(layer)]
+
+    copy = _cloned(model, copy_of)
+    if copy is model:
         return model
-    finally:
-        model.compiled = compiled
     copy.set_weights(model.get_weights())
-    for trained, plain in zip(all_layers(model), all_layers(copy), strict=True):
+    for trained, plain in zip(_layers(model), _layers(copy), strict=True):
         if hasattr(trained, "save_assets"):
             _copy_assets(trained, plain)
     refresh_normalization(copy)
     return copy
 
 
+def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.layers.Layer]) -> keras.Model:
+    """Returns a model of the copies of its layers; a subclassed model itself."""
+    compiled, model.compiled = model.compiled, False  # a template needs no training state
+    try:
+        return keras.models.clone_model(model, clone_function=copy_of)
+    except ValueError:
+        return model
+    finally:
+        model.compiled = compiled
+
+
+def _layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns all layers but inputs, which networks within the model may share, and their copies do not."""
+    return [layer for layer in all_layers(model) if not isinstance(layer, keras.layers.InputLayer)]
+
+
 def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    if isinstance(layer, keras.Model):
-        return plain_copy(layer)
     if hasattr(layer, "plain"):  # a layer of this package that depends on the running step
         layer = layer.plain()
     config = layer.get_config()
@@ -134,6 +168,8 @@ def _not_in_h5(template: keras.Model, saved: Path) -> str:
     """Returns what of the template, which is `saved` as .keras, the legacy format has no place for; "" for nothing."""
     if not symbolic_inputs(template):
         return "a subclassed model; model.keras needs its class"
+    if not saved.is_file():
+        return "a class without get_config"
     with zipfile.ZipFile(saved) as archive:
         assets = any(name.startswith("assets/") for name in archive.namelist())
     return "a vocabulary, or another file that a layer saves; model.keras has it" if assets else ""

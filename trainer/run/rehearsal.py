@@ -80,12 +80,14 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
         inputs = _as_served(x, served.serve.input_signature)
         if inputs:
             served.serve(*inputs)
+        if not (folder / "model.keras").exists():
+            return
         try:
             template = load_template(folder / "model.keras", "model.keras")
         except UserError as error:
             log.warning(
                 f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects), or "
-                "python -m trainer.predict needs --checkpoint=newest"
+                "only python -m trainer.predict can load it, with the function of this run"
             )
         else:
             if inputs:

@@ -70,12 +70,13 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     config, weights = run.config, weights_of(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
-    if run.options.checkpoint:
+    network = None
+    if not run.options.checkpoint:
+        with suppress(UserError), replicas.strategy.scope():  # it may hold a class that is not registered
+            network = _saved_network(run, weights)
+    if network is None:
         trained_on = load_dataset(run.trained, trains=False)
         network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
-    else:
-        with replicas.strategy.scope():
-            network = _saved_network(run, weights)
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
     _announce(run, "predicts by", weights, replicas)
@@ -92,8 +93,9 @@ def weights_of(run: RequestedRun) -> Path:
     """Returns the file of the template model, or the folder of the checkpoint. Raises UserError if there is none."""
     wanted = run.options.checkpoint
     if not wanted:
-        file = run.folder / MODEL / "model.keras"
-        if not file.is_file():
+        files = [run.folder / MODEL / name for name in ("model.keras", "model.weights.h5")]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
             raise UserError(
                 f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use --checkpoint={NEWEST}"
             )

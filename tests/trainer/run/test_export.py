@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import fresh_collectives, refused, run_job, run_steps
-from trainer import generate
+from trainer import evaluate, generate
 from trainer.base.log import warn_once
 from trainer.base.run_files.initial import fetch_model
 from trainer.base.settings.resolution import resolve
@@ -249,3 +249,44 @@ def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, caps
 def test_what_is_no_generator_is_refused(trained: Path, name: str, line: str) -> None:
     with refused(line):
         saved_generator.load_generator(trained / name)
+
+
+def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Shares the outer input with a network within it."""
+    inputs, code = keras.Input((4,)), keras.Input((2,))
+    encoder = keras.Model(inputs, keras.layers.Dense(2)(inputs), name="encoder")
+    decoder = keras.Model(code, keras.layers.Dense(4)(code), name="decoder")
+    model = keras.Model(inputs, decoder(encoder(inputs))[:, 0])
+    model.compile("adam", "mse")
+    return model
+
+
+class Unsaved(keras.Model):
+    """Has an argument of `__init__` that Keras cannot save."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.activation = keras.layers.Dense(3), keras.layers.Dense(1), activation
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.activation(self.first(x)))[:, 0]
+
+
+def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = Unsaved(lambda x: keras.ops.tanh(x))
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize(("model", "file"), [("autoencoder", "model.keras"), ("unsaved", "model.weights.h5")])
+def test_models_that_fit_trains_are_exported_and_used(model: str, file: str, tmp_path: Path, capsys: Capture) -> None:
+    run = run_job(resolve([
+        f"--model={__name__}:{model}", "--data=tests.own_data:pair", "--steps=3", "--global_batch_size=16",
+        "--replicas=2", f"--job_dir={tmp_path / 'run'}",
+    ]).config)  # fmt: skip
+    assert (run / "model" / file).is_file()
+    final = json.loads((run / "result.json").read_text())["final"]
+    assert evaluate.main([str(run), "--replicas=1"]) == 0
+    shown = capsys.readouterr()
+    loss = float((shown.out + shown.err).rpartition("loss ")[2].split()[0])
+    assert loss == pytest.approx({**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4)
