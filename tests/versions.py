@@ -53,7 +53,8 @@ ON_THE_FLOOR = (
         )),
     )),
     "trainer/invariance/test_draws.py", "trainer/cluster/test_cluster.py", "trainer/data/test_sources.py",
-    "trainer/training/test_checkpoint.py", "trainer/run/test_export.py", "trainer/reporting/test_reporter.py",
+    "trainer/training/test_checkpoint.py", "trainer/training/test_user_callbacks.py", "trainer/run/test_export.py",
+    "trainer/reporting/test_reporter.py",
     "trainer/base/storage/test_staging.py", "deploy/tiers/test_tier.py",
     "trainer/base/storage/test_job_dir.py::test_trained_gone_on_with_and_exported",
 )  # fmt: skip
