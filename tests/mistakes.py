@@ -116,3 +116,10 @@ def without_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def in_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _built(Misread(), dataset)
+
+
+AT_IMPORT = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+
+def at_import(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    return _built(AT_IMPORT, dataset)

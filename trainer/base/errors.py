@@ -45,10 +45,13 @@ def printable(text: str) -> str:
 
 
 class _OneLine(Exception):
-    """Makes the text of an error one line, whatever names and values are in it."""
+    """Makes the text of an error one line, whatever names and values are in it, and without AutoGraph's frames."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        text = super().__str__()
+        if text.startswith(IN_USER_CODE):
+            text = without_frames(text).strip().removeprefix(f"{type(self).__name__}: ")
+        return printable(text)
 
 
 class UserError(_OneLine):

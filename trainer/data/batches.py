@@ -39,6 +39,11 @@ class Schedule:
         """Returns the number of full steps in one pass over the examples; at least 1."""
         return max(1, self.examples // self.examples_per_step)
 
+    @property
+    def left_out(self) -> int:
+        """Returns the number of examples of a pass that fill no whole batch, on which only `fit` trains."""
+        return max(0, self.examples - self.steps_per_epoch * self.examples_per_step)
+
     def total_steps(self, steps: int | None, epochs: int | None) -> int:
         """Returns the number of steps of a run of `steps` steps or `epochs` epochs."""
         return steps or (epochs or 1) * self.steps_per_epoch

@@ -107,7 +107,10 @@ def divided(gradient: Any, divisor: float) -> Any:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves."""
+    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves.
+
+    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built.
+    """
     replica = tf.distribute.get_replica_context()
     if replica.num_replicas_in_sync == 1:
         return list(tensors)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.invariance.gradients import all_reduce_sum, divided
 from trainer.invariance.step import running_step
 
@@ -28,6 +29,27 @@ def _counted_by(global_count: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         _global_count.reset(token)
+
+
+def root_mean_square(values: Any) -> Any:
+    """Returns the root of the mean square of `values`, (rows,), over the rows of all replicas: the same number on each.
+
+    For the loss function of a compiled model: `reduce_over_replicas` takes one of its parts from each replica, and the
+    gradient of the sum over replicas, a sum over replicas too, makes the parts' gradients add up to that of one device.
+    A train_step that asks current_step() divides it by parts_of_batch(). All replicas must have the same number of
+    rows. Outside of replicas, as in evaluation, the rows are all rows. As on one device, the gradient at 0 is NaN.
+    Raises UserError in a pass of `--micro_batches`, which ends before the rows of the next are known.
+    """
+    step, replica = running_step(), tf.distribute.get_replica_context()
+    if step and step.passes > 1:
+        raise UserError(
+            f"micro_batches={step.passes}: root_mean_square needs all rows of the global batch at once: drop "
+            "--micro_batches, or use a loss that is a mean over rows"
+        )
+    mean = tf.reduce_mean(tf.square(values))
+    if replica is None:  # while the model is built
+        return tf.sqrt(mean)
+    return tf.sqrt(all_reduce_sum([mean])[0] / replica.num_replicas_in_sync)
 
 
 def parts_of_batch() -> int:
@@ -106,14 +128,18 @@ def reduce_over_replicas(
     `original`: Keras's reduction over one device's rows, with the same parameters; values: (rows, …) losses. Keras
     itself divides the mean over a replica's rows by the number of replicas. That is not the mean over all rows where
     rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is one number already
-    counts as a mean over the replica's rows. All replicas must have the same number of rows. The same holds for passes.
+    counts as a mean over the replica's rows, or over all rows as `root_mean_square`. All replicas must have the same
+    number of rows. The same holds for passes.
     """
     parts = parts_of_batch()
     if parts == 1 or reduction not in _MEANS:
         return original(values, sample_weight, mask, reduction, dtype)
     values = tf.convert_to_tensor(values) if dtype is None else tf.cast(values, dtype)
     if values.shape.rank == 0:
-        return original(values, sample_weight, mask, reduction, dtype) / parts
+        weighted = sample_weight if mask is None else mask
+        if weighted is None:
+            return original(values, None, None, reduction, dtype) / parts
+        values = tf.fill(tf.shape(weighted), values)  # as Keras: once for each weight, divided by their number
     total = original(values, sample_weight, mask, "sum", dtype)
     weights = sample_weight if reduction == _BY_WEIGHT else None
     if mask is None and weights is None:

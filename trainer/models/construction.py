@@ -1,14 +1,16 @@
 """Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract."""
 
+import sys
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
+from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import build_compiled, compare_signs_on_device, losses_reduced_by
+from trainer.invariance.compat import all_layers, build_compiled, compare_signs_on_device, losses_reduced_by
 from trainer.invariance.gradients import sum_first
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
@@ -30,6 +32,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
+    _refuse_made_at_import(model, config)
     _refuse_text(model, config, dataset)
     if has_own_step(model):
         build_if_called(model, dataset)
@@ -39,6 +42,19 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     if has_own_step(model):
         prepare_own_step(model, config, dataset)
     return model
+
+
+def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
+    """Raises UserError on several replicas if weights were made by the import of the user's file, else warns."""
+    module = sys.modules.get(config.model.partition(":")[0])
+    of_module = {id(value): name for name, value in vars(module).items()} if module else {}
+    names = [of_module[id(layer)] for layer in (model, *all_layers(model)) if id(layer) in of_module and layer.weights]
+    if not names:
+        return
+    line = f"model={config.model}: {names[0]} is made when its file is imported: make it in the function"
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise UserError(f"{line}, as each replica needs weights of its own")
+    log.warning(f"{line}: on several replicas it is refused")
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

@@ -103,6 +103,8 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
     restored = _initialise(config, setup, checkpoints)
+    if left_out := setup.schedule.left_out:
+        log.info(f"each epoch trains on whole batches and leaves out {left_out:,} rows (fit has a last, smaller batch)")
     schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
     progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
     progress.unit = setup.dataset.unit

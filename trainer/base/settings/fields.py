@@ -51,8 +51,15 @@ def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> An
     return dataclasses.field(default=default, metadata={**vars(Setting(meaning, **limits)), "group": group})
 
 
+_USUAL_NAMES = {"lr": "learning_rate", "batch_size": "global_batch_size", "batch": "global_batch_size",
+                "gpus": "replicas", "num_epochs": "epochs", "output": "job_dir", "output_dir": "job_dir"}  # fmt: skip
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the known name closest to `name`, the first of them, or a full stop."""
+    known = tuple(known)
+    if (usual := _USUAL_NAMES.get(name)) in known:
+        return f"; did you mean '{usual}'?"
     ratios = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in known}
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."

@@ -51,6 +51,8 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--recipe=wgan_gp_digit"], "no such recipe; did you mean 'wgan_gp_digits'?"),
     (["--recipe=there/is/none.yaml"], "no such recipe"),
     (["--stepz=4"], "unknown flag --stepz; did you mean 'steps'?"),
+    (["--lr=4"], "unknown flag --lr; did you mean 'learning_rate'?"),
+    (["--batch-size=4"], "unknown flag --batch_size; did you mean 'global_batch_size'?"),
     (["--global-batchsize=4"], "unknown flag --global_batchsize; did you mean 'global_batch_size'?"),
     (["steps=4"], "'steps=4' is not a flag"),
     (["--steps"], "expected one argument"),

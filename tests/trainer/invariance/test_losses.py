@@ -1,0 +1,86 @@
+"""Tests that losses over the rows of all replicas have the values and gradients of one device."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.own_data import regression, weighted
+from tests.support import fresh_collectives, largest_difference, run_steps, weights
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
+from trainer.invariance.losses import root_mean_square
+from trainer.measures.evaluation import evaluation
+from trainer.run.build import build_setup
+
+
+def _errors(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(found, [-1]) - tf.reshape(y, [-1])
+
+
+def global_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = regression(config, dataset)
+    # Not Adam, which hides a wrong factor of the gradient.
+    model.compile(keras.optimizers.SGD(0.1), loss=lambda y, found: root_mean_square(_errors(y, found)))
+    return model
+
+
+def plain_root(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Has the formula of one device, which takes each replica's rows alone."""
+    model = regression(config, dataset)
+    loss = lambda y, found: tf.sqrt(tf.reduce_mean(tf.square(_errors(y, found))))  # noqa: E731
+    model.compile(keras.optimizers.SGD(0.1), loss=loss)
+    return model
+
+
+def settings(model: str, *flags: str, data: str = "pair") -> TrainConfig:
+    own = (f"--model={__name__}:{model}", f"--data=tests.own_data:{data}", "--global_batch_size=16")
+    return resolve([*own, "--steps=5", "--precision=float64", *flags]).config
+
+
+@pytest.mark.parametrize("data", ["pair", "weighted_pair"])
+def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
+    one_device, logs = run_steps(settings("plain_root", "--replicas=1", data=data), 5)
+    for replicas in (1, 2):
+        model, found = run_steps(settings("global_root", f"--replicas={replicas}", data=data), 5)
+        assert largest_difference(weights(one_device), weights(model)) < 1e-10
+        assert found.means() == pytest.approx(logs.means(), rel=1e-10)
+    apart, _ = run_steps(settings("plain_root", "--replicas=2", data=data), 5)
+    assert largest_difference(weights(one_device), weights(apart)) > 1e-5
+
+
+def test_a_root_mean_square_is_evaluated_as_on_one_device() -> None:
+    found = []
+    for name in ("plain_root", "global_root"):
+        fresh_collectives()
+        config = settings(name, "--replicas=2")
+        setup = build_setup(config, make_replicas(config))
+        evaluate = evaluation(setup.model, setup.replicas, setup.dataset, 8)
+        assert evaluate
+        found.append(evaluate()["val_loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-10)
+
+
+def test_a_root_mean_square_is_refused_in_micro_batches() -> None:
+    for replicas in (1, 2):
+        with pytest.raises(UserError, match=r"^micro_batches=2: root_mean_square needs all rows .*\Z"):
+            run_steps(settings("global_root", f"--replicas={replicas}", "--micro_batches=2"), 1)
+
+
+def equal_weights(config: TrainConfig) -> Any:
+    x, y, weight = weighted(config)
+    return x, y, np.full_like(weight, 0.5)
+
+
+def test_a_loss_of_one_number_is_right_with_sample_weights() -> None:
+    flags = ("--model=tests.own_data:scalar_loss", f"--data={__name__}:equal_weights", "--global_batch_size=16")
+    ways = (["--replicas=1"], ["--replicas=2"], ["--replicas=2", "--micro_batches=2"])
+    (one, logs), *others = (run_steps(resolve([*flags, "--precision=float64", *way]).config, 3) for way in ways)
+    for model, found in others:
+        assert largest_difference(weights(one), weights(model)) < 1e-10
+        assert found.means() == pytest.approx(logs.means(), rel=1e-10)
