@@ -90,6 +90,11 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> list[str]:
         lines.append(f"Prices are estimates of {table.date} for {table.region} unless set by --price_per_hour.")
     lines += [f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated]
     lines += [
+        f"{row.tier}: its numbers are those of {row.devices} replicas alone (--allow_replica_dependence)."
+        for row in rows
+        if row.depends_on_replicas
+    ]
+    lines += [
         f"{tier.name}: restarted {'once' if run.restarts == 1 else f'{run.restarts} times'}: its total time includes "
         "each start-up."
         for tier in collection.tiers

@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from trainer.base.errors import USER_MUST_CHANGE, UserError
@@ -30,6 +30,7 @@ class RunResult:
     steps_repeated: int = 0  # counted up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # that this process waited for checkpoints
     rollbacks: int = 0
+    depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
     progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
@@ -42,6 +43,7 @@ class RunResult:
             restarts=before.get("restarts", 0) + restarted,
             steps_repeated=before.get("steps_repeated", 0),
             rollbacks=before.get("rollbacks", 0),
+            depends_on_replicas=before.get("depends_on_replicas", []),
         )  # fmt: skip
 
     @property
@@ -89,6 +91,7 @@ class RunResult:
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,
+            **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }
 

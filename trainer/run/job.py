@@ -83,6 +83,7 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
         verdict = proof.verdict()
         judge(verdict, allowed=run.job.config.allow_replica_dependence)
         run.job.job_dir.add_to_run_info(replica_check=verdict.as_json())
+        run.job.result.depends_on_replicas = verdict.problems
     with closing(run.state.reporter):
         run.state.reporter.begin(repeats_step=run.state.pending)
         control = _train_and_export(run)

@@ -47,6 +47,8 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
         started(tmp_path, "root_of_mean")
     about = started(tmp_path, "root_of_mean", "--allow_replica_dependence")  # the same directory: compared anew
     assert about["replica_check"]["agrees"] is False
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["depends_on_replicas"] == about["replica_check"]["problems"]
     monkeypatch.setattr(subprocess, "Popen", None)  # a restart makes no other comparison
     again = started(tmp_path, "root_of_mean", "--allow_replica_dependence", "--steps=4")
     assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
