@@ -83,11 +83,11 @@ def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str
 def test_jit_compile_compiles() -> None:
     model, _ = run_steps(small("--jit_compile"), 0)
     images, factors = tf.zeros((16, 16, 16, 1)), tf.zeros((16, 1, 1, 1))
-    compiled = model._critic_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)
+    compiled = model._traced_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)
     assert "HloModule" in compiled(stage="hlo")
     plain, _ = run_steps(small(), 0)
     with pytest.raises(ValueError, match="jit_compile"):
-        plain._critic_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)
+        plain._traced_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)
 
 
 def test_without_synchronised_batch_norm_replicas_differ() -> None:

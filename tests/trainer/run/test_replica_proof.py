@@ -1,14 +1,13 @@
 """A run on several replicas proves before it trains that their number changes nothing, or stops in one line."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
-from tests.support import refused
+from tests.support import fresh_collectives, refused
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, replica_proof
@@ -29,6 +28,7 @@ def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
         f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays", "--steps=2", "--replicas=2",
         "--global_batch_size=16", f"--job_dir={tmp_path / 'run'}", *flags,
     ]  # fmt: skip
+    fresh_collectives()
     try:
         job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
     finally:
@@ -49,14 +49,17 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
     assert about["replica_check"]["agrees"] is False
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["depends_on_replicas"] == about["replica_check"]["problems"]
-    monkeypatch.setattr(subprocess, "Popen", None)  # a restart makes no other comparison
+    monkeypatch.setattr(job, "ReplicaProof", None)  # a restart makes no other comparison
     again = started(tmp_path, "root_of_mean", "--allow_replica_dependence", "--steps=4")
     assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
 
 
 @pytest.mark.slow
 def test_planted_dependences_are_found_and_no_other() -> None:
-    verdicts = {name: compare_few_rows(settings(name)) for name in (*DEPENDENT, *INDEPENDENT)}
+    verdicts = {}
+    for name in (*DEPENDENT, *INDEPENDENT):
+        fresh_collectives()
+        verdicts[name] = compare_few_rows(settings(name))
     assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(DEPENDENT)
     assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
 
