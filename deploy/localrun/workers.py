@@ -1,7 +1,7 @@
 """Builds the environment of local workers as Vertex AI builds it: variables, devices and cores.
 
-https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training (TF_CONFIG,
-CLUSTER_SPEC),
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
+has TF_CONFIG and CLUSTER_SPEC,
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/code-requirements (AIP_ …).
 """
 
