@@ -1,0 +1,24 @@
+"""Asks nvidia-smi about the first GPU of this machine."""
+
+import shutil
+import subprocess
+
+from trainer.reporting.resources import parse_nvidia_smi
+
+
+def used_gib() -> float | None:
+    """Returns the memory of the first GPU that is used, by whomever; None if that is not known."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    gpus = parse_nvidia_smi(done.stdout)
+    return gpus[0]["memory_gib"] if gpus else None
+
+
+def described() -> list[str]:
+    """Returns the name, memory and driver of each GPU; [] without an NVIDIA driver."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
