@@ -3,17 +3,14 @@
 import shutil
 import subprocess
 
-from trainer.reporting.resources import parse_nvidia_smi
-
 
 def used_gib() -> float | None:
     """Returns the memory of the first GPU that is used, by whomever; None if that is not known."""
     if not shutil.which("nvidia-smi"):
         return None
-    command = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    gpus = parse_nvidia_smi(done.stdout)
-    return gpus[0]["memory_gib"] if gpus else None
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    used = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+    return float(used) / 1024 if used.isdecimal() else None  # under MIG it is [N/A]
 
 
 def described() -> list[str]:
