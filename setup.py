@@ -55,6 +55,7 @@ setup(
             "report/page.css",
             "planning/plan.html",
             "planning/published.yaml",
+            "planning/gpu_constants.json",
         ],
     },
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
