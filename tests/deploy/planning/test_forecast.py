@@ -27,7 +27,7 @@ from deploy.planning.step_time import (
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.tier import JOB_CONFIGS, load_tier, tier_names
+from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import plant, planted_plan
 from trainer.base.errors import UserError
