@@ -54,7 +54,6 @@ setup(
             "report/report.html",
             "report/page.css",
             "planning/plan.html",
-            "planning/published.yaml",
             "planning/gpu_constants.json",
         ],
     },

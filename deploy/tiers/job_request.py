@@ -33,7 +33,6 @@ class JobOptions:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
     kms_key: str = ""
     check: bool = False  # check the GPUs of the tier instead of training
-    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
 
     @property
     def folder(self) -> str:

@@ -30,7 +30,6 @@ from deploy.tiers.spec_changes import check_kms_key
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.plan_file import PREDICTED
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
@@ -129,8 +128,6 @@ class TrainingRequest:
             if options.check:
                 module = CHECK
                 _run_check(task)
-            if options.predicted:
-                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
             if plain:
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
             elif packages:

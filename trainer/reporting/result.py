@@ -10,7 +10,6 @@ from typing import cast
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.plan_file import predicted
 from trainer.base.run_files.records import Result, last_reported_step
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
@@ -87,7 +86,6 @@ class RunResult:
             **(self._reached(self.progress) if self.progress else {}),
             "wall_seconds": round(self.wall_seconds, 3),
             "peak_memory_gib": round(peak_memory_gib(), 3),
-            **({"predicted": known} if (known := predicted()) else {}),
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,
