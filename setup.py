@@ -61,7 +61,7 @@ setup(
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
     install_requires=[
         "tensorflow>=2.17",
-        "keras>=3.12",
+        "keras>=3.12.4,!=3.13.*,!=3.14.0",
         "pyyaml>=6",
         "h5py",
         "pillow>=10.1",

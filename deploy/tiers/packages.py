@@ -180,7 +180,7 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-OLDEST = {"tensorflow": "2.17", "keras": "3.12"}  # of the trainer's install_requires in setup.py
+OLDEST = {"tensorflow": "2.17", "keras": "3.12.4"}  # of the trainer's install_requires in setup.py
 
 
 def check_requirement(line: str) -> None:
