@@ -6,15 +6,11 @@ GET /health answers 200 once the model is loaded; POST /predict takes {"instance
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
-from trainer.base.run_files.run_layout import MODEL
-from trainer.base.run_files.serving_file import SERVING
+from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.flags import Parser, whole
-from trainer.base.storage import expanded, parse
-from trainer.base.storage.staging import Staged
 from trainer.user_code.command import quiet_start, run_command
 
 
@@ -54,18 +50,6 @@ def _serve(arguments: Sequence[str] | None) -> int:
 
     serve(load, asked.host, asked.port)
     return DONE
-
-
-def model_folder(run: str) -> Path:
-    """Returns the local folder of a run's model; of one at gs://, a copy."""
-    address = parse(run, "run")
-    if address is None:
-        folder = expanded(run)
-        return folder if (folder / SERVING).is_file() else folder / MODEL
-    files = Staged(address, "run").fetch(
-        lambda below: f"/{below}".count("/") < 2 or below.startswith((f"{MODEL}/", "saved_model/"))
-    )
-    return files if (files / SERVING).is_file() else files / MODEL
 
 
 if __name__ == "__main__":

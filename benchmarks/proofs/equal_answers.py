@@ -1,4 +1,4 @@
-"""Proves that an answer's bytes depend on its row alone: `python -m benchmarks.proofs.equal_answers RUN [--splits=1000]`.
+"""Proves that an answer depends on its row alone: `python -m benchmarks.proofs.equal_answers RUN [--splits=1000]`.
 
 RUN is a run on data whose evaluation part has rows. Its server gets 500 of them in random splits into requests, from
 8 clients at once; each answer must equal, bit by bit, what `trainer.predict` writes.

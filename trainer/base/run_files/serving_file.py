@@ -4,14 +4,16 @@ Imports no TensorFlow: what registers a model reads it too.
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.storage import write_whole
+from trainer.base.run_files.run_layout import MODEL
+from trainer.base.storage import expanded, parse, write_whole
+from trainer.base.storage.checksum import sha256_of
+from trainer.base.storage.staging import Staged
 
 SERVING = "serving.json"
 FIXED_BATCH = 8  # rows of each call, unless --fixed_batch says otherwise
@@ -37,7 +39,9 @@ class Servable:
 
 def write_servable(folder: Path, **about: Any) -> None:
     """Writes the description of the model in `folder`, which is otherwise complete."""
-    files = {path.relative_to(folder).as_posix(): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
+    }
     write_whole(folder / SERVING, json.dumps(dataclasses.asdict(Servable(files, **about)), indent=1) + "\n")
 
 
@@ -49,7 +53,7 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     try:
         about = Servable(**json.loads((folder / SERVING).read_text(encoding="utf-8")))
         about = dataclasses.replace(about, image=tuple(about.image))
-        broken = [file for file, digest in about.files.items() if whole and _sha256(folder / file) != digest]
+        broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
         raise UserError(
@@ -62,9 +66,17 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     return about
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
+def model_folder(run: str) -> Path:
+    """Returns the local folder with the model of a run, or of a model directory; of one at gs://, a copy."""
+    address = parse(run, "run")
+    folder = Staged(address, "run").fetch(_of_model) if address else expanded(run)
+    return folder if (folder / SERVING).is_file() else folder / MODEL
+
+
+def _of_model(below: str) -> bool:
+    """Returns whether an object below a job directory, or below its model/, is a file of the model."""
+    return (
+        below.startswith((f"{MODEL}/", "saved_model/"))
+        or below.endswith(SERVING)
+        or ("/" not in below and "." in below)
+    )
