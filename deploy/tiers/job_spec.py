@@ -45,13 +45,9 @@ Program = Overrides | Script
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingRequest:
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there.
+class TrainingRequest(JobRequest):
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
-    Meets `JobRequest`.
-    """
-
-    tier: Tier
     overrides: Overrides
     config: TrainConfig
 
@@ -89,17 +85,9 @@ class TrainingRequest:
         """Returns the trainer's flags."""
         return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
 
-    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns nothing but what the tier's file names."""
-        return "", {}
-
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if the job directory cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
-
-    def on(self, tier: Tier) -> "TrainingRequest":
-        """Returns the same training on another tier of as many devices."""
-        return dataclasses.replace(self, tier=tier)
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
         """Returns the same training with another job directory."""
