@@ -126,7 +126,12 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch,
         now += seconds
         first.enter(phase)
     first.move(1.5, SAVE, OTHER)
-    before = {"goodput": first.seconds(), "wall_seconds": 82.0, "written_at": 1000.0 + now}
+    before: dict[str, Any] = {
+        "state": "running",
+        "goodput": first.seconds(),
+        "wall_seconds": 82.0,
+        "written_at": 1000.0 + now,
+    }
     assert before["goodput"] == {**dict.fromkeys(before["goodput"], 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
     (tmp_path / ".alive").touch()
     __import__("os").utime(tmp_path / ".alive", (1000.0 + now + 7,) * 2)
@@ -134,9 +139,9 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch,
     for paid, restarts, unpaid in ((True, 20.0, 0.0), (False, 0.0, 20.0)):
         again = Goodput(now, before)
         again.recover(before, tmp_path, paid=paid)
-        seconds = again.seconds()
-        assert (seconds["wasted_progress_from_disruption"], again.unpaid_seconds) == (7.0, unpaid)
-        assert seconds["infrastructure_recovery_from_disruption"] == restarts
-        assert sum(seconds.values()) == 82 + 7 + restarts
+        found = again.seconds()
+        assert (found["wasted_progress_from_disruption"], again.unpaid_seconds) == (7.0, unpaid)
+        assert found["infrastructure_recovery_from_disruption"] == restarts
+        assert sum(found.values()) == 82 + 7 + restarts
     older = Goodput(now, {"wall_seconds": 12.0})
     assert older.seconds()["other"] == 12.0, "of a version that counted no classes"

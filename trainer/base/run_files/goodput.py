@@ -77,7 +77,8 @@ class Goodput:
             return
         alive = folder / _ALIVE
         last = max(written, min(alive.stat().st_mtime, now) if alive.is_file() else written)
-        self._seconds[REPEATED] += last - written
+        killed = before.get("state") == "running"
+        self._seconds[REPEATED if killed else OTHER] += last - written
         if paid:
             self._seconds[RESTART] += max(0.0, now - last)
         else:
