@@ -1,6 +1,6 @@
 """Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
 
-These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With `--rows=FILE.jsonl`
+These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With `--rows_file=FILE.jsonl`
 it answers the rows of a file, as the server of the model does, and with the same bytes.
 """
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(arguments: Sequence[str] | None) -> int:
-    if any(argument.startswith("--rows") for argument in (sys.argv[1:] if arguments is None else arguments)):
+    if any(argument.startswith("--rows_file") for argument in (sys.argv[1:] if arguments is None else arguments)):
         return _predict_rows(arguments)
     run = read_request(_parser(), arguments)
     set_verbose(run.options.verbose)
@@ -46,11 +46,11 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     """Answers the lines of a file with the model of a run, as a server does."""
     parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
-    parser.add_argument("--rows", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
+    parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
     parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
     asked = parser.parse_args(arguments)
-    rows, folder = stage(asked.rows, "rows"), model_folder(asked.run)
+    rows, folder = stage(asked.rows_file, "rows_file"), model_folder(asked.run)
     with quiet_start():
         from trainer.run.row_files import predict_rows
         from trainer.run.served_model import ServedModel

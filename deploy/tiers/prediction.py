@@ -39,7 +39,7 @@ class PredictionRequest(JobRequest):
 
     def arguments(self) -> list[str]:
         """Returns the arguments of `trainer.predict`."""
-        return [self.artifact, f"--rows={self.rows}", f"--out={self.out}"]
+        return [self.artifact, f"--rows_file={self.rows}", f"--out={self.out}"]
 
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError: answers are written to a bucket."""

@@ -125,7 +125,7 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     (model,) = versions(cloud)
     assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
-    assert task["args"] == [model["artifactUri"], "--rows=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
+    assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
     assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0

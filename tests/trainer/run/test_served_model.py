@@ -209,7 +209,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     lines = [json.dumps(row.tolist()) for row in images(25)]
     lines[3], lines[12] = "{", "[[1]]"
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    flags = [str(folder), f"--rows={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
+    flags = [str(folder), f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
     assert command.main(flags) == 0
     (tmp_path / "out" / "predictions-00001.jsonl").unlink()
     (tmp_path / "out" / "predictions-00002.jsonl").write_text("kept")
