@@ -1,7 +1,7 @@
 """Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
 
-These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With `--rows_file=FILE.jsonl`
-it answers the rows of a file, as the server of the model does, and with the same bytes.
+These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With
+`--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does, and with the same bytes.
 """
 
 import sys

@@ -65,7 +65,5 @@ class PredictionRequest(JobRequest):
 def on_one_device(tier: Tier) -> Tier:
     """Returns the tier. Raises UserError if it has more than the one device that predicts."""
     if tier.workers > 1 or tier.accelerators > 1:
-        raise UserError(
-            f"tier={tier.name}: one device answers rows, and this has {tier.devices}: use cpu, l4x1 or a100x1"
-        )
+        raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
     return tier
