@@ -38,6 +38,7 @@ class RunInfo(TypedDict, total=False):
     git_commit: str | None
     command: str
     started: str  # UTC
+    id: str  # of the run, the same after each restart
 
 
 class QualityOf(TypedDict, total=False):
@@ -53,6 +54,8 @@ class StatsEntry(TypedDict, total=False):
     """Describes one line of stats.jsonl: a report, epoch, evaluation, measure of images or of classes, or profile."""
 
     kind: str
+    time: float  # when it was reported, in seconds since 1970
+    rollbacks: int  # that the run had before; absent while there was none
     step: int
     epoch: float
     seconds: float

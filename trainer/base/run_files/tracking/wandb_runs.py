@@ -1,0 +1,91 @@
+"""Sends runs to Weights & Biases by its package, also where it is offline: https://docs.wandb.ai/ref/python/
+
+W&B numbers rows by steps that only rise: a row that it has is never sent again.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from trainer.base.errors import UserError, reason
+from trainer.base.tracker import Address, Opened, Point, TrackedRun
+
+# Nothing but what `send` gives: no code, packages, host, console or load of the machine.
+_SETTINGS: dict[str, Any] = {
+    "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
+    "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
+    "x_save_requirements": False, "init_timeout": 60, "finish_timeout": 50,
+}  # fmt: skip
+
+
+def open_tracker(address: Address) -> "WandbRuns":
+    """Returns the tracker. Raises UserError if the package or a login is missing."""
+    if find_spec("wandb") is None:
+        raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
+    import wandb
+
+    if os.environ.get("WANDB_MODE") != "offline" and not wandb.Api().api_key:
+        raise UserError(
+            f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline and "
+            "send the files later by `wandb sync`"
+        )
+    return WandbRuns(address)
+
+
+class WandbRuns:
+    """Goes on with a run by its id. Meets `Tracker`."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._run: Any = None
+
+    def begin(self, run: TrackedRun) -> Opened:
+        import wandb
+
+        if offline := os.environ.get("WANDB_MODE") == "offline":  # a file of an earlier start holds a part of the run
+            for folder in (run.folder / "wandb").glob(f"offline-run-*-{run.id}"):
+                if not any(folder.glob("*.synced")):
+                    shutil.rmtree(folder, ignore_errors=True)
+        entity, _, project = self._address.name.rpartition("/")
+        with self._refusals():
+            self._run = wandb.init(
+                entity=entity or None, project=project, id=run.id, name=run.name, group=run.parent or None,
+                resume=None if offline else "allow", dir=run.folder, config={}, settings=wandb.Settings(**_SETTINGS),
+            )  # fmt: skip
+        first: int = self._run.step
+        return Opened(self._run.url or f"{self._run.settings.sync_dir} (offline)", lambda name: first - 1)
+
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        import wandb
+
+        self._run.config.update({**run.parameters, "tags": dict(run.tags)}, allow_val_change=True)
+        for point in points:
+            self._run.log({**point.values, "_timestamp": point.time}, step=point.step)
+        if run.state == "running":
+            return
+        for file in run.files:
+            if file.suffix == ".png" and points:
+                self._run.log({file.parent.name: wandb.Image(str(file))}, step=points[-1].step)
+            else:
+                self._run.save(str(file), base_path=str(file.parent), policy="now")
+        self._run.summary["state"] = run.state
+        if run.state == "killed":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=int(run.state != "finished"))
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raises UserError for a login or project that W&B refuses."""
+        import wandb
+
+        try:
+            yield
+        except (wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
+            raise UserError(f"track={self._address.text}: W&B refuses it: {reason(error)}") from error
+        except wandb.errors.CommError as error:
+            if any(word in str(error).lower() for word in ("permission denied", "401", "403", "not found")):
+                raise UserError(f"track={self._address.text}: W&B refuses it: {reason(error)}") from error
+            raise
