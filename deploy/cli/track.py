@@ -11,9 +11,14 @@ def main(arguments: Sequence[str]) -> int:
     """Runs `python -m deploy track RUN… --track=…`; what a tracker has already is not sent again."""
     cli = parser("track", __doc__ or "", "RUN … --track=TRACKER[,TRACKER]")
     cli.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a job directory, or the folder of a comparison or a study; local or gs://"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a job directory, or the folder of a comparison or a study; local or gs://",
     )
-    cli.add_argument("--track", default="", metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them")
+    cli.add_argument(
+        "--track", default="", metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"
+    )
     asked = cli.parse_args(arguments)
     if not asked.track:
         raise UserError("track is missing: name a tracker, as --track=mlflow:http://HOST:PORT#EXPERIMENT")

@@ -1,7 +1,7 @@
 """Sends runs that have ended to trackers; a comparison or a study as a parent run with one for each of its runs."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from deploy.report.collection import COMPARISON, fetched
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import items, mapping, number, read_json
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
-from trainer.base.run_files.tracking.sender import Sender, Source
+from trainer.base.run_files.tracking.sender import Sender, Source, open_tracker
 from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
@@ -33,6 +33,14 @@ class _Listed:
 
     def rewind(self) -> None:
         """Does nothing: all points come with each call."""
+
+
+def trackers_in(settings: Mapping[str, Any]) -> str:
+    """Returns the trackers that settings name, to which the desk sends. Raises UserError as the trainer would."""
+    trackers = str(settings.get("track", ""))
+    for address in read_addresses(trackers):
+        open_tracker(address)
+    return trackers
 
 
 def track(paths: Sequence[str], addresses: str) -> None:
@@ -98,9 +106,15 @@ def _prices(folder: Path) -> dict[str, float]:
 
 
 def _trial(trial: dict[str, Any], parent: TrackedRun) -> _Listed:
-    settings = {name.removeprefix("setting."): text_of(value) for name, value in trial.items() if name.startswith("setting.")}
+    settings = {
+        name.removeprefix("setting."): text_of(value) for name, value in trial.items() if name.startswith("setting.")
+    }
     metric = parent.parameters.get("metric", "value")
-    numbers = {f"result/{name}": value for name in ("value", "seconds", "usd") if (value := number(trial.get(name))) is not None}
+    numbers = {
+        f"result/{name}": value
+        for name in ("value", "seconds", "usd")
+        if (value := number(trial.get(name))) is not None
+    }
     points = [Point(step, 0.0, {metric: value}) for step, value in enumerate(trial.get("reports", []), start=1)]
     name = f"trial-{trial['trial']:03d}"
     tags = {"reason": text_of(trial.get("reason"))} if trial.get("reason") else {}
