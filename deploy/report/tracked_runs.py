@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import items, mapping, number, read_json
+from trainer.base.run_files.records import items, number, read_json
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
 from trainer.base.run_files.tracking.sender import Sender, Source, open_tracker
 from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
@@ -88,7 +88,7 @@ def _sources(path: str) -> Iterator[Source]:
 
 
 def _parent(folder: Path, where: str) -> TrackedRun:
-    table, asked = read_json(folder / "table.json")[0], {}
+    table, asked = read_json(folder / "table.json")[0], dict[str, Any]()
     for name in (COMPARISON, "study.json"):
         asked |= read_json(folder / name)[0]
     settings = {name: text_of(value) for name, value in asked.items() if name != "command"}

@@ -24,7 +24,7 @@ _SCALAR = "SCALAR"
 def open_tracker(address: Address) -> "VertexRuns":
     """Returns the tracker. Raises UserError if project or region are not known."""
     return VertexRuns(
-        address, VertexApi(gcloud_property("core", "project"), gcloud_property("ai", "region"), address.text)
+        address, VertexApi(gcloud_property("core", "project"), gcloud_property("ai", "region"), f"track={address.text}")
     )
 
 
@@ -34,7 +34,7 @@ class VertexApi:
     def __init__(self, project: str, region: str, subject: str) -> None:
         if not project or not region:
             raise UserError(
-                f"track={subject}: project and region are not known: gcloud config set project ID, and gcloud config "
+                f"{subject}: project and region are not known: gcloud config set project ID, and gcloud config "
                 "set ai/region NAME"
             )
         host = f"https://{region}-aiplatform.googleapis.com"
@@ -61,7 +61,7 @@ class VertexApi:
             return None
         if answer.status_code in (400, 401, 403, 404):
             raise UserError(
-                f"track={self._subject}: Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}: the "
+                f"{self._subject}: Vertex AI refuses it ({answer.status_code}): {shortened(answer.text)}: the "
                 f"account needs roles/aiplatform.user on {self.project} (docs/permissions.md)"
             )
         answer.raise_for_status()

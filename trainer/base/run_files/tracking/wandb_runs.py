@@ -27,11 +27,14 @@ def open_tracker(address: Address) -> "WandbRuns":
         raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
     import wandb
 
-    if os.environ.get("WANDB_MODE") != "offline" and not wandb.Api().api_key:
+    try:
+        if not _offline():
+            wandb.Api()
+    except wandb.errors.UsageError as error:
         raise UserError(
             f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline and "
             "send the files later by `wandb sync`"
-        )
+        ) from error
     return WandbRuns(address)
 
 
