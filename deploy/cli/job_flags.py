@@ -110,7 +110,8 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
-        tensorboard=getattr(asked, "tensorboard_instance", ""), disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
+        tensorboard=getattr(asked, "tensorboard_instance", ""),
+        disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
     )  # fmt: skip
 
 

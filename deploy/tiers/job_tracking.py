@@ -34,8 +34,8 @@ def check_trackers(track: str, image: Image) -> None:
             )
         if (image.built or image.contents is ImageContents.TENSORFLOW) and address.kind in REQUIREMENTS:
             raise UserError(
-                f"track={address.text}: the job's image has no {REQUIREMENTS[address.kind]} (wandb needs TensorFlow 2.18 "
-                "or newer): use --image=install, or the URI of an image of yours that has it"
+                f"track={address.text}: the job's image has no {REQUIREMENTS[address.kind]} (wandb needs TensorFlow "
+                "2.18 or newer): use --image=install, or the URI of an image of yours that has it"
             )
 
 
@@ -67,8 +67,8 @@ def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> 
     """
     if "serviceAccount" not in spec:
         raise UserError(
-            f"tensorboard_instance={instance}: Vertex AI needs an account that writes to it: add --service_account=EMAIL, "
-            "with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
+            f"tensorboard_instance={instance}: Vertex AI needs an account that writes to it: add "
+            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
         )
     return instance if "/" in instance else f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{instance}"
 

@@ -21,7 +21,9 @@ _POLL_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _BEGINNING_S = 15.0  # how long a training waits for a tracker's first answer
 _ENDING_S, _LEAVING_S = 60.0, 3.0  # and for the rest to be sent: at its end, and after a signal or a failure
 _BATCH = 200  # points
-_MODULES = {"mlflow": "mlflow_runs", "wandb": "wandb_runs", "vertex": "vertex_runs"}
+_HERE = "trainer.base.run_files.tracking"
+_BUILT_IN = {"mlflow": f"{_HERE}.mlflow_runs:MlflowRuns", "wandb": f"{_HERE}.wandb_runs:WandbRuns",
+             "vertex": f"{_HERE}.vertex_runs:VertexRuns"}  # fmt: skip
 
 
 class Source(Protocol):
@@ -39,14 +41,12 @@ class Source(Protocol):
 
 def open_tracker(address: Address) -> Tracker:
     """Returns the tracker at an address. Raises UserError if its package or a login is missing."""
-    if address.kind in _MODULES:
-        module = importlib.import_module(f"trainer.base.run_files.tracking.{_MODULES[address.kind]}")
-        return module.open_tracker(address)
-    name, _, function = address.kind.partition(":")
+    name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(name), function)(address)
+        tracker: Tracker = getattr(importlib.import_module(name), function)(address)
+        return tracker
     except (ImportError, AttributeError) as error:
         raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)})") from error
 

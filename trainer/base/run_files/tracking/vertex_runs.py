@@ -21,13 +21,6 @@ _TIMEOUT_S, _MOST = 60.0, 1000  # of a request; values of one
 _SCALAR = "SCALAR"
 
 
-def open_tracker(address: Address) -> "VertexRuns":
-    """Returns the tracker. Raises UserError if project or region are not known."""
-    return VertexRuns(
-        address, VertexApi(gcloud_property("core", "project"), gcloud_property("ai", "region"), f"track={address.text}")
-    )
-
-
 class VertexApi:
     """Calls Vertex AI in one project and region. Methods raise UserError for what the account may not do."""
 
@@ -106,10 +99,11 @@ class VertexApi:
 
 
 class VertexRuns:
-    """Goes on with a run by its id. Meets `Tracker`."""
+    """Goes on with a run by its id. Meets `Tracker`; raises UserError if project or region are not known."""
 
-    def __init__(self, address: Address, api: VertexApi) -> None:
-        self._address, self._api = address, api
+    def __init__(self, address: Address) -> None:
+        place = gcloud_property("core", "project"), gcloud_property("ai", "region")
+        self._address, self._api = address, (api := VertexApi(*place, f"track={address.text}"))
         self._store = f"{api.parent}/metadataStores/default"
         self._context, self._board_run, self._metadata = "", "", dict[str, Any]()
         self._series: dict[str, str] = {}  # ids of time series, by the name of the metric

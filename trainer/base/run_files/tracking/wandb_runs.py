@@ -5,8 +5,7 @@ W&B numbers rows by steps that only rise: a row that it has is never sent again.
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,47 +18,47 @@ _SETTINGS: dict[str, Any] = {
     "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
     "x_save_requirements": False, "init_timeout": 60, "finish_timeout": 50,
 }  # fmt: skip
-
-
-def open_tracker(address: Address) -> "WandbRuns":
-    """Returns the tracker. Raises UserError if the package or a login is missing."""
-    if find_spec("wandb") is None:
-        raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
-    import wandb
-
-    try:
-        if not _offline():
-            wandb.Api()
-    except wandb.errors.UsageError as error:
-        raise UserError(
-            f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline and "
-            "send the files later by `wandb sync`"
-        ) from error
-    return WandbRuns(address)
+_REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of an error of W&B
 
 
 class WandbRuns:
-    """Goes on with a run by its id. Meets `Tracker`."""
+    """Goes on with a run by its id. Meets `Tracker`; raises UserError if the package or a login is missing."""
 
     def __init__(self, address: Address) -> None:
-        self._address = address
+        if find_spec("wandb") is None:
+            raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
+        import wandb
+
+        self._address, self._offline = address, os.environ.get("WANDB_MODE") == "offline"
         self._run: Any = None
+        try:
+            if not self._offline:
+                wandb.Api()
+        except wandb.errors.UsageError as error:
+            raise UserError(
+                f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline "
+                "and send the files later by `wandb sync`"
+            ) from error
 
     def begin(self, run: TrackedRun) -> Opened:
         import wandb
 
-        if offline := os.environ.get("WANDB_MODE") == "offline":  # a file of an earlier start holds a part of the run
-            for folder in (run.folder / "wandb").glob(f"offline-run-*-{run.id}"):
-                if not any(folder.glob("*.synced")):
-                    shutil.rmtree(folder, ignore_errors=True)
+        for file in (run.folder / "wandb").glob(f"offline-run-*-{run.id}/*.wandb"):
+            if self._offline and not file.with_name(f"{file.name}.synced").exists():
+                shutil.rmtree(file.parent, ignore_errors=True)  # of an earlier start: this one has all its points
         entity, _, project = self._address.name.rpartition("/")
-        with self._refusals():
+        try:
             self._run = wandb.init(
                 entity=entity or None, project=project, id=run.id, name=run.name, group=run.parent or None,
-                resume=None if offline else "allow", dir=run.folder, config={}, settings=wandb.Settings(**_SETTINGS),
+                resume=None if self._offline else "allow", dir=run.folder, settings=wandb.Settings(**_SETTINGS),
             )  # fmt: skip
+        except wandb.errors.Error as error:
+            if isinstance(error, wandb.errors.UsageError) or any(word in str(error).lower() for word in _REFUSALS):
+                raise UserError(f"track={self._address.text}: W&B refuses it: {reason(error)}") from error
+            raise
         first: int = self._run.step
-        return Opened(self._run.url or f"{self._run.settings.sync_dir} (offline)", lambda name: first - 1)
+        link = f"{self._run.settings.sync_dir} (offline)" if self._offline else self._run.url
+        return Opened(link, lambda name: first - 1)
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         import wandb
@@ -78,17 +77,3 @@ class WandbRuns:
         if run.state == "killed":
             self._run.mark_preempting()
         self._run.finish(exit_code=int(run.state != "finished"))
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Raises UserError for a login or project that W&B refuses."""
-        import wandb
-
-        try:
-            yield
-        except (wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
-            raise UserError(f"track={self._address.text}: W&B refuses it: {reason(error)}") from error
-        except wandb.errors.CommError as error:
-            if any(word in str(error).lower() for word in ("permission denied", "401", "403", "not found")):
-                raise UserError(f"track={self._address.text}: W&B refuses it: {reason(error)}") from error
-            raise
