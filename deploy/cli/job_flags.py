@@ -25,8 +25,8 @@ def add_job_flags(cli: Parser) -> None:
     add_submission_flags(cli)
     add_script_flags(cli)
     cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
-    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that shows "
-                     "the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
+    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
+                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
     cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 

@@ -16,7 +16,7 @@ from trainer.base.tracker import Address, Opened, Point, TrackedRun
 _SETTINGS: dict[str, Any] = {
     "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
     "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
-    "x_save_requirements": False, "init_timeout": 60, "finish_timeout": 50,
+    "x_save_requirements": False, "host": "", "init_timeout": 60, "finish_timeout": 50,
 }  # fmt: skip
 _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of an error of W&B
 
@@ -70,7 +70,8 @@ class WandbRuns:
             return
         for file in run.files:
             if file.suffix == ".png" and points:
-                self._run.log({file.parent.name: wandb.Image(str(file))}, step=points[-1].step)
+                picture = {file.parent.name: wandb.Image(str(file)), "_timestamp": points[-1].time}
+                self._run.log(picture, step=points[-1].step)
             else:
                 self._run.save(str(file), base_path=str(file.parent), policy="now")
         self._run.summary["state"] = run.state
