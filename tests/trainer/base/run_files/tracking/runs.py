@@ -19,7 +19,8 @@ def plant_run(folder: Path, steps: int = 30, *, state: str = "done", first: int 
         values: Any = {"losses": {"loss": 1.0 / step}, "metrics": {"accuracy": step / 100}, "time": 1.7e9 + step}
         if step == 20:
             append_stats(folder, {"kind": "epoch", "step": step, "losses": {"loss": 0.5}, "time": 1.7e9 + step})
-        append_stats(folder, {"kind": "report", "step": step, "step_seconds": 0.01, **values})
+        values |= {"kind": "report", "step": step, "step_seconds": 0.01}
+        append_stats(folder, values)
     write_json(folder / "result.json", {"state": state, "steps": steps, "wall_seconds": 12.5, "rollbacks": 0,
                                         "final": {"losses": {"loss": 1.0 / steps}}})  # fmt: skip
     picture = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU"
