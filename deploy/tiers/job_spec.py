@@ -110,7 +110,7 @@ class TrainingRequest(JobRequest):
             _check_modules(tier, options.packages, image)
         packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
         arguments, track = self._arguments_there(), self.config.track
-        check_trackers(track, image)
+        check_trackers(track, image, options.packages)
         images = set()
         for index in (pool.index for pool in tier.pools if pool.index < 2):  # not a Reduction Server
             task, module = _task(spec["workerPoolSpecs"][index], image)

@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.packages import Package
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.tracking.tracked_files import TAGS
@@ -24,9 +26,11 @@ def requirements(track: str) -> list[str]:
     return [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
 
 
-def check_trackers(track: str, image: Image) -> None:
+def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> None:
     """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image cannot have."""
     for address in read_addresses(track):
+        if ":" in address.kind and image.contents is not ImageContents.ALL:
+            check_module("track", address.text, address.kind.partition(":")[0], packages)
         if _HERE.match(address.server):
             raise UserError(
                 f"track={address.text} is on this machine, which the job cannot reach: name a server, or send the run "

@@ -5,6 +5,7 @@ restarts. Imports no tracker's package.
 """
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def _read(text: str) -> Address:
     if kind in _NAMES and re.fullmatch(_NAMES[kind], name):
         return Address(text, kind, "", name)
     function, _, name = text.partition("#")
-    if kind not in KINDS and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
+    if not difflib.get_close_matches(kind, KINDS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
         return Address(text, function, "", name)
     known = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
     raise UserError(f"track={text}: {known}: write {_FORMS}; several with commas")
