@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 STEPS, REPORT, PAUSE_S = 300, 10, 0.02
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--cases", type=int, default=30, help="default: %(default)s")
+PARSER.add_argument("--first", type=int, default=0, help="number of the first case, and seed of its draws")
 SHAPES = ("1 replica", "2 replicas", "2 workers")
 
 
@@ -174,10 +177,7 @@ def case(number: int, folder: Path, server: Server, draw: random.Random) -> str:
 
 def main() -> int:
     """Runs the cases; returns 0 if all are equal."""
-    cli = argparse.ArgumentParser(description=__doc__)
-    cli.add_argument("--cases", type=int, default=30)
-    cli.add_argument("--first", type=int, default=0)
-    asked = cli.parse_args()
+    asked = PARSER.parse_args()
     good = 0
     with tempfile.TemporaryDirectory() as scratch:
         server = Server(Path(scratch))

@@ -176,6 +176,7 @@ CUTOFFS = {
     "deploy compare": "deploy.comparison.execution.make_writable",
     "deploy plan": "deploy.cli.plan.plan_of",
     "deploy report": "deploy.cli.report.write_report",
+    "deploy track": "deploy.cli.track.track",
 }
 RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings, "trainer.check": parse_check, "trainer.plan": parse_plan,

@@ -213,3 +213,15 @@ def test_several_addresses_are_read() -> None:
     first, second = read_addresses("wandb:project, mlflow:https://host:5000#an experiment")
     assert first == Address("wandb:project", "wandb", "", "project")
     assert (second.server, second.name) == ("https://host:5000", "an experiment")
+
+
+def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    page = (Path(__file__).parents[5] / "docs" / "tracking.md").read_text(encoding="utf-8")
+    (tmp_path / "csv_tracker.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = plant_run(tmp_path / "run")
+    for _ in range(2):
+        assert main(["track", str(run), "--track=csv_tracker:open_csv#."]) == 0
+    rows = [line.split(",") for line in (tmp_path / "0123456789abcdef.csv").read_text().splitlines()]
+    assert [(int(step), float(value)) for name, step, value in rows if name == "loss"] == LOSSES
