@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import items, number, read_json
+from trainer.base.run_files.records import items, number, read_json, read_result
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
 from trainer.base.run_files.tracking.sender import Sender, Source, open_tracker
 from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
@@ -79,7 +79,7 @@ def _sources(path: str) -> Iterator[Source]:
     prices = _prices(folder)
     for run in below:
         name = run.relative_to(folder).as_posix()
-        seconds = number(read_json(run / "result.json")[0].get("wall_seconds"))
+        seconds = number(read_result(run)[0].get("wall_seconds"))
         usd = prices.get(name.partition("/")[0])
         more = {"result/usd": usd * seconds / 3600} if usd and seconds else {}
         yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)
