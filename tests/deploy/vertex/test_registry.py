@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
-from deploy.cli import predict, register
+from deploy.cli import predict, register, submit
 from deploy.vertex.session import Session
-from tests.deploy.conftest import Capture, Command, needs_gcloud, run
+from tests.deploy.conftest import JOB, Capture, Command, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.registry_emulator import versions
 from trainer.base.run_files.serving_file import write_servable
@@ -131,6 +132,27 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0
     assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
     assert "has no time limit" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    """One that fails registers nothing."""
+    folder = a_run(tmp_path / "a")
+
+    def trains(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        for path in folder.rglob("*.*"):
+            if path.is_file():
+                google.objects[f"my-bucket/runs/7/{path.relative_to(folder)}"] = path.read_bytes()
+        google.end(job, state)
+
+    cloud.run = trains
+    command = ["cpu", *JOB, *PLACE, "--register=digits", f"--image={IMAGE}", "--job_dir=gs://my-bucket/runs/7"]
+    for state in ("FAILED", "SUCCEEDED"):
+        assert submit.main([*command, "--backend=sdk"], session) == (state == "FAILED")
+    (model,) = versions(cloud)
+    assert model["artifactUri"] == "gs://my-bucket/runs/7/model"
+    assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001")
 
 
 @pytest.mark.parametrize(("flags", "line"), [
