@@ -74,7 +74,7 @@ def test_a_name_of_something_else_is_refused(vertex: tuple[Experiments, str], tm
     name = f"{PARENT}/metadataStores/default/contexts/gan-tests"
     experiments.resources[name] = {"name": name, "schemaTitle": "system.Pipeline"}
     assert main(["track", str(plant_run(tmp_path / "run")), TRACK]) == 2
-    assert "gan-tests is a system.Pipeline in the metadata of" in capsys.readouterr().err
+    assert "gan-tests is a system.Pipeline in projects/my-proj/" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("status", "code", "line"), [
