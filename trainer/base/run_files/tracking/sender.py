@@ -14,6 +14,7 @@ from typing import Protocol
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
+from trainer.base.run_files.records import read_result
 from trainer.base.run_files.tracking.tracked_files import RunFiles
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses
 
@@ -152,5 +153,5 @@ class Tracking:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for sender in self._senders:
-            finished = RunFiles(self._folder, self._where).run(ended=True).state == "finished"
-            sender.end(_ENDING_S if finished and not error else _LEAVING_S, self._where)
+            done = read_result(self._folder)[0].get("state") in ("done", "budget")
+            sender.end(_ENDING_S if done and not error else _LEAVING_S, self._where)

@@ -141,7 +141,9 @@ class VertexRuns:
             }]} for name, point, value in values[start : start + _MOST]]  # fmt: skip
             body = {"tensorboardRun": self._board_run, "timeSeriesData": data}
             self._api.call("POST", f"{self._board_run}:write", body)
-        tags = {**{f"tag.{name}": value for name, value in run.tags.items()}, "parent": run.parent}
+        tags = {f"tag.{name}": value for name, value in run.tags.items()} | (
+            {"parent": run.parent} if run.parent else {}
+        )
         parameters = {**self._metadata["_params"], **run.parameters, **tags}
         newest = {**self._metadata["_metrics"], **{name: value for name, _, value in values}}
         metadata = {**self._metadata, "_params": parameters, "_metrics": newest, "_state": _STATES[run.state]}
