@@ -123,9 +123,17 @@ def _child(case: str, rows: int, environment: dict[str, str] | None = None) -> d
                           check=False)  # fmt: skip
     last = done.stdout.strip().splitlines()
     if done.returncode or not last:
-        return {"problem": (done.stderr.strip().splitlines() or ["no reason was given"])[-1][:200]}
+        return {"problem": _problem(done.stderr)}
     content: dict[str, Any] = json.loads(last[-1])
     return content
+
+
+def _problem(errors: str) -> str:
+    """Returns `out of memory`, or the last error that the process printed."""
+    if any(words in errors for words in ("OOM when allocating", "Current allocation summary follows", "exhausted")):
+        return "out of memory"
+    lines = [line for line in errors.splitlines() if "Error" in line]
+    return (lines or errors.strip().splitlines() or ["no reason was given"])[-1][:200]
 
 
 def step_memory(flags: Sequence[str]) -> dict[str, Any]:
