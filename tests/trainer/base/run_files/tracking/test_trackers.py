@@ -35,6 +35,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the files that MLflow stores beside the working folder out of the checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
 def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: Path, capsys: Capture) -> None:
     run, track = plant_run(tmp_path / "first", 20, state="interrupted"), f"--track=mlflow:{store}#tests"
     assert main(["track", str(run), track]) == 0
