@@ -13,7 +13,7 @@ from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.records import mapping, number, read_run_info
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
-from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.agreement import arithmetic
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.meeting import Peers, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
@@ -43,8 +43,6 @@ class Job:
     def open(cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None) -> "Job":
         """Reads the cluster and the result of earlier processes; `job_dir`: if it is open already."""
         cluster = read_cluster()
-        if cluster.note:
-            log.warning(cluster.note)
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
         job_dir.mirror.begin(job_dir.logs)
