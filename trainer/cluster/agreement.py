@@ -14,7 +14,6 @@ import keras
 
 from trainer.base.errors import UserError, printable, shortened
 
-_START_ALIKE = "start every worker by the same command, with the same files and versions"
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
 # What is different on each machine by right, or changes no number.
 _NO_NUMBERS = re.compile(
@@ -63,4 +62,9 @@ def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
 
 def unlike(worker: str, action: str, names: str) -> UserError:
     """Returns the error for a worker that does not `action` as the chief; names: what differs."""
-    return UserError(printable(f"{worker} and the chief do not {action} ({names}): {_START_ALIKE}"))
+    return UserError(
+        printable(
+            f"{worker} and the chief do not {action} ({names}): start every worker by the same command, with the same "
+            "files and versions"
+        )
+    )

@@ -203,12 +203,13 @@ def _check_expected(expected: int, visible: int) -> None:
         return
     build = tf.sysconfig.get_build_info()
     cuda = f"for CUDA {build.get('cuda_version', '?')}" if build.get("is_cuda_build") else "without CUDA"
-    driver = re.search(r"Kernel Module.*?\s(\d[\d.]+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    version = re.search(r"Kernel Module.*?\s(\d[\d.]+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    driver = f"driver {version[1]}" if version else f"no driver in {_DRIVER.parent}"
+    software = f"TensorFlow {tf.__version__}, built {cuda}; {driver}"
     raise UserError(
-        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible (TensorFlow {tf.__version__}, "
-        f"built {cuda}; {f'driver {driver[1]}' if driver else f'no driver in {_DRIVER.parent}'}): check the machine's "
-        "GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or "
-        "lower --expect_devices"
+        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({software}): check the "
+        "machine's GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows "
+        "why), or lower --expect_devices"
     )
 
 

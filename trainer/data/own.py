@@ -114,7 +114,7 @@ def _pair(returned: Any) -> tuple[Any, Any]:
 
 def _is_source(value: Any) -> bool:
     """Returns whether `value` gives whole examples, targets included, and is not a part of them."""
-    if isinstance(value, (tuple, dict)) or is_array(value):
+    if isinstance(value, (tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or is_array(value):
         return False
     if isinstance(value, list):
         return bool(value) and isinstance(value[0], (tuple, dict))

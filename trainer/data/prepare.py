@@ -127,10 +127,10 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
     bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
     bad.left_out = source.left_out
     refuse_or_skip(config, bad)
-    filled = {split: [entry for entry in some if entry["examples"]] for split, some in written.items()}
+    filled = {split: [entry for entry in shards if entry["examples"]] for split, shards in written.items()}
     if not filled["train"]:
         raise UserError(f"SRC={config.data}: no image is left to train on")
-    labels = {split: {label for entry in some for label in entry["labels"]} for split, some in filled.items()}
+    labels = {split: {label for entry in shards for label in entry["labels"]} for split, shards in filled.items()}
     if labels["train"]:
         refuse_empty_classes(config, source.class_names, labels["train"])
     origin = f"SRC={config.data}"
@@ -140,11 +140,12 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "image_shape": [config.image_size, config.image_size, config.channels],
         "class_names": list(source.class_names or numbered_classes(set().union(*labels.values()))),
         "labelled": {
-            split: labelled((entry["labelled"] for entry in some), origin, "files") for split, some in filled.items()
+            split: labelled((entry["labelled"] for entry in shards), origin, "files")
+            for split, shards in filled.items()
         },
         "splits": {
-            split: [{key: entry[key] for key in ("file", "examples", "sha256")} for entry in some]
-            for split, some in filled.items()
+            split: [{key: entry[key] for key in ("file", "examples", "sha256")} for entry in shards]
+            for split, shards in filled.items()
         },
         "source": config.data,
         "settings": _settings(config),

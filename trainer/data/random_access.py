@@ -49,7 +49,7 @@ class RandomAccess(_Items):
     """
 
     kind = "example"
-    sampled_rows = 64  # reading an example may take long
+    sampled_rows = 256  # reading an example may take milliseconds
     threads = max(2, os.cpu_count() or 2)
 
     def __init__(self, source: Any, origin: str) -> None:

@@ -103,7 +103,7 @@ class Job:
             return
         before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
         if config.data in DATA_SOURCES:
-            before = {key: value for key, value in before.items() if not key.endswith(" rows")}
+            before = {key: value for key, value in before.items() if not key.endswith(" digest")}
         changes = differing(before, now)
         if not changes or not job_dir.mirror.holds(job_dir.checkpoints):
             return

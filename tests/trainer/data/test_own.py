@@ -96,6 +96,9 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
     ("other_evaluation", "an example for evaluation is (float64 (3,), float64 ()), but one for training"),
     ("four_parts", "it returned a tuple of 4"),
+    ("ragged_tensor", "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
+    ("ragged_batches", "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"),
+    ("nested_lists", "x is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for sev"),
 ])  # fmt: skip
 def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
     with refused(line):
@@ -201,6 +204,7 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 
 @pytest.mark.parametrize(("model", "data", "line"), [
     ("flat_classifier", "masks", "its loss or metrics do not fit"),
+    ("narrow", "wide", "it cannot be called with x of tests.own_data:wide, float64 (7,) an example: ValueError: "),
     ("flat_classifier", "classes", 'these are numbers: use loss="sparse_categorical_crossentropy"'),
     ("classifier", "several_labels", 'these are one-hot: use loss="categorical_crossentropy"'),
     ("classifier", "too_large_labels", "labels from 0 to 4, but the model has 4 outputs"),

@@ -139,10 +139,10 @@ def _subclass(taken: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tupl
         metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS: functions}
         field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
         fields.append((parameter.name, parameter.field.type, field))
-    made = dataclasses.make_dataclass(
+    settings = dataclasses.make_dataclass(
         "TrainConfig", fields, bases=(TrainConfig,), frozen=True, kw_only=True, namespace={"__module__": __name__}
     )
-    return cast(type[TrainConfig], made)
+    return cast(type[TrainConfig], settings)
 
 
 def refuse_missing_modules(config: TrainConfig) -> None:

@@ -217,7 +217,8 @@ class _Module:
         Raises Unreadable if there is none, UserError if the module cannot have such a name.
         """
         node, there = self.bindings.get(name, (None, ""))
-        if node is None and not re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*", self.source):
+        elsewhere = rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*"
+        if node is None and not re.search(elsewhere, self.source):
             raise self.sources.refused(f"{self.name} has no function {name}{nearest(name, [*self.bindings])}")
         if node is None or steps > _MOST_STEPS:
             raise Unreadable(f"{self.name} does not define {name} by `def`")

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, TypeVar
 
 from trainer.base.errors import PlatformFault, UserError
@@ -64,13 +63,14 @@ class Remote:
     crc32c: str
     generation: int
     encoding: str = ""
-    metadata: Mapping[str, str] = MappingProxyType({})  # see `writer`; none in listings
+    metadata: Mapping[str, str] | None = None  # see `writer`; None in listings
     updated: datetime | None = None  # None in listings
 
     @property
     def writer(self) -> str:
         """Returns who wrote it, and when."""
-        names = [f"{name.removeprefix('trainer-')} {self.metadata[name]}" for name in _WRITER if name in self.metadata]
+        metadata = self.metadata or {}
+        names = [f"{name.removeprefix('trainer-')} {metadata[name]}" for name in _WRITER if name in metadata]
         written = f", {self.updated:%Y-%m-%d %H:%M:%S} UTC" if self.updated else ""
         return (" ".join(names) or "an unknown program") + written
 
@@ -289,6 +289,6 @@ def _remote(bucket: str, blob: Any) -> Remote:
         blob.crc32c or "",
         int(blob.generation),
         blob.content_encoding or "",
-        blob.metadata or {},
+        blob.metadata,
         blob.updated,
     )

@@ -71,7 +71,7 @@ class Lease:
         """Returns whether the holder of the lease has certainly ended."""
         if current.updated and time.time() - current.updated.timestamp() > _LONG_AGO:
             return True
-        holder, here = current.metadata, writer()
+        holder, here = current.metadata or {}, writer()
         if "trainer-job" in here and holder.get("trainer-job") == here["trainer-job"]:
             return True
         process, boot = holder.get("trainer-process", ""), holder.get("trainer-boot")

@@ -117,7 +117,7 @@ def test_a_run_that_renews_its_lease_refuses_another(bucket: Bucket, monkeypatch
     clock: Clock = Clock(lambda: held_by(bucket, process=str(clock.now)))
     monkeypatch.setattr(lease, "time", clock)
     host = socket.gethostname()
-    with pytest.raises(UserError, match=rf"{SETTING}: another run is writing to it \(host {host} process \d+, 2"):
+    with pytest.raises(UserError, match=rf"{SETTING}: another run is writing to it \(host {host} process [\d.]+, 2"):
         lease_of(bucket, []).acquire()
 
 
