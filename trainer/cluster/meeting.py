@@ -21,16 +21,14 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, printable
 from trainer.base.log import log
 from trainer.cluster.agreement import differing, unlike
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.ports import endpoint, own_port, warn_of_open_ports
+from trainer.cluster.connections import Link, endpoint, own_port, warn_of_open_ports
 
 BEAT_SECONDS = 5.0  # between two heartbeats
 SUSPECT_SECONDS = 20.0  # without a heartbeat, after which a peer is the likely cause of an error of TensorFlow
@@ -39,57 +37,7 @@ LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker
 _ANSWER_SECONDS = 10.0  # that a worker grants the chief beyond its own limit: they start at different times
 _LOG_SECONDS = 10.0
 _TURN_SECONDS = 0.02  # between two looks at what has arrived
-_LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
 _MOST_NAMES = 8  # of workers on a line
-
-
-@dataclass(eq=False)
-class _Link:
-    """Holds one connection, what arrived by it, and the last known state of the worker at its other end."""
-
-    connection: socket.socket
-    index: int = 0  # of that worker
-    inbox: deque[Any] = field(default_factory=deque)  # of messages; None for a line that is no JSON
-    rest: bytes = b""  # of a line that has not ended
-    last_message: float = 0.0
-    calls: int = 0  # to the devices, according to its newest heartbeat
-    in_step: float = 0.0  # when its count last rose, or was as high as ours
-    done: bool = False  # it has no more work; of the chief: it has finished last
-    closed: bool = False
-
-    def __post_init__(self) -> None:
-        self.connection.setblocking(True)  # for `send`
-
-    def receive(self) -> None:
-        """Moves what has arrived to the inbox, without waiting; closes a connection that has ended or says too much."""
-        try:
-            data = self.connection.recv(65536, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        self.inbox += map(_parse, lines)
-        self.last_message = time.monotonic()
-        if not data or len(self.rest) > _LONGEST_LINE:
-            self.close()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message; whoever receives from a lost connection notices it."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self.closed = True
-        self.connection.close()
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def meet(
@@ -114,13 +62,13 @@ def meet(
     return Peers(cluster, links, timeout_seconds, on_loss)
 
 
-def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], timeout_seconds: float) -> list[_Link]:
+def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], timeout_seconds: float) -> list[Link]:
     """Returns the chief's connections to all workers. Raises UserError on all of them if one runs something else."""
     began = logged = time.monotonic()
     server.setblocking(False)
-    links: list[_Link] = []
-    workers: dict[int, _Link] = {}
-    kept: list[_Link] = []
+    links: list[Link] = []
+    workers: dict[int, Link] = {}
+    kept: list[Link] = []
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
             names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
@@ -132,7 +80,7 @@ def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], ti
                 logged = now
             with contextlib.suppress(OSError):  # nobody else calls now
                 while True:
-                    links.append(_Link(server.accept()[0]))
+                    links.append(Link(server.accept()[0]))
             for link in links:
                 if not (link.index or link.closed) and _greets(link, cluster.workers):
                     workers[link.index] = link  # of a worker that was restarted the newest counts
@@ -146,7 +94,7 @@ def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], ti
                 link.close()
 
 
-def _greets(link: _Link, workers: int) -> bool:
+def _greets(link: Link, workers: int) -> bool:
     """Returns whether a worker has said hello; closes a connection that says anything else."""
     link.receive()
     match [*link.inbox]:
@@ -157,7 +105,7 @@ def _greets(link: _Link, workers: int) -> bool:
     return link.index > 0
 
 
-def _compare(cluster: Cluster, runs: Mapping[str, Any], links: Sequence[_Link]) -> None:
+def _compare(cluster: Cluster, runs: Mapping[str, Any], links: Sequence[Link]) -> None:
     """Tells the workers to start; tells all of them, and raises UserError, if one runs something else."""
     refusal = None
     for link in links:
@@ -169,12 +117,12 @@ def _compare(cluster: Cluster, runs: Mapping[str, Any], links: Sequence[_Link]) 
         raise refusal
 
 
-def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float) -> _Link:
+def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float) -> Link:
     """Returns a worker's connection to the chief. Raises UserError if the chief refuses it."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            link = _Link(socket.create_connection(endpoint(cluster.addresses[0]), timeout=5))
+            link = Link(socket.create_connection(endpoint(cluster.addresses[0]), timeout=5))
             link.send({"hello": cluster.index, "runs": runs})
             while not (link.inbox or link.closed) and time.monotonic() < deadline + _ANSWER_SECONDS:
                 link.receive()
@@ -194,7 +142,7 @@ class Peers:
     """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in a thread."""
 
     def __init__(
-        self, cluster: Cluster, links: Sequence[_Link], timeout_seconds: float, on_loss: Callable[[str, int], None]
+        self, cluster: Cluster, links: Sequence[Link], timeout_seconds: float, on_loss: Callable[[str, int], None]
     ) -> None:
         self._cluster, self._peers, self._on_loss = cluster, links, on_loss
         self._timeout_seconds = self._silence_seconds = timeout_seconds
@@ -246,7 +194,7 @@ class Peers:
         self._silence_seconds = min(self._silence_seconds, SUSPECT_SECONDS)
         self._over.wait(self._silence_seconds + BEAT_SECONDS)
 
-    def _await(self, reached: Callable[[_Link], bool], seconds: float) -> None:
+    def _await(self, reached: Callable[[Link], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._thread.is_alive() and time.monotonic() < deadline and not all(map(reached, self._peers)):
             time.sleep(_TURN_SECONDS)
@@ -255,7 +203,7 @@ class Peers:
         self._over.set()
         self._thread.join(2 * BEAT_SECONDS)
 
-    def _send(self, message: Mapping[str, Any], *, skip: _Link | None = None) -> None:
+    def _send(self, message: Mapping[str, Any], *, skip: Link | None = None) -> None:
         with self._lock:
             for peer in self._peers:
                 if peer is not skip and not peer.closed:
@@ -277,7 +225,7 @@ class Peers:
         for peer in self._peers:
             peer.close()
 
-    def _handle(self, peer: _Link, message: Any) -> None:
+    def _handle(self, peer: Link, message: Any) -> None:
         """Handles a message; ignores what none of our workers would send."""
         match message:
             case {"beat": int(calls)} if calls != peer.calls:
@@ -304,7 +252,7 @@ class Peers:
             elif self._cluster.is_chief and now - peer.in_step > allowed:  # only the chief has work of its own
                 self._lost(peer, f"it made no progress for {self._timeout_seconds:.0f} seconds while the others did")
 
-    def _lost(self, peer: _Link, reason: str) -> None:
+    def _lost(self, peer: Link, reason: str) -> None:
         line = f"{self._cluster.name(peer.index)} was lost: {reason}"
         line += "; run the same command again to resume from the last checkpoint"
         self._send({"failed": INTERRUPTED, "error": line}, skip=peer)

@@ -95,10 +95,10 @@ class Replicas:
         sent = self.sum_over_workers(text if is_sender else np.zeros(length))
         return json.loads(sent.astype(np.uint8).tobytes())
 
-    def refuse_differences(self, value: Mapping[str, Any], what: str) -> None:
+    def refuse_differences(self, value: Mapping[str, Any], action: str) -> None:
         """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all must call it.
 
-        what: names what differs, in "worker 1 and the chief do not read the same data".
+        action: as in "worker 1 and the chief do not read the same data".
         """
         if not self.cluster.several:
             return
@@ -109,7 +109,7 @@ class Replicas:
         if len(workers):
             index = int(workers[0])
             names = differing(chief, self.from_worker(index, value))
-            raise unlike(self.cluster.name(index), what, names)
+            raise unlike(self.cluster.name(index), action, names)
 
     @cached_property
     def _sum(self) -> Any:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,7 @@ def prepare(
         index = parse_index(before, destination)
         if index.get("fingerprint") == source.fingerprint:
             return index
-        raise UserError(
-            f"{destination} contains shards of other data or settings ({_differing(config, index)}): use another "
-            "folder, or remove it"
-        )
+        raise UserError(f"{destination} contains shards of other data or settings: use another folder, or remove it")
     journal = Journal(folder, source.fingerprint)
     total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
     written: dict[str, list[dict[str, Any]]] = {}
@@ -66,19 +63,6 @@ def prepare(
     folder.write(INDEX, (json.dumps(index, indent=1) + "\n").encode())
     folder.remove(JOURNAL)
     return index
-
-
-def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings that an index stores, so that a later command can report which ones differ."""
-    return {name: getattr(config, name) for name in ("image_size", "channels", "evaluation_fraction", "seed")}
-
-
-def _differing(config: TrainConfig, index: Mapping[str, Any]) -> str:
-    """Describes how the shards of an index differ from those of this command."""
-    stored, asked = index.get("settings"), {"SRC": config.data, **_settings(config)}
-    old = {"SRC": index.get("source"), **(stored if isinstance(stored, dict) else {})}
-    shown = [f"{key}: was {old[key]}, now {new}" for key, new in asked.items() if old.get(key, new) != new]
-    return "; ".join(shown) or "its files or the shard size changed"
 
 
 class Journal:
@@ -148,7 +132,6 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
             for split, shards in filled.items()
         },
         "source": config.data,
-        "settings": _settings(config),
         **bad.notes,
     }
 

@@ -16,8 +16,8 @@ from tests.fixtures import Log
 from trainer.base.errors import PlatformFault, UserError
 from trainer.cluster import meeting
 from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.connections import warn_of_open_ports
 from trainer.cluster.meeting import Peers, meet
-from trainer.cluster.ports import warn_of_open_ports
 
 RUNS = {"seed": 3, "data": "gs://bucket/name"}
 HELLOS = {

@@ -7,6 +7,7 @@ is imported (`trainer.user_code.dotted_names`).
 
 import ast
 import dataclasses
+import gc
 import importlib.util
 import os
 import pkgutil
@@ -169,14 +170,17 @@ def _source(spec: ModuleSpec) -> str | None:
 
 
 def _tree(source: str) -> ast.Module:
-    """Parses the source; once more if Python 3.11 fails because another thread parsed in between.
+    """Parses the source while neither the garbage collector nor, with it, another thread runs.
 
-    https://github.com/python/cpython/issues/106905
+    Python 3.11 fails if another thread parses in between: https://github.com/python/cpython/issues/106905
     """
+    collects = gc.isenabled()
+    gc.disable()
     try:
         return ast.parse(source)
-    except SystemError:
-        return ast.parse(source)
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclasses.dataclass(frozen=True)
