@@ -12,7 +12,7 @@ VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('
 # Copied into deploy/checkout/ of a wheel: an installed copy has the tiers, and can build the wheel of a job.
 CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
-DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
+DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 TUNE = ["optuna>=5", "matplotlib"]
 TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE]
 
@@ -55,12 +55,13 @@ setup(
             "report/page.css",
             "planning/plan.html",
             "planning/published.yaml",
+            "planning/gpu_constants.json",
         ],
     },
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
     install_requires=[
         "tensorflow>=2.17",
-        "keras>=3.12",
+        "keras>=3.12.4,!=3.13.*,!=3.14.0",
         "pyyaml>=6",
         "h5py",
         "pillow>=10.1",
