@@ -51,17 +51,11 @@ class TrainConfig:
     steps: int | None = _run(None, "length of the run, instead of epochs", unit="steps", minimum=1)
     seed: int = _run(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1)
     evaluation_fraction: float = _run(
-        0.0,
-        "share of the examples held out for evaluation, drawn by the seed, if the source has no such part",
-        minimum=0,
-        maximum=0.9,
+        0.0, "share of examples held out for evaluation, drawn by the seed", minimum=0, maximum=0.9
     )
 
     micro_batches: int = _training(
-        1,
-        "passes in which each update takes a replica's rows, to need less memory; gradients are summed",
-        unit="passes",
-        minimum=1,
+        1, "passes that an update takes a replica's rows in, for less memory", unit="passes", minimum=1
     )
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
     evaluation_batch_size: int = _training(
@@ -75,15 +69,10 @@ class TrainConfig:
     early_stopping: str = _training("", "stop when this metric of an epoch, as val_loss, no longer improves")
     patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
     max_minutes: float = _training(
-        0.0,
-        "end the run, saved and exported, after this time over all restarts; 0: no limit",
-        unit="minutes",
-        minimum=0,
+        0.0, "end, saved and exported, after this time over all starts; 0: never", unit="minutes", minimum=0
     )
     on_nan: str = _training(
-        "stop",
-        "when a loss is NaN: stop, or rollback to the last checkpoint with half the learning rate, at most twice",
-        choices=("stop", "rollback"),
+        "stop", "at NaN: stop, or go back with half the learning rate, twice at most", choices=("stop", "rollback")
     )
     initial_checkpoint: str = _training(
         "", "start from the weights of another run's checkpoint (or job directory)", reads=True
@@ -94,31 +83,19 @@ class TrainConfig:
         4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
-    data_changed: str = _data(
-        "refuse",
-        "when the data differ from those at the start of the run that is resumed",
-        choices=("refuse", "accept"),
-    )
+    data_changed: str = _data("refuse", "data that changed since the run began", choices=("refuse", "accept"))
 
     strategy: str = _devices(
-        "auto",
-        "tf.distribute strategy; auto chooses it by the devices and TF_CONFIG",
-        choices=("auto", "one_device", "mirrored", "multi_worker"),
+        "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
     )
     communication: str = _devices(
-        "auto",
-        "how several workers sum gradients; auto and nccl: by NCCL on GPUs, else by ring",
-        choices=("auto", "ring", "nccl"),
+        "auto", "sums over workers; auto, nccl: NCCL on GPUs, else ring", choices=("auto", "ring", "nccl")
     )
     worker_timeout_seconds: int = _devices(
         600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
     )
     replicas: int = _devices(
-        0,
-        "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made",
-        unit="devices",
-        minimum=0,
-        maximum=64,
+        0, "local devices, 0 for all GPUs; of a CPU, logical ones", unit="devices", minimum=0, maximum=64
     )
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(
@@ -128,9 +105,7 @@ class TrainConfig:
         True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
     jit_compile: str = _devices(
-        "auto",
-        "compile the whole step with XLA, on one machine; auto: on CPUs, if it proves faster before the first step",
-        choices=("auto", "true", "false"),
+        "auto", "compile the step with XLA; auto: on CPUs, if it is faster", choices=("auto", "true", "false")
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
@@ -166,10 +141,7 @@ class TrainConfig:
         0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
     )
     mixup: float = _images(
-        0.0,
-        "alpha of the Beta distribution by which a classifier's images and labels are mixed in pairs; 0: none",
-        minimum=0,
-        maximum=100,
+        0.0, "alpha of Beta, by which a classifier's rows are mixed in pairs; 0: none", minimum=0, maximum=100
     )
     sample_every_steps: int = _images(
         250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
