@@ -1,6 +1,7 @@
 """What `pip install` and a Vertex AI training container need to know of this package."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -25,11 +26,18 @@ class BuildWithCheckout(build_py):
         super().run()
         if self.editable_mode:
             return
+        self._name_commit()
         folder = Path(self.build_lib) / "deploy" / "checkout"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for source in (HERE / name for name in CHECKOUT):
             (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / source.name)
+
+    def _name_commit(self) -> None:
+        """Writes the commit of the checkout into the package: a job that is installed from a wheel then knows it."""
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+        if git.returncode == 0 and (HERE / ".git").exists():
+            (Path(self.build_lib) / "trainer" / "commit.txt").write_text(git.stdout, encoding="utf-8")
 
 
 setup(

@@ -9,7 +9,7 @@ from benchmarks.gpu.execution import Results, rehearsing
 from benchmarks.gpu.nvidia import used_gib
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.gpu_check.rates import all_reduces
+from trainer.proofs.rates import all_reduces
 
 FEW, MANY = 100, 1_100  # operations in a call; their difference leaves the cost of the call out
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
-from deploy.localrun.jobs import in_threads
+from deploy.localrun.local_jobs import in_threads
 from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Program

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
-from deploy.localrun.jobs import LocalJobs
+from deploy.localrun.local_jobs import LocalJobs
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.tier import Tier, TierFacts

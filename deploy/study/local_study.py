@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from deploy.comparison.directory import error_of, is_done, refusal
 from deploy.comparison.local_runner import check_local_data
-from deploy.localrun.jobs import LocalJobs, in_threads
+from deploy.localrun.local_jobs import LocalJobs, in_threads
 from deploy.localrun.processes import ASK_S
 from deploy.localrun.workers import Share, shares
 from deploy.report.collection import repeat_folder

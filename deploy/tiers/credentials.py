@@ -184,9 +184,8 @@ def _detectors() -> tuple[list[Any], list[Any]]:
         from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     except ImportError:
         return [], []
-    by_name: dict[str, Any] = {
-        detector.__name__: detector for detector in get_mapping_from_secret_type_to_class().values()
-    }
+    kinds: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    by_name = {detector.__name__: detector for detector in kinds.values()}
     random = [by_name.pop(f"{base}HighEntropyString")() for base in ("Hex", "Base64")]
     slow = ("KeywordDetector", "IPPublicDetector")  # and what they find is mostly no credential
     return [detector() for name, detector in by_name.items() if name not in slow], random
