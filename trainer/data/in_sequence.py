@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.data.examples import FIRST_ROWS, SAMPLE_BYTES, AnyExamples, Array, as_numpy
+from trainer.data.examples import SAMPLE_BYTES, AnyExamples, Array, as_numpy
 from trainer.data.nests import PARTS, Nest
 from trainer.invariance.compat import makes_batches
 
@@ -71,14 +71,13 @@ class InSequence(AnyExamples):
         return parts
 
     def sample(self) -> list[Array]:
-        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec))
-        rows = max(FIRST_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes)))
-        return list(tf.nest.flatten(self.anew().read_head(rows)))
+        return list(tf.nest.flatten(self._head))
 
     @cached_property
     def _head(self) -> tuple[Nest, ...]:
-        """Returns the parts of the first rows, at most HEAD_ROWS, as arrays; they are read once."""
-        return self.read_head()
+        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are read once."""
+        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec))
+        return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
 
     def read_head(self, rows: int = HEAD_ROWS) -> tuple[Nest, ...]:
         """Reads the parts of the first rows once more."""
