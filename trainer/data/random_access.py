@@ -72,7 +72,7 @@ class RandomAccess(_Items):
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         for place, row in enumerate(rows.tolist()):
             for leaf, value in zip(leaves, self._leaves(row), strict=True):
-                leaf[place] = value
+                leaf[place, ...] = value  # of text, the value in an array without dimensions
 
     def _leaves(self, row: int) -> list[Array]:
         example = self._example(row)
