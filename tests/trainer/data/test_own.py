@@ -14,6 +14,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, NestedArrays
+from trainer.data.random_access import RandomAccess
 from trainer.data.sources import load_dataset
 from trainer.invariance.layers import depends_on_replicas
 from trainer.models.construction import build_model
@@ -123,6 +124,11 @@ def test_rows_of_another_shape_are_refused_when_they_are_read() -> None:
     with refused("is (float64 (3,), float64 ()), but example 0 is (float64 (4,), float64 ()): all must have the same"):
         for first in range(3):
             steps_of("ragged_rows", 0, 1, 1, first, 1)
+
+
+def test_text_is_read_by_row_number() -> None:
+    words, numbers = RandomAccess([("ab", 1), ("c", 2)], "data").gather(tf.constant([[1, 0]]))
+    assert (words.numpy().tolist(), numbers.numpy().tolist()) == ([[b"c", b"ab"]], [[2, 1]])
 
 
 def test_an_endless_data_set_needs_steps() -> None:
