@@ -29,6 +29,7 @@ class Link:
     last_message: float = 0.0
     calls: int = 0  # to the devices, according to its newest heartbeat
     in_step: float = 0.0  # when its count last rose, or was as high as ours
+    idle_s: float = 0.0  # of its GPUs
     done: bool = False  # it has no more work; of the chief: it has finished last
     closed: bool = False
 

@@ -9,6 +9,7 @@ behind the others. A message is a JSON object on a line:
     worker  {"hello": index, "runs": {…}}
     chief   {"start": true}, or {"refused": "…"}, when all are there
     both    {"beat": calls}, {"done": true}, {"failed": exit code, "error": "…"}
+            {"idle": seconds of its GPUs}, {"stop": "…"}, from --stop_if_idle and --stop_if_over
 
 Anyone who reaches the port may connect (docs/security.md): a connection that sends nothing, too much or nonsense holds
 up no worker.
@@ -149,6 +150,7 @@ class Peers:
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
+        self.stop_reason = ""  # of the chief's guard
         for peer in links:
             peer.last_message = peer.in_step = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
@@ -173,6 +175,25 @@ class Peers:
     def begin_call(self) -> None:
         """Counts a call to the devices, or another step of a job, which all workers make together."""
         self._calls += 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Returns whether this worker is the chief."""
+        return self._cluster.is_chief
+
+    def share_idle(self, seconds: float) -> list[float]:
+        """Sends for how long our GPUs have been idle; returns, on the chief, that of each worker by index."""
+        self._send({"idle": seconds})
+        return [seconds, *(peer.idle_s for peer in sorted(self._peers, key=lambda peer: peer.index))]
+
+    def stop(self, reason: str) -> None:
+        """Makes all workers end by themselves, for `reason`."""
+        self.stop_reason = reason
+        self._send({"stop": reason})
+
+    def abandon(self) -> None:
+        """Tells the others that this process is about to end and is not lost."""
+        self._send({"done": True})
 
     def finish(self) -> None:
         """Waits as the last barrier: a worker until the chief has written everything, so that the chief ends last."""
@@ -232,6 +253,10 @@ class Peers:
                 peer.calls, peer.in_step = calls, time.monotonic()
             case {"done": True}:
                 peer.done = True
+            case {"idle": int() | float() as seconds}:
+                peer.idle_s = seconds
+            case {"stop": str(reason)}:
+                self.stop_reason = reason
             case {"failed": int(code), "error": str(line)}:
                 self._send(message, skip=peer)
                 self._leave(line, code, LEAVE_SECONDS)
