@@ -166,22 +166,6 @@ def ragged_list(config: TrainConfig) -> Any:
     return np.array([[1.0], [1.0, 2.0]], dtype=object), np.zeros(2)
 
 
-def ragged_tensor(config: TrainConfig) -> Any:
-    return tf.ragged.constant([[1.0], [1.0, 2.0]]), np.zeros(2)
-
-
-def ragged_batches(config: TrainConfig) -> Any:
-    return tf.data.Dataset.from_tensor_slices(ragged_tensor(config))
-
-
-def nested_lists(config: TrainConfig) -> Any:
-    return [[1.0, 2.0, 3.0]] * 50, [0.0] * 50
-
-
-def wide(config: TrainConfig) -> Any:
-    return np.zeros((50, 7)), np.zeros(50)
-
-
 def nan_targets(config: TrainConfig) -> Any:
     x, y, _ = _table()
     return x, np.where(np.arange(ROWS) == 5, np.nan, y)
@@ -272,10 +256,6 @@ def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Mo
 def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
     return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
-
-
-def narrow(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), config, loss="mse")
 
 
 def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,9 +15,11 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, NestedArrays
+from trainer.data.own import own_dataset
 from trainer.data.random_access import RandomAccess
 from trainer.data.sources import load_dataset
 from trainer.invariance.layers import depends_on_replicas
+from trainer.models import construction
 from trainer.models.construction import build_model
 from trainer.run.build import build_setup, set_precision_and_seed
 
@@ -97,13 +100,32 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
     ("other_evaluation", "an example for evaluation is (float64 (3,), float64 ()), but one for training"),
     ("four_parts", "it returned a tuple of 4"),
-    ("ragged_tensor", "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
-    ("ragged_batches", "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"),
-    ("nested_lists", "x is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for sev"),
 ])  # fmt: skip
 def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
     with refused(line):
         loaded(settings(data))
+
+
+RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(("returned", "line"), [
+    ((RAGGED, np.zeros(2)), "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
+    (tf.data.Dataset.from_tensor_slices(RAGGED), "must be fixed: pad them, by padded_batch or to_tensor(shape=…)"),
+    (([[1.0, 2.0]] * 50, [0.0] * 50), "x is a list of lists: use np.array(…) for the rows of one input, or a tuple"),
+], ids=["ragged", "ragged rows", "lists"])  # fmt: skip
+def test_what_is_no_array_is_told_how_to_become_one(returned: Any, line: str) -> None:
+    with refused(line):
+        own_dataset(settings("arrays"), lambda config: returned)
+
+
+def test_x_of_another_shape_than_the_models_input_is_told() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with refused("it cannot be called with x of "):
+        construction._build_compiled(
+            model, settings("arrays"), Dataset("x", NestedArrays(np.zeros((9, 7)), np.zeros(9)))
+        )
 
 
 @pytest.mark.parametrize(("x", "y", "line"), [
@@ -210,7 +232,6 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 
 @pytest.mark.parametrize(("model", "data", "line"), [
     ("flat_classifier", "masks", "its loss or metrics do not fit"),
-    ("narrow", "wide", "it cannot be called with x of tests.own_data:wide, float64 (7,) an example: ValueError: "),
     ("flat_classifier", "classes", 'these are numbers: use loss="sparse_categorical_crossentropy"'),
     ("classifier", "several_labels", 'these are one-hot: use loss="categorical_crossentropy"'),
     ("classifier", "too_large_labels", "labels from 0 to 4, but the model has 4 outputs"),
