@@ -226,7 +226,9 @@ def _train_and_export(run: TrainingRun) -> Control:
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
                 use_averages(optimizer, setup.model.trainable_variables)
-            export(setup.model, job_dir.model, setup.dataset.input_spec)
+            data = setup.dataset
+            image = data.image_shape if data.holds_images else ()
+            export(setup.model, job_dir.model, data.input_spec, image=image, class_names=data.class_names)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:
         with suppress(Exception):
