@@ -111,7 +111,7 @@ RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
 
 @pytest.mark.parametrize(("returned", "line"), [
     ((RAGGED, np.zeros(2)), "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
-    (tf.data.Dataset.from_tensor_slices(RAGGED), "must be fixed: pad them, by padded_batch or to_tensor(shape=…)"),
+    (tf.data.Dataset.from_tensor_slices((RAGGED, [0.0, 0.0])), "pad them, by padded_batch or to_tensor(shape=…)"),
     (([[1.0, 2.0]] * 50, [0.0] * 50), "x is a list of lists: use np.array(…) for the rows of one input, or a tuple"),
 ], ids=["ragged", "ragged rows", "lists"])  # fmt: skip
 def test_what_is_no_array_is_told_how_to_become_one(returned: Any, line: str) -> None:
