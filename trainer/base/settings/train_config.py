@@ -137,7 +137,7 @@ class TrainConfig:
     )
     jit_compile: str = _devices(
         "auto",
-        "compile the whole step with XLA, on one machine; auto: on CPUs, if it proves faster before the first step",
+        "compile the whole step with XLA, on one machine; auto: on one device, if it proves faster at first",
         choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
