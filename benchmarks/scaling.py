@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from benchmarks.runner import make_parser, print_table, program, save
 from benchmarks.trainer_loop import setup_of, step_graph
+from deploy.planning.gpu_constants import CONSTANTS
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.planning.counting import NO_KERNEL, Operation, operations
@@ -20,8 +21,6 @@ CASES["efficientnet_photos"] += ["--weights=none", "--fine_tune_from=", "--fine_
 CASES["wgan_gp_photos"] += ["--diff_augment="]
 CASES["wgan_gp_mnist --sync_batch_norm=false"] = [*CASES["wgan_gp_mnist"], "--sync_batch_norm=false"]
 DEVICES = (2, 4, 8)
-# To dispatch one operation and to start one all-reduce: assumptions, not measured here.
-LAUNCH_SECONDS, ALL_REDUCE_SECONDS = 5e-6, 30e-6
 # Dense TF32 FLOP/s, bytes/s of the memory, and of the link to the other GPUs, each way. By data sheet.
 MACHINES = {
     "L4, PCIe 4.0 x16": (60e12, 300e9, 32e9),
@@ -72,9 +71,9 @@ def step_seconds(step: Step, machine: str, devices: int) -> tuple[float, float]:
     work = 0.0
     for a, b in zip(step.whole, step.half, strict=True):
         compute, move = part(a.flops, b.flops) / flop_rate, part(a.moved_bytes, b.moved_bytes) / memory_rate
-        work += max(a.times * LAUNCH_SECONDS, compute, move)
+        work += max(a.times * CONSTANTS.launch_seconds, compute, move)
     volume = 2 * (devices - 1) / devices * step.reduced_bytes
-    return work, step.all_reduces * ALL_REDUCE_SECONDS * (devices > 1) + volume / link_rate
+    return work, step.all_reduces * CONSTANTS.all_reduce_seconds * (devices > 1) + volume / link_rate
 
 
 @program

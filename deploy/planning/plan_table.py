@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast
+from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
 from deploy.planning.offers import RESTART_SECONDS, STRATEGIES, Offer
-from deploy.planning.tier_memory import CONTEXT_BYTES, GIB, NCCL_BYTES, NEAR, TOO_LARGE, WORKSPACE_BYTES
+from deploy.planning.tier_memory import GIB, NEAR, TOO_LARGE
 from deploy.report.plots import pareto_front
 from deploy.report.table import figures, money
 from deploy.tiers.machine_table import load_machines
@@ -101,8 +102,9 @@ class PlanTable:
         table, memory = load_machines(), self.plan.memory
         bases = {forecast.basis for forecast in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
-               f"{100 * memory.error:.1f} % off with the fewest. Assumed of a GPU: {CONTEXT_BYTES / GIB:g} GiB for "
-               f"CUDA, {WORKSPACE_BYTES / GIB:g} GiB of workspaces, {NCCL_BYTES / GIB:g} GiB for NCCL.")  # fmt: skip
+               f"{100 * memory.error:.1f} % off with the fewest. {CONSTANTS.source.capitalize()} of a GPU: "
+               f"{CONSTANTS.context_gib:g} GiB for CUDA, {CONSTANTS.workspace_gib:g} GiB of workspaces, "
+               f"{CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
         if BY_GRAPH in bases:
             yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of "
                    "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
 from deploy.planning.scaling import PUBLISHED
 from deploy.tiers.machine_table import Rates
@@ -17,8 +18,7 @@ from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.yaml_file import read_yaml
 
-# Assumed: to dispatch an operation, to start an all-reduce on one machine and over several.
-LAUNCH_SECONDS, ALL_REDUCE_SECONDS, NETWORK_SECONDS = 5e-6, 30e-6, 200e-6
+NETWORK_SECONDS = 200e-6  # assumed: to start an all-reduce over several machines
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU
 # The published networks were compiled by XLA; kernels of others, smaller or not fused, may be slower. Assumed: nothing
 # that was published says by how much.
@@ -66,7 +66,7 @@ def compute_seconds(plan: StepPlan, rows: float, rates: Rates, kind: str) -> flo
     total = 0.0
     for work in plan.work:
         moved = max(work.moved_bytes.fixed + share * work.moved_bytes.per_row * rows, 0.0)
-        total += work.times * max(LAUNCH_SECONDS, work.flops.at(rows) / flop_rate, moved / byte_rate)
+        total += work.times * max(CONSTANTS.launch_seconds, work.flops.at(rows) / flop_rate, moved / byte_rate)
     return total
 
 
@@ -80,7 +80,7 @@ def all_reduce_seconds(plan: StepPlan, devices: int, workers: int, rates: Rates)
     """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics."""
     if devices == 1:
         return 0.0
-    start, rate = (ALL_REDUCE_SECONDS, rates.link_gb_per_s * 1e9) if workers == 1 else (
+    start, rate = (CONSTANTS.all_reduce_seconds, rates.link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
     return plan.all_reduces * start + 2 * (devices - 1) / devices * plan.reduced_bytes / rate
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import Tier
@@ -11,8 +12,6 @@ from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
 from trainer.base.settings.train_config import TrainConfig
 
 GIB = 2**30
-# Assumed of a GPU, until a run has recorded more: CUDA's context; workspaces of cuDNN and cuBLAS; NCCL's buffers.
-CONTEXT_BYTES, WORKSPACE_BYTES, NCCL_BYTES = 0.5 * GIB, 0.5 * GIB, 0.25 * GIB
 USABLE = 0.93  # of what a card is sold with; the driver and its error correction keep the rest
 _LEAST_ERROR = 0.05  # of what a step holds
 _PROCESS_BYTES = 2 * GIB  # assumed: Python and TensorFlow
@@ -73,7 +72,8 @@ def _beside(plan: StepPlan, tier: Tier, passes: int) -> float:
         return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes + summed
     several = tier.devices > 1
     # All-reduces are packed into a buffer.
-    return CONTEXT_BYTES + WORKSPACE_BYTES + summed + (NCCL_BYTES + gradients) * several
+    fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
+    return fixed + summed + gradients * several
 
 
 def available_bytes(tier: Tier, table: Machines) -> float | None:

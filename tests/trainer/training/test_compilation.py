@@ -33,13 +33,13 @@ from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.steps import StepRunner
 
 STEPS = 3
-GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16", "--critic_steps=2")
+GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16")
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", *GANS[:2], "--global_batch_size=16"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--global_batch_size=8"),
-    "wgan_gp": ("--model=wgan_gp", *GANS),
+    "wgan_gp": ("--model=wgan_gp", *GANS, "--critic_steps=2"),
     "r3gan": ("--model=r3gan", *GANS, "--diff_augment=color,translation,cutout"),
-    "conditional": ("--model=wgan_gp", "--conditional", *GANS),
+    "conditional": ("--model=wgan_gp", "--conditional", *GANS, "--critic_steps=2"),
     "embedding": (f"--model={__name__}:embedded", *GANS[:1], "--global_batch_size=8"),
     "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
 }  # fmt: skip
