@@ -35,7 +35,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
     _refuse_made_at_import(model, config)
-    _refuse_text(model, config, dataset)
+    _check_text(model, config, dataset)
     if has_own_step(model):
         build_if_called(model, dataset)
     else:
@@ -118,15 +118,21 @@ def _has_loss(model: keras.Model, rows: Any) -> bool:
     return bool(scope.losses) or any(one.regularizer for one in model.trainable_weights)
 
 
-def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Raises UserError if x holds text but no symbolic input of the model takes any."""
+def _check_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Raises UserError if x holds text but no symbolic input of the model takes any; warns if GPUs have to wait."""
     inputs = symbolic_inputs(model)
-    holds_text = any(one.dtype == tf.string for one in tf.nest.flatten(dataset.spec[0]))
-    if holds_text and inputs and not any(one.dtype == "string" for one in inputs):
+    if not any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
+        return
+    if inputs and not any(tensor.dtype == "string" for tensor in inputs):
         raise UserError(
             f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
             "first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which may also be "
             "a layer of the model"
+        )
+    if tf.config.get_visible_devices("GPU"):
+        log.warning(
+            f"model={config.model}: it turns text into numbers, for which GPUs have no kernel (RaggedTensorToTensor): "
+            "they wait in each step; call its TextVectorization in the data function instead"
         )
 
 

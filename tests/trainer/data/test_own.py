@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Log, Patch
 from tests.support import largest_difference, refused, run_job, run_steps, weights
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -140,6 +141,14 @@ def test_values_that_are_none_are_refused(x: Any, y: Any, line: str) -> None:
 def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
     with refused("x holds text, but no input of the model has dtype='string': turn text into numbers first"):
         run_steps(settings("strings"), 1)
+
+
+def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
+    config = settings("strings", "bag_of_words")
+    build_model(config, loaded(config))
+    assert "GPUs have no kernel (RaggedTensorToTensor): they wait in each step; call its" in caplog.text
 
 
 def test_rows_of_another_shape_are_refused_when_they_are_read() -> None:
