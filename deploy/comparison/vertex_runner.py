@@ -25,13 +25,13 @@ from deploy.tiers.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
-from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
 from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import attempt_label, check_resources, submit_job, upload_packages
+from deploy.vertex.submission import check_resources, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.records import read_json, record_failure
 from trainer.base.run_files.run_layout import RESULT
@@ -154,7 +154,7 @@ class VertexRunner:
         return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
 
     def _find(self, sent: _SentJob) -> JobStatus | None:
-        """Returns the job's status, and cancels its doubles; None if it was never created."""
+        """Returns the job's status, and cancels its duplicates; None if it was never created."""
         return find_job(attempt_label(sent.submission), self._open(sent.project, sent.region), self._clock)
 
     def _send(self, run: JobRequest, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
@@ -165,8 +165,7 @@ class VertexRunner:
             self._check_stop()  # the lock may have taken minutes
             submission = next(self._submissions)
             job = self._job(run, submission, previous.output if previous else "")
-            backend = self._open(job.gcp.project, job.gcp.region)
-            upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
+            upload_packages(job.packages, job.gcp.bucket)
         self._check_stop()
         sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         write_whole(job_dir / SENT_JOB, json.dumps(dataclasses.asdict(sent), indent=2) + "\n")

@@ -27,13 +27,13 @@ from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
 from deploy.vertex.logs import watch_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
+from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.records import mapping, number, read_json
 from trainer.base.settings.fields import as_text
@@ -131,7 +131,7 @@ class VertexStudy:
         return exit_code(status), [read_vertex_trial(trial, self._plan) for trial in trials]
 
     def _find(self) -> str:
-        """Returns the name of the job that this study's folder records, and cancels its doubles; empty if none."""
+        """Returns the name of the job that this study's folder records, and cancels its duplicates; empty if none."""
         if not (self._out / SENT_STUDY).exists():
             return ""
         sent, _ = read_json(self._out / SENT_STUDY)
@@ -151,7 +151,7 @@ class VertexStudy:
         clock, gcp = self._session.clock, self._gcp
         backend = self._open(gcp.project, gcp.region)
         check_resources(self._trial_job, backend, clock)
-        upload_packages(self._job.packages, gcp.bucket, backend, clock)
+        upload_packages(self._job.packages, gcp.bucket)
         sent = {"project": gcp.project, "region": gcp.region, "submission": self._submission}
         write_whole(self._out / SENT_STUDY, json.dumps(sent, indent=2) + "\n")
         return submit_job(self._job, Submission(self._submission), self._open, clock)

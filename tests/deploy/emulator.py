@@ -51,6 +51,7 @@ class Fault:
     after: bool = False
     message: str = "injected"
     action: Callable[[], None] = lambda: None
+    seconds: float = 0.5  # of a slow response
     triggered: bool = dataclasses.field(default=False, init=False)
 
 
@@ -239,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.fail(fault)
             return
         if fault and fault.kind == "slow":
-            time.sleep(0.5)
+            time.sleep(fault.seconds)
         if self.google.account(request, self.headers.get("Authorization", "")) is None:
             self.send(401, _error(401, "Request had invalid authentication credentials."))
             return

@@ -324,7 +324,7 @@ def test_the_command_that_a_dry_run_prints_uploads_the_archive(
     assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--dry_run"], session) == 0
     shown = capsys.readouterr().out
     words = shlex.split(next(line for line in shown.splitlines() if line.startswith("python -m deploy package ")))
-    assert package.main([*words[4:], "--backend=sdk"], session) == 0
+    assert package.main(words[4:]) == 0
     name, starter = cloud.objects
     assert f'"code": ["gs://{name}"' in shown
     assert f"  - gs://{starter}\n" in shown

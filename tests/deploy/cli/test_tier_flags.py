@@ -25,15 +25,23 @@ CHANGES = ["--labels=team=vision,cost=", f"--kms_key={KEY}", f"--network={NETWOR
     [
         ("l4x4", "--spot", {"timeout": "86400s", "strategy": "SPOT"}),
         ("h100x1", "--spot", {"timeout": "86400s", "strategy": "SPOT"}),
-        ("l4x4", "--flex_start=2h", {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "7200s"}),
-        ("h100x1", "--flex_start=30m", {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "1800s"}),
+        (
+            "l4x4",
+            "--flex_start --max_wait=2h",
+            {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "7200s"},
+        ),
+        (
+            "h100x1",
+            "--flex_start --max_wait=30m",
+            {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "1800s"},
+        ),
     ],
 )
 def test_flags_change_any_tier(
     tier: str, flag: str, scheduling: dict[str, str], cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     cloud.run = ends("SUCCEEDED")
-    assert submit.main([tier, *SDK, *CHANGES, flag], session) == 0
+    assert submit.main([tier, *SDK, *CHANGES, *flag.split(), "--max_cost=500"], session) == 0
     (job,) = cloud.jobs.values()
     sent = job["jobSpec"]
     assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (scheduling, NETWORK, ACCOUNT)
