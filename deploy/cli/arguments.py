@@ -172,7 +172,6 @@ def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 _NOT_OF_SCRIPTS = {
     "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
     "plan": "--plan is for recipes: the memory of a script is not known: drop it",
-    "force": "--force is for recipes: the memory of a script is not known: drop it",
     "scaling=weak": "--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out",
 }
 

@@ -69,7 +69,8 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
 def add_plan_flags(cli: Parser) -> None:
     """Declares the flags by which a job is held against its plan before it is sent."""
     cli.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
-    cli.add_boolean("force", "send a job that does not fit the memory by its plan")
+    cli.add_boolean("force", "send a job that does not fit the memory by its plan, or a script that imports "
+                    "what its image has not")  # fmt: skip
 
 
 def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
@@ -90,6 +91,7 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost, asked.max_wait, asked.disable_retries, read_labels(asked.labels), asked.kms_key,
+        force=getattr(asked, "force", False),
     )  # fmt: skip
 
 

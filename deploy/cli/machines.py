@@ -49,7 +49,8 @@ def _tiers(prices: str) -> Iterator[str]:
     rows = []
     for name in tier_names():
         tier, spot = load_tier(name, prices), load_tier(name, prices, SpecChanges(spot=True))
-        price = Price(tier.price_per_hour, spot.price_per_hour, inferred=tier.price_inferred)
+        bound = tier.price_lower_bound or spot.price_lower_bound
+        price = Price(tier.price_per_hour, spot.price_per_hour, inferred=tier.price_inferred, lower_bound=bound)
         rows.append((name, tier.machine, *_prices(price)))
     return _lines([("tier", "machines", "USD/h", "spot USD/h"), *rows])
 
@@ -63,10 +64,16 @@ def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str
         metric = accelerator.quota_metric or "unknown quota metric"
         yield f"  {metric}" + ("" if accelerator.quota_metric_seen else " (name inferred)")
         yield f"  {' '.join(accelerator.regions)}"
+        for page, names in accelerator.one_page.items():
+            if names:
+                yield f"  only on Google's page of {page}: {' '.join(names)}"
 
 
 def _source(table: Machines) -> str:
-    return f"~ an estimate: Compute Engine's price of {table.date} in {table.region} x Vertex AI's surcharge"
+    return (
+        f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
+        "list price (for spot inferred), without the boot disk; > without that fee: a lower bound"
+    )
 
 
 def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -86,5 +93,5 @@ def _row(option: MachineOption) -> tuple[str, ...]:
 
 
 def _prices(price: Price) -> list[str]:
-    sign = "~" if price.inferred else ""
+    sign = ">" if price.lower_bound else "~" if price.inferred else ""
     return ["" if usd is None else f"{sign}{usd:.2f}" for usd in (price.list, price.spot)]

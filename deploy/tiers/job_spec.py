@@ -17,11 +17,13 @@ from deploy.tiers.checks import (
     check_module,
     check_region,
     check_tensorboard,
+    check_wheels,
     warnings,
 )
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image, ImageContents, choose_image
 from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, read_secrets_first, run_in_plain_image, starter
 from deploy.tiers.script import Script, ScriptRequest
@@ -44,13 +46,9 @@ Program = Overrides | Script
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingRequest:
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there.
+class TrainingRequest(JobRequest):
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
-    Meets `JobRequest`.
-    """
-
-    tier: Tier
     overrides: Overrides
     config: TrainConfig
 
@@ -88,17 +86,9 @@ class TrainingRequest:
         """Returns the trainer's flags."""
         return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
 
-    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns nothing but what the tier's file names."""
-        return "", {}
-
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if the job directory cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
-
-    def on(self, tier: Tier) -> "TrainingRequest":
-        """Returns the same training on another tier of as many devices."""
-        return dataclasses.replace(self, tier=tier)
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
         """Returns the same training with another job directory."""
@@ -108,6 +98,7 @@ class TrainingRequest:
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
         image = choose_image(self.tier, options.image, options.built_image, options.packages)
+        check_wheels(self.tier, image)
         if image.contents is not ImageContents.ALL or image.built:
             check_inputs(self.config, options.packages)
         return image
@@ -196,19 +187,49 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     request = request.on(_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
-    check_region(tier, gcp)
+    of_region = tuple(check_region(tier, gcp))
     check_kms_key(options.kms_key, gcp.region)
     spec = copy.deepcopy(dict(tier.spec))
     output = _output(spec, request, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     check_tensorboard(spec, gcp)
     written = request.write(spec, gcp, options, image)
+    use_rdma(spec, tier)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     about = (*filter(None, [image.about]), *written.about)
+    warned = (*of_region, *written.warnings)
     return Job(
-        name, tier, gcp, request, output, spec, written.packages, image, about, written.warnings, options.check,
+        name, tier, gcp, request, output, spec, written.packages, image, about, warned, options.check,
         options.labels, options.kms_key,
     )  # fmt: skip
+
+
+# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
+NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
+_SOURCED = (
+    'if [ -f {0} ]; then . {0}; echo "NCCL: with the settings of {0}"; '
+    'else echo "NCCL: {0} is not in this image: RDMA stays off"; fi; exec "$@"'
+)
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
+
+
+def use_rdma(spec: dict[str, Any], tier: Tier, settings: str = NCCL_SETTINGS) -> None:
+    """Makes several workers on machines with RDMA source Google's settings first, if the image has that file.
+
+    An image without a command is taken to run the trainer.
+    """
+    machine = load_machines().machines.get(tier.machine_type)
+    if tier.workers == 1 or machine is None or not machine.rdma:
+        return
+    for index in (pool.index for pool in tier.pools if pool.index < 2):
+        task = spec["workerPoolSpecs"][index].get("containerSpec")
+        if task:
+            command = task.get("command") or ["python", "-m", TASK]
+            task["command"] = ["bash", "-c", _SOURCED.format(settings), "start", *command]
+            named = {variable["name"] for variable in task.get("env", [])}
+            logged = [{"name": name, "value": value} for name, value in _NCCL_LOG.items() if name not in named]
+            task["env"] = [*task.get("env", []), *logged]
 
 
 def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:

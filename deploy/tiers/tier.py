@@ -17,12 +17,11 @@ from trainer.base.settings.yaml_file import read_yaml
 
 JOB_CONFIGS = beside("job_configs")
 DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # the timeout of a job that states none
-DISK = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100}  # of a machine whose tier states none
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs."""
+    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs; `price`: with boot disk."""
 
     index: int
     replicas: int
@@ -70,6 +69,7 @@ class Tier(TierFacts):
     spec: Mapping[str, Any]
     pools: tuple[Pool, ...]
     price_inferred: bool = False  # the price is an estimate
+    price_lower_bound: bool = False  # it lacks Vertex AI's fee, which is not known
 
     @property
     def facts(self) -> TierFacts:
@@ -146,8 +146,7 @@ def machine_tier(machine_type: str, accelerator: str, price_file: str = "", chan
     machine: dict[str, Any] = {"machineType": machine_type}
     if name:
         machine |= {"acceleratorType": name, "acceleratorCount": int(count or 1)}
-    pool = {"machineSpec": machine, "replicaCount": 1, "diskSpec": dict(DISK),
-            "pythonPackageSpec": {"pythonModule": "trainer.task"}}  # fmt: skip
+    pool = {"machineSpec": machine, "replicaCount": 1, "pythonPackageSpec": {"pythonModule": "trainer.task"}}
     spec = {"workerPoolSpecs": [pool], "scheduling": {"timeout": "86400s"}}
     title = f"{machine_type}-x{count or 1}" if name else machine_type
     return _tier(title, spec, f"--machine_type={machine_type}", price_file, changes)
@@ -170,6 +169,7 @@ def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, chan
         spec=spec,
         pools=pools,
         price_inferred=any(pool.price.inferred for pool in pools),
+        price_lower_bound=any(pool.price.lower_bound for pool in pools),
     )
 
 
@@ -207,7 +207,7 @@ def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
             machine = pool["machineSpec"]
             kind, accelerator = machine["machineType"], machine.get("acceleratorType")
             count = int(machine.get("acceleratorCount", 0))
-            price = machines.price(kind, accelerator, count)
+            price = machines.price(kind, accelerator, count).plus(machines.disk_usd(kind, pool.get("diskSpec", {})))
             yield Pool(index, int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from deploy.tiers.checks import check_continent
+from deploy.tiers.checks import check_continent, multi_regional
 from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
 from deploy.tiers.packages import Package
@@ -29,7 +29,11 @@ def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
     """
     inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
-        check_continent(bucket, job.gcp.region, buckets.location(bucket))
+        location = buckets.location(bucket)
+        check_continent(bucket, job.gcp.region, location)
+        if "tensorboard" in job.spec and job.output.startswith(f"{bucket}/"):
+            for warning in multi_regional(bucket, location):
+                print(f"# {warning}", flush=True)
     for name, address in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")

@@ -132,7 +132,10 @@ def module_exists(command: Command, session: Session) -> None:
 
 def parse_benchmark(command: Command, session: Session) -> None:
     """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is started by hand."""
-    importlib.import_module(command.subject).PARSER.parse_args(command.arguments)
+    module = importlib.import_module(command.subject)
+    if hasattr(module, "__path__"):  # a package
+        module = importlib.import_module(f"{command.subject}.__main__")
+    module.PARSER.parse_args(command.arguments)
 
 
 def hooks(command: Command, session: Session) -> None:

@@ -155,7 +155,9 @@ class TrainConfig:
     checkpoint_every_minutes: float = _output(
         0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
-    keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
+    keep_checkpoints: int | None = _output(
+        3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
+    )
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     sample_every_steps: int = _output(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.docs.sources import ROOT
-from trainer.gpu_check.bands import (
+from trainer.proofs.bands import (
     BANDS,
     Difference,
     Trained,

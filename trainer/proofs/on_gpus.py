@@ -17,7 +17,8 @@ from trainer.cluster.gpu_environment import gpu_environment
 from trainer.cluster.strategy import Replicas, local_devices
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
-from trainer.gpu_check.bands import (
+from trainer.invariance.step import NotCompilable
+from trainer.proofs.bands import (
     BANDS,
     Difference,
     Trained,
@@ -26,10 +27,9 @@ from trainer.gpu_check.bands import (
     float32_difference,
     largest,
 )
-from trainer.gpu_check.check_table import table
-from trainer.gpu_check.rates import AllReduce, all_reduces, copies, empty_step
-from trainer.gpu_check.variants import Speed, Trials, Variant, replicas_on
-from trainer.invariance.step import NotCompilable
+from trainer.proofs.check_table import table
+from trainer.proofs.rates import AllReduce, all_reduces, copies, empty_step
+from trainer.proofs.variants import Speed, Trials, Variant, replicas_on
 from trainer.reporting.run_info import gpu_names, versions
 from trainer.run.build import set_precision_and_seed
 from trainer.training.error_lines import half_precision, one_line

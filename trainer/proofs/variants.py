@@ -16,10 +16,10 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
-from trainer.gpu_check.bands import Trained, Weights
 from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.reachable import reachable
-from trainer.invariance.step import StepContext
+from trainer.proofs.bands import Trained, Weights
+from trainer.proofs.reordering import reordered
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.run.build import TrainingSetup, set_precision_and_seed, setup_with
@@ -92,17 +92,9 @@ class Trials:
 
         Only on one replica: the order spans the global batch.
         """
-        order = np.random.default_rng(seed).permutation(replicas.global_batch_size)
-
-        class Reordered(StepContext):
-            def draw(self, *arguments: Any, **named: Any) -> Any:
-                return tf.gather(super().draw(*arguments, **named), order)
-
-        setup = self._setup(variant, replicas)
-        runner = setup.step_runner()
-        runner.context = Reordered
+        runner, rows = reordered(self._setup(variant, replicas), seed)
         with self._dataset.reading():
-            return _train_first_steps(runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order))))
+            return _train_first_steps(runner, rows)
 
     def _setup(self, variant: Variant, replicas: Replicas) -> TrainingSetup:
         """Builds the model with the same weights: a precision of its own would draw others."""
@@ -124,11 +116,6 @@ def _train_first_steps(runner: StepRunner, rows: Any) -> Trained:
     logs = runner(rows, 0, COMPARED_STEPS)
     losses = {name: value for name, value in logs.means().items() if is_loss(name)}
     return Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
-
-
-def _in_order(parts: Any, order: npt.NDArray[Any]) -> Any:
-    """Returns (replicas, batches, rows, …) with other rows; a nest of parts keeps its structure."""
-    return tf.nest.map_structure(lambda part: tf.gather(part, order, axis=2), parts)
 
 
 def _values(model: keras.Model) -> Weights:

@@ -7,7 +7,7 @@ _HEADER = ("variant", "devices", "agrees", "weights", "losses", "gradients", "st
 
 
 def table(check: Any) -> Iterator[str]:
-    """Yields the lines of a `trainer.gpu_check.on_gpus.GpuCheck`."""
+    """Yields the lines of a `trainer.proofs.on_gpus.GpuCheck`."""
     yield f"{check.model} on {check.data}, {check.batch}, on {', '.join(check.gpus or check.devices)}"
     lines = [_HEADER, *(_cells(row) for row in check.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]

@@ -11,10 +11,10 @@ from tests.support import fresh_collectives, refused, small
 from trainer import check as command
 from trainer.base.log import start_logging
 from trainer.cluster.strategy import make_replicas
-from trainer.gpu_check import on_gpus
-from trainer.gpu_check.on_gpus import check_on_gpus, variants
-from trainer.gpu_check.rates import all_reduces, copies, empty_step
-from trainer.gpu_check.variants import Trials, Variant
+from trainer.proofs import on_gpus
+from trainer.proofs.on_gpus import check_on_gpus, variants
+from trainer.proofs.rates import all_reduces, copies, empty_step
+from trainer.proofs.variants import Trials, Variant
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
