@@ -69,6 +69,7 @@ class Emulator:
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
+        self.secrets: dict[str, bytes] = {}  # by the names of their versions
         self.tags: set[str] = set()  # of images, as Artifact Registry names them
         self.bucket_location = "US"
         self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
@@ -427,6 +428,12 @@ def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: byt
     return 200, google.issue(match[1])
 
 
+def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    if match[1] not in google.secrets:
+        return 403, _error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
+    return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
+
+
 def _tag(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     return (200, {"name": match[1]}) if match[1] in google.tags else (404, _error(404, f"{match[1]} is not found"))
 
@@ -439,6 +446,7 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+/packages/[^/]+/tags/[^/]+)": _tag,
+    r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,
     r"GET /v1/userinfo": _userinfo,
     r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,

@@ -119,7 +119,7 @@ def test_what_gcloud_sent_is_read_from_its_log(
     connected: bool, code: int, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = "DEBUG: Starting new HTTPS connection (1): host" if connected else "DEBUG: Running [gcloud.ai]"
-    stand_in(tmp_path, f'echo "{line}" >&2\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
+    stand_in(tmp_path, f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
     arguments = ["cpu", *SDK[:-1], "--backend=gcloud"]
     with pytest.raises((SystemExit, KeyboardInterrupt)) as caught:
         submit.main(arguments, session)
