@@ -17,11 +17,14 @@ from deploy.tiers.spec_changes import SpecChanges, read_labels, read_secrets, re
 from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
 
+# Flags that change any tier, for `read_changes`, and the labels and the key of its jobs.
+CHANGES = (
+    "timeout", "flex_start", "spot", "disk_gb", "reservation", "labels", "kms_key", "service_account", "network",
+    "env", "web_access",
+)  # fmt: skip
 # Flags of jobs of Vertex AI, wherever they are submitted from.
 _OF_VERTEX = (
-    "project", "region", "bucket", "package", "image", "max_cost", "timeout", "max_wait", "flex_start", "spot",
-    "disk_gb", "reservation", "labels", "kms_key", "service_account", "network", "env", "secret", "web_access",
-    "backend",
+    "project", "region", "bucket", "package", "image", "max_cost", "max_wait", *CHANGES, "secret", "backend"
 )  # fmt: skip
 
 
@@ -33,6 +36,8 @@ def add_job_flags(cli: Parser) -> None:
     cli.add_argument("--accelerator", default="", metavar="NAME[:COUNT]", help="its accelerators, as NVIDIA_L4:1")
     add_flags(cli, *_OF_VERTEX, "max_package_mb", "prices", "script", "module")
     cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
+                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
     cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 
@@ -59,7 +64,7 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
         raise UserError(f"--{kinds[0]} and --{kinds[1]} contradict each other: a job has machines of one kind")
     if asked.reservation and not re.fullmatch(r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+", asked.reservation):
         raise UserError(f"reservation={asked.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
-    env, secret = read_variables(asked.env), read_secrets(asked.secret)
+    env, secret = read_variables(asked.env), read_secrets(getattr(asked, "secret", []))
     return SpecChanges(
         asked.service_account, asked.network, asked.spot, asked.flex_start, asked.timeout, asked.disk_gb,
         asked.reservation, asked.web_access, env, secret,
@@ -91,6 +96,7 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost, asked.max_wait, asked.disable_retries, read_labels(asked.labels), asked.kms_key,
+        tensorboard=getattr(asked, "tensorboard_instance", ""),
         force=getattr(asked, "force", False),
     )  # fmt: skip
 

@@ -15,8 +15,10 @@ from deploy.localrun.processes import on_signals
 from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_prediction
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
+from deploy.tiers.images import installs
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
+from deploy.tiers.script import Script
 from deploy.tiers.tier import one_machine, read_tiers_or_machine
 from deploy.vertex.api import ApiError
 from deploy.vertex.creation import look_for
@@ -24,6 +26,8 @@ from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, attempt_label, find_interrupted, record_status
 from deploy.vertex.logs import watch_job
+from deploy.vertex.registration import read_registration, register_run, serving_image
+from deploy.vertex.registry import checked_name
 from deploy.vertex.session import SESSION, Session, tell_accounts
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
@@ -49,7 +53,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_boolean("dry_run", "print what would run and what it may cost, and the request, and stop")
     cli.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
+    cli.add_argument("--register", default="", metavar="NAME", help="make the model a version of NAME in the Model "
+                     "Registry when the job has ended well (docs/serving.md)")  # fmt: skip
     asked, program = parse_program(cli, arguments)
+    if asked.register:
+        _check_registration(asked, program)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
     options = read_options(asked, program)
@@ -74,6 +82,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             _ask_for_cost(jobs, asked)
             code = _submit(jobs, record, asked, session)
         return code
+
+
+def _check_registration(asked: argparse.Namespace, program: Program) -> None:
+    """Raises UserError if the model of this job could not be registered at its end."""
+    if asked.detach or asked.check or isinstance(program, Script):
+        raise UserError("--register needs a training that is followed to its end: drop --detach, --check or --script")
+    checked_name(asked.register)
+    serving_image("" if installs(asked.image) else asked.image)
 
 
 def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
@@ -226,4 +242,9 @@ def _follow(job: Job, record: Submission, asked: argparse.Namespace, session: Se
         return INTERRUPTED
     attempt.job = status.name
     record_status(record, attempt, status, session.clock.now())
-    return None if more and stocked_out(status) else exit_code(status)
+    code = None if more and stocked_out(status) else exit_code(status)
+    if asked.register and code == DONE:
+        image = serving_image("" if installs(asked.image) else asked.image)
+        registration = read_registration(attempt.output, asked.register, image, job.gcp, status.name)
+        register_run(registration, "", backend, session.clock)
+    return code

@@ -27,7 +27,7 @@ class Backend:
     def __init__(self, project: str, region: str, login: Any = None) -> None:
         self._project, self._region, self._login = project, region, login
         self.sent = False  # whether the request of the last `submit` may have reached the service
-        self._parent = f"projects/{project}/locations/{region}"
+        self.parent = f"projects/{project}/locations/{region}"
 
     def submit(self, request: CustomJob) -> str:
         """Creates the job and returns its name; sends at most one create request, and sets `sent` before it does."""
@@ -70,9 +70,17 @@ class Backend:
                 raise
             return error.code != 404
 
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
+        return self._call(method, f"{self._service}/{path}", **request)
+
+    def listed(self, path: str, key: str) -> Iterator[Any]:
+        """Yields the items of a list of Vertex AI, of all its pages."""
+        return _pages(key, lambda token: self.call("GET", path, params=token))
+
     def _listed(self, collection: str, label: str) -> Iterator[Any]:
         only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
-        url = f"{self._service}/{self._parent}/{collection}"
+        url = f"{self._service}/{self.parent}/{collection}"
         return _pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
 
     @property

@@ -1,5 +1,6 @@
 """Submits a job to Vertex AI: checks what it needs, uploads packages, records each step, and survives Ctrl-C."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 from deploy.tiers.checks import check_continent, multi_regional
 from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
+from deploy.tiers.job_tracking import with_tensorboard
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
@@ -55,6 +57,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     appear later.
     """
     project, region = job.gcp.project, job.gcp.region
+    job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
     backend = open_backend(project, region)
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)

@@ -14,16 +14,19 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import warn_once
+from trainer.base.run_files.serving_file import write_servable
 from trainer.base.storage import whole_folder
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import refresh_normalization
 from trainer.reporting.tensorflow_errors import tensorflow_writing
-from trainer.user_code.interface import ModelInterface, symbolic_inputs
+from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
 from trainer.user_code.mistakes import where_raised
 
 
-def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
+def export(model: keras.Model, folder: Path, input_spec: Any, **about: Any) -> None:
     """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
+
+    Last comes serving.json, for which `about` has what the data say: `image` and `class_names`.
 
     There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary. Where a class lacks the
     get_config that it needs, there is model.weights.h5 in place of model.keras.
@@ -40,6 +43,26 @@ def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
         else:
             _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
+        write_servable(
+            beside,
+            inputs=_specs(named_leaves(model_inputs(template, input_spec))),
+            outputs=_specs(_outputs(template)),
+            latent_dim=interface.sampler.latent_dim if interface.sampler else 0,
+            classes=interface.generated_classes,
+            **about,
+        )
+
+
+def _specs(named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
+
+
+def _outputs(template: keras.Model) -> list[tuple[str, Any]]:
+    """Returns names and symbolic outputs, as far as they are known before a call."""
+    outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
+    return (
+        [("predictions", outputs[0])] if len(outputs) == 1 else list(zip(output_names(template), outputs, strict=False))
+    )
 
 
 def _save(network: keras.Model, path: Path) -> None:
@@ -190,8 +213,8 @@ def _save_h5(template: keras.Model, path: Path) -> None:
 def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
     """Writes a SavedModel with the endpoint `serve`; of a conditional generator, `classes` gives their number too."""
     serve, classes = interface.serve, interface.generated_classes
-    inputs = _structure(template) if symbolic_inputs(template) else input_spec
-    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in _named(inputs)]
+    inputs = model_inputs(template, input_spec)
+    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
     archive.add_endpoint(
@@ -205,12 +228,14 @@ def _save_for_serving(template: keras.Model, interface: ModelInterface, input_sp
         archive.write_out(str(folder))
 
 
-def _structure(template: keras.Model) -> Any:
-    """Returns the symbolic inputs in the structure that `call` takes."""
+def model_inputs(template: keras.Model, input_spec: Any = None) -> Any:
+    """Returns the symbolic inputs in the structure that `call` takes; `input_spec` of a subclassed model."""
+    if not symbolic_inputs(template):
+        return input_spec
     return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
 
 
-def _named(inputs: Any) -> list[tuple[str, Any]]:
+def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
     """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
     flat = keras.tree.flatten_with_path(inputs)
     return [(leaf.name or "_".join(["inputs", *map(str, path)]), leaf) for path, leaf in flat]
