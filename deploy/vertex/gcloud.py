@@ -76,10 +76,11 @@ class Gcloud(Backend):
 
 def _read_log(process: subprocess.Popen[str], log: list[str]) -> None:
     assert process.stderr
-    for line in process.stderr:
-        log.append(line)
-        if _RETRIES in line:
-            _kill(process)
+    with contextlib.suppress(ValueError):  # it is closed, as Ctrl-C came just when this began
+        for line in process.stderr:
+            log.append(line)
+            if _RETRIES in line:
+                _kill(process)
 
 
 def _labels(labels: Mapping[str, str]) -> str:
