@@ -177,6 +177,8 @@ def _go_on(record: Submission, jobs: Sequence[Job], asked: argparse.Namespace, s
         return None
     print(f"goes on with {attempt.job}, which the same command submitted before", flush=True)
     if asked.detach:
+        attempt.state = "SUBMITTED"
+        earlier.write()
         return DONE
     job = next((job for job in jobs if (job.tier.name, job.gcp.region) == (attempt.tier, attempt.region)), jobs[0])
     return _follow(job, earlier, asked, session, more=False)

@@ -98,7 +98,8 @@ class VertexStudy:
         """Yields what is submitted, what each trial costs, and the most that all may cost."""
         job, count = self._trial_job, self._plan.most_trials
         yield f"{job.name}: each trial on {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
-        yield f"writes to {job.output}/1 and so on"
+        if not SentJob.read(self._out):  # else it goes on in the folder of the first command
+            yield f"writes to {job.output}/1 and so on"
         yield from (package.about for package in job.packages if package.about)
         yield from job.about
         yield f"each trial: {price_and_limit(job.tier)}"
