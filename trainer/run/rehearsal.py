@@ -83,7 +83,7 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
         if not (folder / "model.keras").exists():
             return
         try:
-            template = load_template(folder / "model.keras", "model.keras")
+            template = load_template(folder / "model.keras", "model.keras", compiled=True)
         except UserError as error:
             log.warning(
                 f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects), or "

@@ -156,6 +156,7 @@ class TrainConfig:
         0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
     keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
+    save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     sample_every_steps: int = _output(
@@ -259,6 +260,7 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
+    "save_optimizer",
 })  # fmt: skip
 
 

@@ -1,0 +1,77 @@
+"""Compiles the exported model as the trained one, where Keras alone can load that, with or without optimizer state."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from trainer.base.log import warn_once
+from trainer.user_code.interface import ModelInterface
+
+
+def compile_template(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> None:
+    """Compiles `template`, a plain copy of the trained `model`, with the loss, metrics and optimizer of the model.
+
+    A template stays uncompiled, and a line says why, if a process without the user's code could not load it compiled.
+    save_optimizer: whether its optimizer gets the state of the model's. The copy of a subclassed model is the model.
+    """
+    if template is model or not model.compiled:
+        return
+    arguments = ModelInterface.of(model).plain_compile or _arguments_of(model)
+    if arguments is None:
+        return
+    template.compile(**arguments())
+    if save_optimizer:
+        _copy_state(getattr(model.optimizer, "inner_optimizer", model.optimizer), template)
+
+
+def _arguments_of(model: keras.Model) -> Any:
+    """Returns what makes the arguments of `compile`; None, and logs why, if only the user's code could load them."""
+    kind = type(model)
+    own = [
+        name
+        for name in ("train_step", "test_step", "compute_loss")
+        if getattr(kind, name) is not getattr(keras.Model, name)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's, of a lambda
+        try:
+            config = {} if own else model.get_compile_config()
+        except Exception as error:  # of a user's get_config
+            config, own = {}, [f"get_config, which fails ({error})"]
+    code = [str(part.get("registered_name") or part["class_name"]) for part in _parts(config) if not _is_of_keras(part)]
+    if not (own or code):
+        return lambda: keras.saving.deserialize_keras_object(config)
+    why = f"{kind.__name__} has a {own[0]} of its own" if own else f"its {code[0]} is code of yours"
+    warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
+    return None
+
+
+def _parts(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields the serialized objects in the configuration of `compile`."""
+    if isinstance(config, dict):
+        if "class_name" in config:
+            yield config
+        for value in config.values():
+            yield from _parts(value)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _parts(value)
+
+
+def _is_of_keras(part: dict[str, Any]) -> bool:
+    """Returns whether Keras loads a serialized class or function by itself."""
+    if part["class_name"] == "function":
+        return any(hasattr(module, str(part["config"])) for module in (keras.losses, keras.metrics))
+    return str(part.get("module")).startswith("keras") and not part.get("registered_name")
+
+
+def _copy_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> None:
+    template.optimizer.build(template.trainable_variables)
+    before, after = (
+        [variable for variable in optimizer.variables if variable.name != "learning_rate"]  # a schedule has none
+        for optimizer in (trained, template.optimizer)
+    )
+    for source, target in zip(before, after, strict=True):
+        target.assign(keras.ops.convert_to_numpy(source))
