@@ -58,8 +58,8 @@ def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
     # up to 1e-8 of an update: compare it with a hundred of them.
     moved = 100 * COMPARED_STEPS * _learning_rate(alone, config)
     differences = [
-        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), moved * np.sqrt(one.size), 1e-30))
-        for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
+        float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), moved * np.sqrt(a.size), 1e-30))
+        for a, b in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
     uneven = {n: (a, b) for n, (a, b) in losses.items() if abs(a - b) > 1e-8 * max(abs(a), abs(b), 1e-30)}
@@ -76,7 +76,7 @@ def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
 
 def _learning_rate(model: Any, config: TrainConfig) -> float:
     optimizer = ModelInterface.of(model).optimizer
-    return float(optimizer.learning_rate) if optimizer else config.learning_rate
+    return float(getattr(optimizer, "learning_rate", config.learning_rate))  # a MultiOptimizer has none
 
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:

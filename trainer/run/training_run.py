@@ -13,7 +13,6 @@ import keras
 from trainer.base.log import log
 from trainer.base.run_files.breakdown import tried_by
 from trainer.base.settings.metric_names import check_known
-from trainer.data.sources import beside_data
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid, make_fid
 from trainer.measures.profiling import StepProfile
@@ -153,8 +152,7 @@ class TrainingRun:
         config, data = self.job.config, self.setup.dataset
         if not config.fid_every_steps:
             return None
-        folder = beside_data(config.data, self.job.job_dir.root)
-        return make_fid(config, self.setup.model, data.images("train"), control.watched(), folder)
+        return make_fid(config, self.setup.model, data.images("train"), control.watched())
 
     def _reports(
         self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, fid: Fid | None, control: Control

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
@@ -159,6 +160,11 @@ def bind(
             raise UserError(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
                 "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard) and not hasattr(tf.summary, "scalar"):
+            raise UserError(
+                "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the job "
+                "directory has TensorBoard's files without it"
             )
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
