@@ -75,9 +75,9 @@ def as_user_mistake(error: BaseException) -> UserError | None:
         return None
     place, cause = raised
     text = message_of(cause)
-    loop = f"; {_OWN_LOOP}" if _EAGER in text else ""
+    text += f"; {_OWN_LOOP}" if _EAGER in text else ""
     return UserError(
-        f"{place}: {text}{loop}; this is in your own code: change it there, or the flags that it read "
+        f"{place}: {text}; this is in your own code: change it there, or the flags that it read "
         "(--verbose prints the whole traceback)"
     )
 
